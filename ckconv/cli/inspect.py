@@ -65,7 +65,6 @@ def command(
     from dataclasses import replace
 
     from ckconv.cli.describe import Description, describe
-    from ckconv.cli.progress import ProgressLine
     from ckconv.errors import UsageError
     from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
@@ -97,6 +96,7 @@ def command(
     index = replace(index, facts={**index.facts, "tokens": tokens}) if tokens else index
     found = None
     if hashes:
+        from ckconv.cli.progress import ProgressLine
         from ckconv.comparison.hash import hash_index
         from ckconv.plan.probe import numberless
 

@@ -9,23 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ckconv.adapters.write import MERGED
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.core.towers import of_tower
 from ckconv.errors import InputError, UsageError, counted, listed, shown
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
-from ckconv.formats.applicable import check_options, check_version
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
 from ckconv.options import Options
-from ckconv.plan.foreign import foreign_names
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
-from ckconv.record.schema import record_path
 from ckconv.tokenizer.source import ids_beyond
 
 #: What the note of a text model ends in, where its tower is known.
@@ -46,6 +41,8 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         InputError: the engine template or the source's tokenizer is malformed.
         UsageError: ``usage.flag``, an option has no say in the output.
     """
+    from ckconv.formats.applicable import check_options, check_version
+
     check_options(index, to, options)
     plan = _make_plan(index, to, options)
     check_version(plan)
@@ -86,6 +83,8 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
     row = format_of(index.format)
     if row.keeps_source or not (row.single and options.source_record):
         return row.keeps_source
+    from ckconv.record.schema import record_path
+
     return os.path.lexists(record_path(index.files[0]))
 
 
@@ -109,6 +108,8 @@ def _keeping(plan: Plan) -> Plan:
 
 def _seen(step: Step) -> Step:
     """A step of a tower, of tensors by the names that they have beside a text model's."""
+    from ckconv.core.towers import of_tower
+
     runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
     return step._replace(source=of_tower(step.source) if step.source else None, runs=runs)
 
@@ -119,6 +120,8 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     outputs = adapter_outputs()
     if to not in outputs:
+        from ckconv.adapters.write import MERGED
+
         hint = f"{', '.join(f'--to {name}' for name in outputs)} converts it, {MERGED}"
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
@@ -164,8 +167,11 @@ def _plan(
     own = load(output.apart)(index) if output.apart and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
     plan = planner.plan(only_reasons=only_reasons)
-    if plan.refusals and (foreign := foreign_names(index)):
-        plan = replace(plan, refusals=(foreign,))
+    if plan.refusals and index.unknown:
+        from ckconv.plan.foreign import foreign_names
+
+        foreign = foreign_names(index)
+        plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return replace(plan, notes=(*plan.notes, *beyond))

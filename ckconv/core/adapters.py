@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import enum
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.core.floats import float32
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
@@ -112,14 +113,6 @@ class Adapter:
     def replaced(self) -> dict[str, tuple[int, ...]]:
         """Module -> the rows of it that others replace, of each that has such."""
         return {name: module.replaced for name, module in self.modules.items() if module.replaced}
-
-
-def float32(value: float) -> float:
-    """The nearest float32 number; infinite where there is none."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
 
 
 def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -90,3 +92,11 @@ def e8m0() -> Floats:
     with np.errstate(over="ignore"):
         powers: Floats = np.ldexp(1.0, np.arange(256) - 127).astype(np.float32)
     return powers
+
+
+def float32(value: float) -> float:
+    """The nearest float32 number; infinite where there is none."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -195,6 +194,8 @@ class _Reading:
             named = f"layer{'s' if len(self.beyond) > 1 else ''} {', '.join(map(str, sorted(self.beyond)[:10]))}"
             first = self.beyond[min(self.beyond)]
             before = [source[: source.index(f".{n}.")] for n, source in self.beyond.items() if f".{n}." in source]
+            import shlex
+
             globs = [shlex.quote(f"{start}.{n}.*") for start, n in zip(before, self.beyond, strict=False)]
             hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
             message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"

@@ -28,7 +28,7 @@ from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
 from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
-from ckconv.families.keys import MLX_LM, READERS, TRANSFORMERS
+from ckconv.families.keys import MLX_LM, NO_CLASS, NOT_KNOWN, READERS, TRANSFORMERS
 from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import ParameterError, Values, differ
@@ -41,9 +41,6 @@ _SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", _TIED, "use_sliding
 
 #: What follows the model's name in the name of a class.
 _CLASS = re.compile(r"For[A-Z]|LMHead|DoubleHeads|EncoderModel|Model\b|Text(?=For|Model)")
-
-#: What is said of keys and classes that are refused because they are not known.
-NOT_KNOWN, NO_CLASS = "a key that ckconv does not know of", "which is code of its own and no class of"
 
 #: Fields that rules of their own read, beside those of a family's rows.
 _BY_RULE = frozenset({"rope_theta", "rotary_dim"})

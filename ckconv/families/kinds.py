@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckconv.core.adapters import float32
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.dtypes import Kind as Kinds
+from ckconv.core.floats import float32
 from ckconv.core.layouts import Axis, Layout, merged, strip
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, matrix_of

@@ -23,12 +23,12 @@ from ckconv.families.parameters import ParameterError
 from ckconv.families.schema import Family, load
 
 #: What a family may be called: reports and messages show it.
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+_NAME = r"(?a:[A-Za-z0-9][\w.-]{0,63})"
 
 #: Keys that two conditions over the metadata ask for, of which every combination is tried.
 _MOST_KEYS = 10
 
-_HAS = re.compile(r"has\(\s*(['\"])(.*?)\1\s*\)")
+_HAS = r"has\(\s*(['\"])(.*?)\1\s*\)"
 
 
 class OwnFiles(NamedTuple):
@@ -84,7 +84,7 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
     digests: dict[str, str] = {}
     for path in dict.fromkeys(paths):
         name, table = path.stem, read_file(path)
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise fault(path, "a family is called what its file is: letters, digits, '_', '-' and '.'")
         files = [file for file in files_of(path) if file.parent != FOLDER]
         contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
@@ -131,7 +131,7 @@ def _words(table: Table, section: str, key: str) -> set[str]:
 
 def _both_hold(path: Path, *conditions: Any) -> bool:
     """There may be metadata for which all of the conditions hold."""
-    keys = sorted({found[1] for text in conditions for found in _HAS.findall(str(text))})
+    keys = sorted({found[1] for text in conditions for found in re.findall(_HAS, str(text))})
     if len(keys) > _MOST_KEYS:
         return True
     parsed = [parse(str(text).lower() if isinstance(text, bool) else str(text)) for text in conditions]

@@ -22,7 +22,6 @@ from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.publish.files import remembered
-from ckconv.publish.journal import bring_back
 
 #: What a directory of safetensors files is, unless something in it says another.
 _CHECKPOINT = "safetensors"
@@ -97,13 +96,13 @@ def open_index(
         path = located(path)
     with readable(path):
         is_directory = source is None and path.is_dir()
-    away = bring_back(path) if is_directory else []
+    away = _brought_back(path) if is_directory else []
     try:
         try:
             index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
         except InputError as error:
             if source is None and not is_directory:
-                away = bring_back(path.parent)
+                away = _brought_back(path.parent)
             if not away or is_directory:
                 error.details = (*error.details, *away)
                 raise
@@ -116,6 +115,12 @@ def open_index(
     except CkconvError as error:
         error.path = error.path or shown(path)  # rules about tensors know no files
         raise
+
+
+def _brought_back(directory: Path) -> list[str]:
+    from ckconv.publish.journal import bring_back
+
+    return bring_back(directory)
 
 
 def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Identity]]:

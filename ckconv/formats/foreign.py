@@ -32,19 +32,19 @@ class Foreign(NamedTuple):
         what: with its article.
         reads: the programs that read it.
         hint: what somebody does who wants to convert it.
-        head: what its first bytes match.
+        head: regular expression that its first bytes match.
         names: globs: of its name; of a directory, of a name in it.
     """
 
     what: str
     reads: str
     hint: str = _ORIGINAL
-    head: re.Pattern[bytes] | None = None
+    head: bytes | None = None
     names: tuple[str, ...] = ()
 
 
-def _at(offset: int, magic: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb".{%d}" % offset + magic, re.DOTALL)
+def _at(offset: int, magic: bytes) -> bytes:
+    return rb".{%d}" % offset + magic
 
 
 _GGML = "llama.cpp up to August 2023"
@@ -69,7 +69,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("a NeMo archive", "NVIDIA NeMo", "NeMo's exporters write a Hugging Face checkpoint", names=("*.nemo",)),
     Foreign("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f]\x12[\x01-\x7f][ -~]{2}"),
             names=("*.onnx", "*.onnx_data", "onnx")),
-    Foreign("an OpenVINO model", "OpenVINO", head=re.compile(rb"<\?xml[^>]*>\s*<net\b"),
+    Foreign("an OpenVINO model", "OpenVINO", head=rb"<\?xml[^>]*>\s*<net\b",
             names=("openvino_*.xml", "openvino_*.bin")),
     Foreign("a Core ML model", "Core ML",
             names=("*.mlmodel", "*.mlpackage", "*.mlmodelc", "coremldata.bin", "com.apple.CoreML")),
@@ -105,7 +105,7 @@ def foreign_file(path: Path, head: bytes, *, by_name: bool = True) -> CkconvErro
     """
     if head.startswith(_LFS):
         return InputError(POINTER, "a Git LFS pointer, not the file", path=path, hint="run `git lfs pull`")
-    found = [row for row in FOREIGN if row.head is not None and row.head.match(head)]
+    found = [row for row in FOREIGN if row.head is not None and re.match(row.head, head, re.DOTALL)]
     if not found and by_name:
         found = [row for row in FOREIGN if _in((path.name.lower(),), row)]
     return _refusal(found[0], path) if found else None

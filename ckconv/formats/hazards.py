@@ -22,20 +22,18 @@ MOST = 100_000
 
 #: What leads a template of Jinja to Python: names with two underscores, however they are spelled, the filter that takes
 #: names out of texts, other templates, and what is called in the end.
-_REACHES = re.compile(
+_REACHES = (
+    "(?i)"
     r"__\w*"
     r"|\\x5f|\\u005f|\\137|\\N\{LOW LINE\}"
     r"|\|\s*attr\b"
     r"|\{%[-+]?\s*(?:import|from|include|extends)\b"
     r"|\b(?:popen|subprocess|getattr|eval|exec)\b"
-    r"|\.os\b|\[\s*['\"]os['\"]\s*\]",
-    re.IGNORECASE,
+    r"|\.os\b|\[\s*['\"]os['\"]\s*\]"
 )
 
 #: What nobody sees: marks of direction, characters without width (but those that join letters), tags, selectors.
-_HIDDEN = re.compile(
-    "[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e01ef]"
-)
+_HIDDEN = "[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e01ef]"
 
 
 class Hazard(NamedTuple):
@@ -76,7 +74,7 @@ def noted(index: TensorIndex, *, strict: bool) -> tuple[str, ...]:
 
 def reaches(template: str) -> list[str]:
     """What of Python a chat template names, each once."""
-    return [*dict.fromkeys(" ".join(found.split()) for found in _REACHES.findall(template))]
+    return [*dict.fromkeys(" ".join(found.split()) for found in re.findall(_REACHES, template))]
 
 
 def _of_templates(index: TensorIndex) -> Iterator[Hazard]:
@@ -139,5 +137,5 @@ def _modules(named: object) -> Iterator[str]:
 
 
 def _hidden(text: str) -> str:
-    found = [] if text.isascii() else sorted({*_HIDDEN.findall(text.removeprefix("\ufeff"))})
+    found = [] if text.isascii() else sorted({*re.findall(_HIDDEN, text.removeprefix("\ufeff"))})
     return f"has hidden characters: {', '.join(f'U+{ord(one):04X}' for one in found[:10])}" if found else ""

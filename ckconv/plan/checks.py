@@ -14,8 +14,7 @@ from ckconv.core.rope import MAX_FLOAT32
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.huggingface_config import NO_CLASS, NOT_KNOWN
-from ckconv.families.keys import READERS
+from ckconv.families.keys import NO_CLASS, NOT_KNOWN, READERS
 from ckconv.families.loaders import Loader
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import differ, scope_of

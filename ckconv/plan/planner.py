@@ -12,15 +12,13 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
-from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
-from ckconv.families.elsewhere import classes_of, known_by
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import LeftOut, Plan, Reason, missing_tensors
-from ckconv.quant.nvfp4 import is_scaled
+from ckconv.quant.packed import is_scaled
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -60,6 +58,9 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
+    from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
+    from ckconv.families.elsewhere import classes_of, known_by
+
     if index.misfit is not None:
         raise index.misfit
     if index.quantizer:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckconv.core.adapters import Role
 from ckconv.core.dtypes import BF16, DType
 from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
@@ -101,6 +100,8 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
         return SourceFacts()
+    from ckconv.core.adapters import Role
+
     pairs = [
         (f"{module.name}.{role.value}", f"{module.name}.{kind}")
         for module in adapter.modules.values()
@@ -224,7 +225,8 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.nvfp4 import TRIPLE, is_scaled
+    from ckconv.quant.nvfp4 import TRIPLE
+    from ckconv.quant.packed import is_scaled
     from ckconv.quant.reexpress import MXFP8, blocks_for, is_fp8, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
@@ -247,7 +249,8 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     from ckconv.io.packed import numbers_alone
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.affine import unfit
-    from ckconv.quant.nvfp4 import is_scaled, products
+    from ckconv.quant.nvfp4 import products
+    from ckconv.quant.packed import is_scaled
     from ckconv.quant.reexpress import beyond_bf16, numbers_of, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 

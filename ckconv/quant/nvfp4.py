@@ -10,7 +10,6 @@ factor becomes a divisor if it is a power of two, of which the inverse is exact.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from ckconv.core.dtypes import BF16, DTYPES, DType
 from ckconv.core.floats import e4m3
 from ckconv.quant.affine import Repacked
 from ckconv.quant.mlx import Quantization, Triple, pack, unpack
-from ckconv.quant.packed import E2M1, Scheme, numbers, rows_of, scheme_of
+from ckconv.quant.packed import DIVISOR, FACTOR, is_scaled, numbers, rows_of, scheme_of
 from ckconv.quant.triples import split_planes, triple_of
 
 if TYPE_CHECKING:
@@ -29,18 +28,8 @@ if TYPE_CHECKING:
 
 _NVFP4 = DTYPES["NVFP4"]
 
-#: With a factor for all scales, and with what divides them.
-FACTOR = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
-DIVISOR = FACTOR._replace(divisor=True)
-
 #: What holds a matrix whose scales take up the scale of scales.
 TRIPLE = Triple(Quantization("nvfp4", 4, 16), BF16)
-
-
-def is_scaled(dtype: DType) -> bool:
-    """NVFP4 with a number for the whole matrix."""
-    scheme = scheme_of(dtype)
-    return scheme is not None and scheme.codes == E2M1 and scheme.factor
 
 
 def way_between(source: DType, target: DType) -> Callable[..., Repacked] | None:
@@ -104,12 +93,6 @@ def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     with np.errstate(all="ignore"):
         factors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
     return Repacked((rows_of(found.codes, found.stored_scales, factors),), found.scales.size, 0)
-
-
-def inverse(factor: float) -> float | None:
-    """What divides by exactly as much as this number multiplies with; ``None`` where no float32 number does."""
-    mantissa, exponent = math.frexp(factor)
-    return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
 
 
 def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:

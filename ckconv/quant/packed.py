@@ -16,6 +16,7 @@ eleven; a product with a float32 scale is rounded once.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,6 +85,27 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
 def scheme_of(dtype: DType) -> Scheme | None:
     """The scheme that a type stands for, ``None`` for any other type."""
     return _SCHEMES.get(dtype)
+
+
+#: NVFP4 with a factor for all scales, and with what divides them.
+FACTOR = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
+DIVISOR = FACTOR._replace(divisor=True)
+
+
+def is_scaled(dtype: DType) -> bool:
+    """NVFP4 with a number for the whole matrix."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.codes == E2M1 and scheme.factor
+
+
+def inverse(factor: float) -> float | None:
+    """What divides by exactly as much as this number multiplies with; ``None`` where no float32 number does."""
+    mantissa, exponent = math.frexp(factor)
+    return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
+
+
+#: Why arrays of the activations' scales are left out.
+NOT_WEIGHTS = "a scale of activations, which does not enter the weights"
 
 
 class Numbers(NamedTuple):

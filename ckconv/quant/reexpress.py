@@ -11,7 +11,7 @@ from ckconv.quant import affine, integers, packed, repack
 from ckconv.quant import nvfp4 as packed_ways
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.packed import E4M3, INT, scheme_of
+from ckconv.quant.packed import E4M3, INT, is_scaled, scheme_of
 from ckconv.quant.superblocks import SUPERBLOCKS, parts_of
 from ckconv.quant.triples import split_planes, triple_of
 
@@ -175,7 +175,7 @@ def triple_for(source: DType, number: DType) -> Triple | None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
     if is_fp8(source) and integers.whole(source, _MXFP8.group_size):
         return MXFP8
-    if packed_ways.is_scaled(source):
+    if is_scaled(source):
         return packed_ways.TRIPLE
     numbers = numbers_of(source)
     if numbers is None or not (group := affine.natural_group(numbers.group)):

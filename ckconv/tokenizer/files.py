@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,3 +40,12 @@ class TokenizerFiles:
 
 class LeftOut(Exception):
     """Why a tokenizer cannot be said faithfully."""
+
+
+def equal_tokens(tokens: Iterable[str]) -> tuple[int, int, str] | None:
+    """The first two ids of one text; ``None`` where there are none."""
+    ids: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if ids.setdefault(token, number) != number:
+            return ids[token], number, token
+    return None

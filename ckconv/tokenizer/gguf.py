@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
-from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles, equal_tokens
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece, of_same_words
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids
 from ckconv.tokenizer.gguf_unigram import from_unigram
-from ckconv.tokenizer.gguf_words import Words, check_text, equal_tokens, filled, words_of
+from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
 from ckconv.tokenizer.made import as_read
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised

@@ -95,15 +95,6 @@ def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: 
     return number
 
 
-def equal_tokens(tokens: Iterable[str]) -> tuple[int, int, str] | None:
-    """The first two ids of one text; ``None`` where there are none."""
-    ids: dict[str, int] = {}
-    for number, token in enumerate(tokens):
-        if ids.setdefault(token, number) != number:
-            return ids[token], number, token
-    return None
-
-
 def check_text(text: str) -> None:
     """JSON can spell halves of a character.
 

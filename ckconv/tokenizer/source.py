@@ -11,7 +11,7 @@ from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.files import LeftOut, equal_tokens
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
 _MODEL_KEY = "tokenizer.ggml.model"
@@ -141,8 +141,6 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
 def equal_tokens_of(index: TensorIndex) -> str:
     """Why llama.cpp does not load the words of a GGUF: two are of one text; empty where none are."""
     tokens = _value(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
-    from ckconv.tokenizer.gguf_words import equal_tokens
-
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
     return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""
 

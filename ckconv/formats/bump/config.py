@@ -21,7 +21,6 @@ from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
-from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.sliding import periodic
@@ -100,6 +99,8 @@ def _as_transformers_reads(config: Mapping[str, Any], family: Family, path: Path
     """A checkpoint's own document, whose RoPE may stand in a table; ``None`` for the engine's."""
     if not isinstance(config.get("rope_parameters"), dict) and not isinstance(config.get("rope_scaling"), dict):
         return None
+    from ckconv.families.huggingface_config import huggingface_config
+
     return huggingface_config(config, family, (), path)
 
 

@@ -16,7 +16,6 @@ from ckconv.formats.bump.engines import GENERATED, K_QUANTS, computed_by
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import SLOTS_V3, Slot
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, HEADER_BYTES
-from ckconv.formats.bump.write3 import Bump3, container
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Plan
@@ -112,6 +111,8 @@ class Bump3Planner(BumpPlanner):
             self.notes.append("Q and K rows are interleaved: every engine of bump 3 rotates split rows")
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        from ckconv.formats.bump.write3 import Bump3, container
+
         steps = self.steps(types, interleaved=interleaved)
         kinds = {dtype.name for dtype in self.matrices(types).values()}
         right = () if interleaved else right_of_bump3(kinds, self.numbering)

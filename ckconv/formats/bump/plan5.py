@@ -23,12 +23,10 @@ from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.own_layers import table_of
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.remedies import Remedies
 from ckconv.formats.bump.sliding import engine_reasons
 from ckconv.formats.bump.slots import SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
 from ckconv.formats.bump.template import merged, read_template, template_interleaves
-from ckconv.formats.bump.write5 import Bump5, container
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros
@@ -129,6 +127,7 @@ class Bump5Planner(BumpPlanner):
 
     def _ways_out(self, made: ages.Made) -> Iterator[str]:
         """Flags with which the engine computes the model."""
+        from ckconv.formats.bump.remedies import Remedies
 
         def right(types: Mapping[str, DType]) -> bool:
             return not [*ages.later_faults(self.age, made._replace(types=types))]
@@ -180,6 +179,7 @@ class Bump5Planner(BumpPlanner):
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
         from ckconv.formats.bump import documents5 as documents
+        from ckconv.formats.bump.write5 import Bump5, container
         from ckconv.tokenizer.bump import MERGE_BYTES
         from ckconv.tokenizer.source import gguf_keys, special_tokens_of, texts_of, tokenizer_of
 

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
-from ckconv.core.towers import Tower
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
 from ckconv.families.catalogue import family_of_gguf
-from ckconv.families.elsewhere import projector_known_by
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.families.schema import Family
@@ -28,6 +26,7 @@ from ckconv.formats.gguf.spec import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
 if TYPE_CHECKING:
+    from ckconv.core.towers import Tower
     from ckconv.formats.safetensors.adapter_base import Opener
 
 
@@ -124,6 +123,8 @@ def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
 
 def unknown_tower(path: Path) -> str:
     """Why the tower of an mmproj is none that is known; empty where no tower has its projector."""
+    from ckconv.families.elsewhere import projector_known_by
+
     file = read_gguf(path)
     try:
         found, _ = _known_tower(path, file)

@@ -19,8 +19,7 @@ from ckconv.core.tensors import Array, Dropped, Extent, Packed, StoredTensor, Te
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
 from ckconv.plan.decoding import DECODE
-from ckconv.quant.nvfp4 import FACTOR, inverse, is_scaled
-from ckconv.quant.packed import packed_type, rows_of, scheme_of
+from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:
     from ckconv.plan.planner import Planner
@@ -49,8 +48,6 @@ def of_activations(stored: Sequence[StoredTensor]) -> tuple[Dropped, ...]:
     found = [tensor for tensor in stored if tensor.name.endswith(_INPUT)]
     names = {tensor.name for tensor in stored} if found else set()
     beside = (tensor for tensor in found if tensor.name.removesuffix(_INPUT) + _WEIGHT in names)
-    from ckconv.quant.packings import NOT_WEIGHTS
-
     return tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in beside)
 
 

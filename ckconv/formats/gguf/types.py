@@ -16,7 +16,7 @@ from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import decodable, side_by_side, writable
-from ckconv.quant.nvfp4 import is_scaled
+from ckconv.quant.packed import is_scaled
 
 #: Block types of intermediate results: ggml has no kernel for a matrix of them.
 _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})

@@ -19,8 +19,8 @@ from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.huggingface.packed_settings import check_ignored, quantization_config, settings_of
 from ckconv.io.bytesource import FileSource, open_source
 from ckconv.quant.mlx import Triple
-from ckconv.quant.packed import Scheme, packed_type
-from ckconv.quant.packings import ACTIVATIONS, NOT_WEIGHTS, PACKINGS, Declared, Misfit, Module, Packing, Unread
+from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Module, Packing, Unread
 from ckconv.quant.triples import triple_type
 
 #: Suffixes that only packed modules have.

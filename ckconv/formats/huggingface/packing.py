@@ -20,8 +20,8 @@ from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING
 from ckconv.quant.integers import INTEGERS, with_zeros
 from ckconv.quant.mlx import Triple
-from ckconv.quant.nvfp4 import DIVISOR, FACTOR, TRIPLE, inverse, is_scaled
-from ckconv.quant.packed import INT, Scheme, packed_type, scheme_of, together
+from ckconv.quant.nvfp4 import TRIPLE
+from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
 from ckconv.quant.triples import triple_of, triple_type
 
 COMPRESSED, MODELOPT = "compressed-tensors", "modelopt"

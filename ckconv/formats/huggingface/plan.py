@@ -31,8 +31,7 @@ from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.quant.integers import with_zeros
 from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.nvfp4 import DIVISOR, inverse, is_scaled
-from ckconv.quant.packed import scheme_of
+from ckconv.quant.packed import DIVISOR, inverse, is_scaled, scheme_of
 from ckconv.quant.triples import triple_type
 
 #: Blocks and scales of transformers' ``mxfp4``: the same numbers as ggml's and MLX's.

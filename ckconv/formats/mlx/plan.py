@@ -22,7 +22,7 @@ from ckconv.plan.quantising import FLOATS, names
 from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
 from ckconv.quant.mlx import Quantization
-from ckconv.quant.nvfp4 import is_scaled
+from ckconv.quant.packed import is_scaled
 from ckconv.quant.quantise import Errors, Quantising
 from ckconv.quant.triples import triple_of, triple_type
 

@@ -199,9 +199,6 @@ def _table() -> tuple[Packing, ...]:
 
 PACKINGS = _table()
 
-#: Why an array of those below is left out.
-NOT_WEIGHTS = "a scale of activations, which does not enter the weights"
-
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.
 ACTIVATIONS = (
     ".input_scale",
