@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.conversion.reread import Soundness
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
-from ckconv.verification.tensors import Progress, compare_tensors
+from ckconv.verification.tensors import Progress, Soundness, compare_tensors
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats

@@ -12,7 +12,7 @@ from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
-from ckconv.io.digests import FileHash
+from ckconv.io.digests import sha256_of
 from ckconv.io.files import readable
 from ckconv.plan.container import Late, Written
 from ckconv.publish.files import opened_regular, there
@@ -83,9 +83,7 @@ class FileDigests:
         """
         if path not in self._known:
             with readable(path), opened_regular(path) as fd:
-                whole = FileHash(fd, 0)
-                whole.read_to(os.fstat(fd).st_size)
-            self._known[path] = whole.digest.hex()
+                self._known[path] = sha256_of(fd)
         return self._known[path]
 
 

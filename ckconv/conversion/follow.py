@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -11,17 +10,14 @@ from threading import Lock
 from ckconv.conversion.progress import Growing, Progress, Stopped
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import OutputError, unreadable
+from ckconv.io.digests import HASHED_AT_ONCE, FileHash
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import growing as opening
 from ckconv.publish.files import write_code
-from ckconv.signals import check
-from ckconv.system import MAX_OPEN, read_into, sync_data, syncs_data
+from ckconv.system import MAX_OPEN, sync_data, syncs_data
 from ckconv.verification.tensors import Compared, compare_tensors, within
-
-#: Bytes that are hashed at once.
-BLOCK = 1 << 20
 
 #: Bytes between two requests: what a disk is busy with for some tenths of a second.
 SYNC_EVERY = 64 << 20
@@ -34,22 +30,20 @@ def digest(fd: int, extent: Extent, progress: Progress) -> bytes:
         InputError: ``input.unreadable``.
         OutputError: ``input.changed``, the file ends early.
     """
-    path, at, end = extent.path, extent.offset, extent.offset + extent.nbytes
-    found, buffer = hashlib.sha256(), memoryview(bytearray(min(BLOCK, extent.nbytes)))
+    path, begin, nbytes = extent
+    found = FileHash(fd, begin)
     try:
-        while at < end:
-            ready = min(progress.wait(min(at + BLOCK, end), "digest"), end)
-            while at < ready:
-                check()
-                if not (got := read_into(fd, buffer[: ready - at], at)):
-                    raise OutputError("input.changed", "the file ends early: it has changed", path=path)
-                found.update(buffer[:got])
-                at += got
+        while found.nbytes < nbytes:
+            ready = progress.wait(begin + min(found.nbytes + HASHED_AT_ONCE, nbytes), "digest") - begin
+            found.read_to(min(ready, nbytes))
+            if found.nbytes < min(ready, nbytes):
+                raise OutputError("input.changed", "the file ends early: it has changed", path=path)
     except OSError as error:
+        at = begin + found.nbytes
         raise unreadable(error, path, doing=f"cannot be read at byte {at:,}", offset=at) from error
     finally:
         progress.leave("digest")
-    return found.digest()
+    return found.digest
 
 
 def flush(fd: int, end: int, progress: Progress) -> None:

@@ -61,8 +61,10 @@ class Progress:
     def advance(self, until: int, tensor: str = "") -> None:
         """Bytes before ``until`` are written, the last ones of this tensor."""
         with self._changed:
+            reached = any(self.written < wanted <= until for wanted in self._wanted.values())
             self.written, self.tensor = until, tensor
-            self._changed.notify_all()
+            if reached:  # to wake a thread costs more than to look
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self.stopped or until <= self._limit())
 
     def _limit(self) -> float:
@@ -75,9 +77,10 @@ class Progress:
             Stopped: they will not be.
         """
         with self._changed:
-            if until > self._wanted.get(follower, until):
+            if until > self._wanted.get(follower, 0):
                 self._wanted[follower] = until
-                self._changed.notify_all()
+                if follower in self._leads:
+                    self._changed.notify_all()
             self._changed.wait_for(lambda: self.written >= until or self.stopped)
             if self.written < until:
                 raise Stopped

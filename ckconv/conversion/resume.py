@@ -30,12 +30,13 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
 from ckconv.io.addresses import ADDRESS, as_path
+from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
 from ckconv.publish.directory import Directory
-from ckconv.publish.files import close_unwritten, failing, opened_regular, sha256_of
+from ckconv.publish.files import close_unwritten, failing, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
 from ckconv.publish.locks import Locked
 from ckconv.publish.staging import Outputs

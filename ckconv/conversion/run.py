@@ -16,7 +16,6 @@ from ckconv.conversion.losses import Losses
 from ckconv.conversion.pipeline import FileResult, Pipeline, phase
 from ckconv.conversion.progress import Unwatched, Watcher
 from ckconv.conversion.readback import check_frame, check_kept
-from ckconv.conversion.reread import Soundness
 from ckconv.conversion.sidefiles import (
     check_distinct,
     late_rooms,
@@ -47,7 +46,7 @@ from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
 from ckconv.system import sync, write_at
 from ckconv.verification.statements import check_statements
-from ckconv.verification.tensors import Compared
+from ckconv.verification.tensors import Compared, Soundness
 
 if TYPE_CHECKING:
     from ckconv.conversion.resume import SharedFiles

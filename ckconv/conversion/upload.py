@@ -13,7 +13,8 @@ from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.addresses import ADDRESS, as_path
-from ckconv.publish.files import opened_regular, sha256_of
+from ckconv.io.digests import sha256_of
+from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 
 #: Addresses of this machine.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
-HASHED_AT_ONCE = 4 << 20
+HASHED_AT_ONCE = 1 << 20
 
 #: Seconds between two looks whether a signal came.
 _PATIENCE = 0.1
@@ -34,34 +33,37 @@ class FileHash:
         self._fd, self.offset = fd, offset
         self._hash = hashlib.sha256()
         self._buffer = memoryview(b"")
-        self._hashed = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are hashed."""
-        return self._hashed
+        #: Bytes that are hashed.
+        self.nbytes = 0
 
     @property
     def digest(self) -> bytes:
         """SHA-256 of :attr:`nbytes` bytes."""
         return self._hash.digest()
 
-    def read_to(self, until: int) -> None:
+    def read_to(self, until: int | None = None) -> None:
         """Hash up to ``until`` bytes, or as far as the file goes.
 
         Raises:
             OSError: the file cannot be read.
         """
-        while self._hashed < until:
+        while until is None or self.nbytes < until:
             check()
             if not self._buffer:
                 self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
-            part = self._buffer[: until - self._hashed]
-            got = read_into(self._fd, part, self.offset + self._hashed)
+            part = self._buffer if until is None else self._buffer[: until - self.nbytes]
+            got = read_into(self._fd, part, self.offset + self.nbytes)
             if not got:
                 return
             self._hash.update(part[:got])
-            self._hashed += got
+            self.nbytes += got
+
+
+def sha256_of(fd: int) -> str:
+    """SHA-256 of a whole file, as hex."""
+    found = FileHash(fd, 0)
+    found.read_to()
+    return found.digest.hex()
 
 
 class Digests:
@@ -109,9 +111,7 @@ class Digests:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped = True
         if self._pool is not None:
             self._pool.shutdown()

@@ -11,7 +11,6 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from ckconv.publish.files import close_unwritten
 from ckconv.system import (
@@ -136,7 +135,5 @@ class Directory:
     def __enter__(self) -> Directory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

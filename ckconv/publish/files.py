@@ -22,8 +22,7 @@ from ckconv.errors import (
     shown,
     unreadable,
 )
-from ckconv.signals import check
-from ckconv.system import CLOEXEC, NONBLOCK, read_at, read_into
+from ckconv.system import CLOEXEC, NONBLOCK, read_at
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
@@ -244,18 +243,6 @@ def digest_of(content: SideFile) -> str:
     from hashlib import sha256
 
     return sha256(content).hexdigest() if isinstance(content, bytes) else content.sha256
-
-
-def sha256_of(fd: int) -> str:
-    """SHA-256 of a whole file, as hex."""
-    from hashlib import sha256
-
-    digest, at, buffer = sha256(), 0, memoryview(bytearray(4 << 20))
-    while got := read_into(fd, buffer, at):
-        check()
-        digest.update(buffer[:got])
-        at += got
-    return digest.hexdigest()
 
 
 def is_in(fd: int, content: SideFile) -> bool:

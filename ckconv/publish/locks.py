@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from ckconv.errors import OutputError
 from ckconv.publish.files import close_unwritten, failing, removed, write_code
@@ -104,13 +104,11 @@ class Locked:
                 with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
                     path.unlink()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         try:
             self.release()
         finally:
-            self._signals.__exit__(kind, error, trace)
+            self._signals.__exit__(*raised)
 
 
 def _open(path: Path) -> int:

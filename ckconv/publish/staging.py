@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.publish.checks import (
@@ -363,10 +363,8 @@ class Outputs:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._signals.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._signals.__exit__(*raised)
 
     def recover(self) -> None:
         """Undo and remove what dead runs left."""

@@ -27,10 +27,11 @@ from ckconv.core.tensors import (
     plain_tensor,
 )
 from ckconv.core.towers import PREFIX
-from ckconv.errors import VerifyError, listed
+from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
+from ckconv.io.digests import Digests
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import Action, between, of_values, writable
@@ -165,6 +166,33 @@ def check_checksums(
             allowed=checksum.stored.hex(),
             details=listed(list(details)),
         )
+
+
+class Soundness(Digests):
+    """Whether a source that stores its own checksum has it.
+
+    A damaged source is named as the cause, whatever else is found to be wrong because of it.
+    """
+
+    def __init__(self, index: TensorIndex) -> None:
+        super().__init__(checksum.extent for checksum in index.checksums)
+        self._index = index
+
+    def check(self) -> None:
+        """Wait for the result.
+
+        Raises:
+            VerifyError: ``bump.checksum``.
+            InputError: ``input.unreadable``.
+        """
+        check_checksums(self._index.checksums, self.all().__getitem__, self._index.path)
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            if isinstance(raised[1], (UnsupportedError, VerifyError)) and raised[1].code != "bump.checksum":
+                self.check()
+        finally:
+            super().__exit__(*raised)
 
 
 class _Comparison:
