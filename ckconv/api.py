@@ -210,9 +210,10 @@ def convert(
         shared = None
         if lasting:
             from ckconv.conversion.cluster import sharing
+            from ckconv.conversion.resume import requested
 
-            made_of = (plan, place, source, source_format, adapters)
-            shared = sharing(*made_of, executor=executor, resume=resume, jobs=jobs, verify=verify, force=force)
+            request = requested(plan, place, source, source_format, adapters, verify=verify, force=force)
+            shared = sharing(request, executor=executor, resume=resume, jobs=jobs)
         report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, shared=shared)
         return upload.publish(report, progress) if upload else report
 

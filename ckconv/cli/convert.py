@@ -167,19 +167,12 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
             if dst == STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
             from ckconv.conversion.cluster import sharing
+            from ckconv.conversion.resume import requested
 
-            shared = sharing(
-                plan,
-                target,
-                src,
-                flags["source_format"],
-                adapters,
-                executor=_executor(context, flags["cluster"]) if flags["cluster"] else None,
-                resume=flags["resume"],
-                jobs=flags["jobs"],
-                verify=not flags["no_verify"],
-                force=force,
-            )
+            how = {"verify": not flags["no_verify"], "force": force}
+            request = requested(plan, target, src, flags["source_format"], adapters, **how)
+            executor = _executor(context, flags["cluster"]) if flags["cluster"] else None
+            shared = sharing(request, executor=executor, resume=flags["resume"], jobs=flags["jobs"])
         with ProgressLine(settings, dst) as line:
             report = run(
                 plan,

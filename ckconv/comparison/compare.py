@@ -20,7 +20,7 @@ from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import convertible, decode
-from ckconv.quant.packings import NOT_WEIGHTS
+from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
-from ckconv.verification.tensors import Progress, Soundness, compare_tensors
+from ckconv.verification.tensors import Comparison, Progress, Soundness
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats
@@ -47,10 +47,7 @@ def verify_index(
     The source's own checksum comes first: nothing is right beside a damaged one.
 
     Args:
-        left_out: names or globs of source tensors that are not in the output on purpose.
-        configuration: hyper-parameters are to be the source's; not where somebody asked for others.
-        importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
-        decodes: see :func:`ckconv.verification.tensors.compare_tensors`.
+        left_out, configuration, importance, decodes: see :class:`ckconv.verification.tensors.Comparison`.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -67,16 +64,16 @@ def verify_index(
         if sound is not None:
             sound.begin()
         digests.begin()
-        found = compare_tensors(
+        found = Comparison(
             out,
             source,
             files,
             left_out=left_out,
             configuration=configuration,
             progress=progress,
-            importance=importance,
+            importance=importance or {},
             decodes=decodes,
-        )
+        ).run()
         found.check(out.path, out.checksums, digests.all())
         files.check_unchanged()
         if sound is not None:

@@ -16,12 +16,11 @@ from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple, TypeVar
 
-from ckconv.conversion.resume import Request, SharedFiles, requested
+from ckconv.conversion.resume import Request, SharedFiles
 from ckconv.conversion.run import run
 from ckconv.core.tensors import identity
 from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
 from ckconv.families.catalogue import own_families
-from ckconv.formats.destination import Destination
 from ckconv.io.ahead import at_once
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
@@ -225,20 +224,9 @@ def _known(error: BaseException) -> BaseException:
 
 
 def sharing(
-    plan: Plan,
-    target: Destination,
-    source: str | os.PathLike[str],
-    source_format: str | None,
-    adapters: Sequence[tuple[str | os.PathLike[str], float]],
-    *,
-    executor: Executor | None,
-    resume: bool,
-    jobs: int | None,
-    verify: bool,
-    force: bool,
+    request: Request, *, executor: Executor | None, resume: bool, jobs: int | None
 ) -> Callable[[Plan, Container], SharedFiles]:
     """How a run shares the files of its output: with runs of the same command, and with the workers of an executor."""
-    request = requested(plan, target, source, source_format, adapters, verify=verify, force=force)
 
     def made_by(executor: Executor, numbers: Sequence[int]) -> Iterator[int]:
         yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])

@@ -17,7 +17,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.files import growing as opening
 from ckconv.publish.files import write_code
 from ckconv.system import MAX_OPEN, sync_data, syncs_data
-from ckconv.verification.tensors import Compared, compare_tensors, within
+from ckconv.verification.tensors import Compared, Comparison, within
 
 #: Bytes between two requests: what a disk is busy with for some tenths of a second.
 SYNC_EVERY = 64 << 20
@@ -115,7 +115,7 @@ def compare(
     """
     alone = within(only or but)
     with Files(plan.index.identities, growing, most) as files:
-        found = compare_tensors(
+        found = Comparison(
             out,
             plan.index,
             files,
@@ -126,7 +126,7 @@ def compare(
             tiles=tiles,
             only=alone if only else (lambda tensor: not alone(tensor)) if but else None,
             absent=not only,
-        )
+        ).run()
         files.check_unchanged()
     return found
 
@@ -135,6 +135,6 @@ def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
     """The comparison that was made when the source was converted, of what it became with what is made of that again."""
     assert plan.restores is not None
     with Files(plan.index.identities) as files:
-        found = compare_tensors(plan.index, out, files, left_out=plan.restores.left_out)
+        found = Comparison(plan.index, out, files, left_out=plan.restores.left_out).run()
         files.check_unchanged()
     return found

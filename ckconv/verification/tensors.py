@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -104,38 +104,6 @@ class Compared(NamedTuple):
             )
 
 
-def compare_tensors(
-    out: TensorIndex,
-    source: TensorIndex | None,
-    files: Files,
-    *,
-    left_out: Collection[str] = (),
-    configuration: bool = True,
-    progress: Progress | None = None,
-    importance: Mapping[str, Floats] | None = None,
-    decodes: Callable[[Tensor], bool] | None = None,
-    tiles: Tiles | None = None,
-    only: Callable[[Tensor], bool] | None = None,
-    absent: bool = True,
-) -> Compared:
-    """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files.
-
-    Args:
-        decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
-        tiles: rows that were converted to be written, which need not be converted again to be compared.
-        only: which tensors of ``out`` are looked at; all of them.
-        absent: look at the configuration too, and for what is in the source alone.
-    """
-    if source is not None and out.format == source.format and _family(out) != _family(source):
-        out, source = out.as_container, source.as_container  # an edited header says that it is another model
-    comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
-    comparison.configuration = configuration
-    comparison.importance, comparison.tiles = importance or {}, tiles
-    comparison.decodes = decodes
-    comparison.only, comparison.absent = only, absent
-    return comparison.run()
-
-
 def check_checksums(
     checksums: Iterable[Checksum],
     digest: Callable[[Extent], bytes],
@@ -195,36 +163,57 @@ class Soundness(Digests):
             super().__exit__(*raised)
 
 
-class _Comparison:
-    def __init__(
-        self,
-        out: TensorIndex,
-        source: TensorIndex | None,
-        files: Files,
-        left_out: Collection[str],
-        progress: Progress,
-    ) -> None:
-        self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
-        self.rounded = self.zero_filled = self.unheld = 0
+@dataclass(slots=True)
+class Comparison:
+    """What :func:`ckconv.comparison.verify.verify_index` finds by looking at tensors, in the order of the files.
+
+    Attributes:
+        out: what is looked at.
+        source: what it was made of; ``None`` where nobody knows.
+        left_out: names or globs of source tensors that are not in the output on purpose.
+        configuration: hyper-parameters are to be the source's; not where somebody asked for others.
+        importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
+        decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
+        tiles: rows that were converted to be written, which need not be converted again to be compared.
+        only: which tensors of ``out`` are looked at; all of them.
+        absent: look at the configuration too, and for what is in the source alone.
+    """
+
+    out: TensorIndex
+    source: TensorIndex | None
+    files: Files
+    left_out: Collection[str] = ()
+    configuration: bool = True
+    progress: Progress | None = None
+    importance: Mapping[str, Floats] = field(default_factory=dict)
+    decodes: Callable[[Tensor], bool] | None = None
+    tiles: Tiles | None = None
+    only: Callable[[Tensor], bool] | None = None
+    absent: bool = True
+    rounded: int = 0
+    zero_filled: int = 0
+    unheld: int = 0
+    _embedded: Collection[str] = ()
+    _no_part: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        source = self.source
+        if source is not None and self.out.format == source.format and _family(self.out) != _family(source):
+            # An edited header says that it is another model.
+            self.out, self.source = self.out.as_container, source.as_container
+        self._embedded = _within_text(self.out)
         # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
-        self._no_part = {item.stored.name for item in out.dropped}
-        self._embedded = _within_text(out)
-        self._order = {path: number for number, path in enumerate(out.files)}
-        self.configuration = True
-        self.importance: Mapping[str, Floats] = {}
-        self.decodes: Callable[[Tensor], bool] | None = None
-        self.tiles: Tiles | None = None
-        self.only: Callable[[Tensor], bool] | None = None
-        self.absent = True
+        self._no_part = {item.stored.name for item in self.out.dropped}
 
     def run(self) -> Compared:
         """Look at everything."""
         faults: list[Fault] = []
         theirs = _every_tensor(self.source) if self.source else {}
-        for item in sorted(_every_tensor(self.out).items(), key=self._place):
+        order = {path: number for number, path in enumerate(self.out.files)}
+        for item in sorted(_every_tensor(self.out).items(), key=lambda item: _place(item[1], order)):
             if self.only is None or self.only(item[1]):
-                self.progress(0, item[1].name)
-                place = self._place(item)
+                self._told(item[1].name, 0)
+                place = _place(item[1], order)
                 faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
@@ -257,11 +246,6 @@ class _Comparison:
                 yield Fault("verify.tensor", text, tensor.source)
             else:
                 yield Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source)
-
-    def _place(self, item: tuple[str, Tensor]) -> tuple[int, int]:
-        """File and offset of a tensor: what is looked at in order is read once."""
-        first = next((array.extents[0] for array in item[1].arrays), None)
-        return (self._order.get(first.path, 0), first.offset) if first else (0, 0)
 
     def _config(self) -> Iterator[Fault]:
         """What the output's configuration says else than the source's; the context length is a matter of choice.
@@ -390,7 +374,14 @@ class _Comparison:
         return self.files.are_zero(runs(tensor), partial(self._told, tensor.name))
 
     def _told(self, name: str, nbytes: int) -> None:
-        self.progress(nbytes, name)
+        if self.progress is not None:
+            self.progress(nbytes, name)
+
+
+def _place(tensor: Tensor, order: Mapping[Path, int]) -> tuple[int, int]:
+    """File and offset of a tensor: what is looked at in order is read once."""
+    first = next((array.extents[0] for array in tensor.arrays), None)
+    return (order.get(first.path, 0), first.offset) if first else (0, 0)
 
 
 def _within_text(index: TensorIndex) -> Collection[str]:
