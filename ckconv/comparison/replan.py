@@ -1,7 +1,7 @@
-"""A source planned again as it was converted, to know what an output should hold.
+"""Plan the source again as it was converted, to know what an output should hold.
 
-How the values are stored is read off the output: types, names, fused and tied tensors, files, versions. What the
-model says has to be asked for again: a context length, metadata, tensors that are left out.
+The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
+change the model (a context length, metadata, dropped tensors) must be given again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
 
 def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
-    """The plan that makes ``out`` of ``source``, as far as there is one.
+    """Return the plan that makes ``out`` from ``source``, or the nearest one if there is none.
 
     Args:
-        options: what was asked for; what is as by default and shows in the output is read off it.
-        directory: the output is a directory, and its files have the names that readers look for.
+        options: the options of the conversion; storage options that have their defaults are read from the output.
+        directory: the output is a directory, whose files have the names that readers look for.
     """
     to = out.format.partition(" ")[0]
     options = replace(options, file_name="" if directory else file_name_of(out))
@@ -47,19 +47,19 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
-    """The plan that makes the source of a bump file again out of the record beside it, or another where it does not."""
+    """Return the plan that restores the source of a bump file from its record, or an ordinary plan without one."""
     options = replace(options, source_record=True, file_name="" if directory else file_name_of(out))
     return make_plan(source, out.format, options)
 
 
 def content_of_plan(container: Container) -> Content:
-    """What a plan is going to write besides tensors."""
+    """Return everything that a plan writes except tensors."""
     files = {name: b"".join(pieces_of(content)) for name, content in container.side_files.items()}
     return Content(container.keys, {**files, **container.inside})
 
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
-    """The plan writes tensors of these names, types and shapes, in as many files."""
+    """Whether the plan writes tensors of the same names, types and shapes as ``out``, in as many files."""
     if len(plan.files) != len(out.files):
         return False
     own = format_of(out.format).stores_alike
@@ -70,7 +70,7 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
 
 
 def file_name_of(out: TensorIndex) -> str:
-    """What a user calls an output that is one file, or several that are named after one."""
+    """The file name that the user gave; of shards, the name without the number."""
     name = out.path.name
     if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)
@@ -79,7 +79,7 @@ def file_name_of(out: TensorIndex) -> str:
 
 
 def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Options]:
-    """The options as they were given, then what the output looks like, type by type."""
+    """Yield options to try: those given, completed by what the output shows, one storage type after another."""
     seen = _seen(source, out, options)
     for change in _storage(source, out, options):
         yield replace(options, **seen, **change)
@@ -87,7 +87,7 @@ def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iter
 
 
 def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, Any]:
-    """Options that show in the output, unless they were given."""
+    """The storage options that the output shows, except those given."""
     row = format_of(out.format)
     seen: dict[str, Any] = load(row.shown)(source, out) if row.shown is not None else {}
     if (
@@ -105,7 +105,7 @@ def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, 
 
 
 def _shard_bytes(out: TensorIndex) -> int:
-    """The least limit that splits the tensors into these files: a file of one tensor may be above it."""
+    """The smallest shard limit that gives these files; a file of a single tensor may exceed it."""
     filled: dict[Any, list[int]] = {path: [] for path in out.files}
     alignment = int(out.facts.get("alignment") or 1)
     for stored in out.stored:
@@ -115,7 +115,7 @@ def _shard_bytes(out: TensorIndex) -> int:
 
 
 def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Mapping[str, Any]]:
-    """Types that the output may have been asked for in, the most likely first."""
+    """Yield the ``--dtype`` and ``--dequantize`` options that may have made the output, the most likely first."""
     if options.dtype != "engine" or options.dequantize or options.decode:
         yield {}
         return

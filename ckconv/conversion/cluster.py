@@ -1,6 +1,6 @@
-"""Work for other processes, of a cluster by its address or of any executor; what a dead one was at is done again.
+"""Distribute the files of a conversion to the workers of a cluster or an executor, and retry when a worker dies.
 
-Addresses are ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` for N processes of this machine.
+Cluster addresses are ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` for N processes of this machine.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from ckconv.system import deaf_children
 W = TypeVar("W")
 R = TypeVar("R")
 
-#: So many deaths in a row, in which nothing was finished, are no accident.
+#: Worker deaths in a row, without a finished file between them, after which the conversion fails.
 DEATHS = 4
 
 _ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
 
-#: Seconds in which a cluster answers.
+#: Seconds to wait for a connection.
 _PATIENCE = 30
 
-#: Seconds after which a signal is looked for.
+#: Seconds between two checks for signals.
 _LOOK = 0.5
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Executor]:
-    """The workers of a cluster.
+    """Connect to a cluster and yield an executor of its workers.
 
     Raises:
-        UsageError: ``usage.cluster``, it is not an address of one.
-        UnsupportedError: ``system.package``, what speaks to it is not installed.
-        OutputError: ``cluster.worker``, nobody answers there.
+        UsageError: ``usage.cluster``, the address is malformed.
+        UnsupportedError: ``system.package``, the client library is not installed.
+        OutputError: ``cluster.worker``, nothing answers at the address.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
@@ -96,34 +96,34 @@ class _Ray(Executor):
         self._ray, self._session = ray, session
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin; Ray does it again by itself where a worker dies, a few times."""
+        """Submit a task; Ray itself retries a few times when a worker dies."""
         with self._session:
             found: Future[Any] = self._ray.remote(fn).remote(*args, **kwargs).future()
         return found
 
 
 def _local(place: str) -> _Opened:
-    with suppress(ImportError):  # of POSIX; where it begins it lets signals through again
+    with suppress(ImportError):  # POSIX only; started here, because its start unblocks signals
         from multiprocessing.resource_tracker import ensure_running
 
         ensure_running()
 
-    # A process that is copied from one with threads may hang.
+    # spawn, because a process forked from one with threads may hang.
     executor = _Processes(int(place), get_context("spawn"), _serve)
     yield executor, partial(executor.shutdown, cancel_futures=True)
 
 
 class _Processes(ProcessPoolExecutor):
-    """Processes of this machine, which hear no signal."""
+    """Processes of this machine, which ignore signals."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin; it may take a process more."""
+        """Submit a task, which may start a process."""
         with deaf_children():
             return super().submit(fn, *args, **kwargs)
 
 
 def _serve() -> None:
-    """Begin a worker on this machine: signals of a terminal are for its parent, and it ends with that."""
+    """Start a local worker: it ignores signals from the terminal and ends with its parent."""
     ignore()
     parent = parent_process()
     assert parent is not None
@@ -138,21 +138,21 @@ def _serve() -> None:
 _OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray, "local": _local}
 
 
-#: What an engine raises for work whose worker died: names, as nobody imports an engine to see that it is not there.
+#: Class names of errors that Dask and Ray raise when a worker dies; names, because neither library is imported here.
 _DEATHS = frozenset(
     {"KilledWorker", "WorkerCrashedError", "NodeDiedError", "RayActorError", "ActorDiedError", "OutOfMemoryError"}
 )
 
-#: What comes of a worker that has another ckconv, or none.
+#: Errors of a worker that has another version of ckconv, or none.
 _STRANGERS = (ImportError, AttributeError, pickle.UnpicklingError)
 
 
 def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) -> Iterator[R]:
-    """What ``work`` gives for each piece, as it ends.
+    """Run ``work`` on each piece and yield the results as they finish.
 
     Raises:
-        OutputError: ``cluster.worker``, workers die over it; ``cluster.version``, one does not know the work.
-        Exception: what ``work`` raised.
+        OutputError: ``cluster.worker``, workers keep dying; ``cluster.version``, a worker cannot load the task.
+        Exception: an error that ``work`` raised.
     """
     executors, waiting, deaths = [executor], dict[Future[R], W](), 0
 
@@ -196,7 +196,7 @@ def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) 
 
 
 def _renewed(old: Executor, error: BrokenExecutor) -> Executor:
-    """A new pool like the old one, which takes no more work after one of its processes died."""
+    """Return a new pool like ``old``, which is broken because one of its processes died."""
     if not isinstance(old, ProcessPoolExecutor):
         raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
     given = ("_max_workers", "_mp_context", "_initializer", "_initargs")
@@ -204,7 +204,7 @@ def _renewed(old: Executor, error: BrokenExecutor) -> Executor:
 
 
 def _gone() -> OutputError:
-    """What comes of work that is cancelled, and not by us: whoever gave it to workers is no more."""
+    """The error for a task that the scheduler canceled, because the scheduler itself ended."""
     return OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
 
 
@@ -213,8 +213,8 @@ def _is_death(error: BaseException) -> bool:
 
 
 def _known(error: BaseException) -> BaseException:
-    """What a worker raised, as an error that can be shown."""
-    cause = getattr(error, "cause", None)  # Ray's wraps what the work raised
+    """Convert an error of a worker to one that can be shown."""
+    cause = getattr(error, "cause", None)  # Ray wraps the error of the task
     if isinstance(cause, CkconvError):
         return cause
     if isinstance(error, _STRANGERS):
@@ -226,7 +226,7 @@ def _known(error: BaseException) -> BaseException:
 def sharing(
     request: Request, *, executor: Executor | None, resume: bool, jobs: int | None
 ) -> Callable[[Plan, Container], SharedFiles]:
-    """How a run shares the files of its output: with runs of the same command, and with the workers of an executor."""
+    """Return what gives a run its :class:`SharedFiles`, which the workers of ``executor`` make if there is one."""
 
     def made_by(executor: Executor, numbers: Sequence[int]) -> Iterator[int]:
         yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])
@@ -236,11 +236,11 @@ def sharing(
 
 
 class Job(NamedTuple):
-    """One file of an output, for a process that knows nothing of it yet.
+    """The task of making one file of an output.
 
     Attributes:
-        number: of the file in the plan.
-        jobs: how many pieces of a tensor are converted at once; ``None`` for one.
+        number: index of the file in the plan.
+        jobs: pieces of a tensor to convert at once; ``None`` for one.
     """
 
     request: Request
@@ -248,27 +248,27 @@ class Job(NamedTuple):
     jobs: int | None
 
 
-#: Held by the one thread that makes a file with what threads share.
+#: Held while a file is made with state that threads share.
 _ALONE = threading.Lock()
 
 
 def made(job: Job) -> int:
-    """Make one file among those that are shared, in a process that knows nothing of it yet.
+    """Make one shared file in a worker process.
 
     Raises:
-        CkconvError: as a conversion.
-        OutputError: ``cluster.version``; ``cluster.place``, the directory is not there.
+        CkconvError: any error of a conversion.
+        OutputError: ``cluster.version``; ``cluster.place``, the worker does not see the directory.
     """
     request, options = job.request, job.request.options
-    # A worker of several threads (Dask's have as many as there are processors) has one plan, which counts errors of
-    # quantising, and one list of families.
+    # The threads of a worker (Dask starts one a processor) share the plan, which sums quantization errors, and the
+    # list of families.
     with (
         _ALONE if options.quantize or options.families else nullcontext(),
         own_families(options.families),
         at_once(job.jobs or 1),
     ):
         plan = _planned(request)
-        if not _is_current(plan):  # a file was saved again with its former size and time
+        if not _is_current(plan):  # a source file was replaced after it was planned
             _planned.cache_clear()
             plan = _planned(request)
         shared = partial(SharedFiles, request=request, resume=True, only=job.number)
@@ -278,14 +278,14 @@ def made(job: Job) -> int:
 
 @lru_cache(maxsize=1)
 def _planned(request: Request) -> Plan:
-    """The plan of a conversion, for all of its files; a source that changed is planned anew."""
+    """The plan of a conversion, cached for all of its files."""
     plan = request.planned()
     plan.check()
     return plan
 
 
 def _is_current(plan: Plan) -> bool:
-    """Every file is the one whose header was read."""
+    """Whether every source file is still the one whose header was read."""
     with suppress(OSError):
         return all(identity(path.stat()) == known for path, known in plan.index.identities.items())
     return False

@@ -1,4 +1,4 @@
-"""What follows the writing of a file: its SHA-256, its way to the disk, and the comparison with the source."""
+"""Work on a file while it is written: its SHA-256, its flush to disk, and the comparison with the source."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ckconv.publish.files import write_code
 from ckconv.system import MAX_OPEN, sync_data, syncs_data
 from ckconv.verification.tensors import Compared, Comparison, within
 
-#: Bytes between two requests: what a disk is busy with for some tenths of a second.
+#: Bytes between two flushes: some tenths of a second for a disk.
 SYNC_EVERY = 64 << 20
 
 
 def digest(fd: int, extent: Extent, progress: Progress) -> bytes:
-    """SHA-256 of what is in a part of the file, as it is written.
+    """Return the SHA-256 of a part of a file that is being written.
 
     Raises:
         InputError: ``input.unreadable``.
@@ -47,9 +47,9 @@ def digest(fd: int, extent: Extent, progress: Progress) -> bytes:
 
 
 def flush(fd: int, end: int, progress: Progress) -> None:
-    """Bring the file to the disk while it is written: a system says of a failed write once, to an open file.
+    """Flush a file to disk while it is written, because a system reports a failed write only once, to an open file.
 
-    What is left then is brought there with everything else of the output.
+    The last ``SYNC_EVERY`` bytes are flushed with the rest of the output.
 
     Raises:
         OutputError: ``output.write`` or ``output.space``.
@@ -67,19 +67,19 @@ def flush(fd: int, end: int, progress: Progress) -> None:
 
 
 class Reader:
-    """What the reader of the format finds in an output that is being written, read once for all of its files."""
+    """The index of an output that is being written, read once for all of its files by the reader of its format."""
 
     def __init__(self, read: Callable[[], TensorIndex]) -> None:
         """Read nothing yet.
 
         Args:
-            read: opens the output.
+            read: opens the output and returns its index.
         """
         self._read = read
         self._turn, self._found = Lock(), list[TensorIndex | None]()
 
     def early(self, growing: Growing) -> TensorIndex | None:
-        """As soon as the frames are there; ``None``: it takes more than them, or than files of the output."""
+        """Return the index as soon as headers are written; ``None`` if reading it takes tensors or other files."""
         with self._turn:
             if not self._found:
                 try:
@@ -91,7 +91,7 @@ class Reader:
             return self._found[0]
 
     def late(self) -> TensorIndex:
-        """When all is written."""
+        """Return the index of the complete output."""
         return (self._found and self._found[0]) or self._read()
 
 
@@ -105,13 +105,13 @@ def compare(
     tiles: Tiles | None = None,
     most: int = MAX_OPEN,
 ) -> Compared:
-    """Hold the tensors of an output, as the reader of its format finds them, against the source.
+    """Compare the tensors of an output, as the reader of its format finds them, with the source.
 
     Args:
-        growing: files that are being written.
-        only: compare the tensors that lie in one of these files alone, and nothing else.
-        but: leave those out that do.
-        most: files that may be open at once.
+        growing: the files that are being written.
+        only: compare only tensors that lie entirely in one of these files.
+        but: skip tensors that lie entirely in one of these files.
+        most: the number of files that may be open at once.
     """
     alone = within(only or but)
     with Files(plan.index.identities, growing, most) as files:
@@ -132,7 +132,7 @@ def compare(
 
 
 def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
-    """The comparison that was made when the source was converted, of what it became with what is made of that again."""
+    """Compare a restored source with the file it was restored from, as its conversion compared the two."""
     assert plan.restores is not None
     with Files(plan.index.identities) as files:
         found = Comparison(plan.index, out, files, left_out=plan.restores.left_out).run()

@@ -1,4 +1,4 @@
-"""Files of one output written, hashed, compared with the source and brought to the disk, all at the same time."""
+"""Write, hash, compare and flush the files of one output at the same time."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from ckconv.signals import check
 from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS
 from ckconv.verification.tensors import Compared
 
-#: Files at most that are written at once: what a disk takes, and a process may have open.
+#: The number of files that are written at once at most.
 MOST_FILES = 8
 
-#: Bytes that may be written and not compared yet, where converted rows are kept for that, or a server is asked.
+#: Bytes the writer may be ahead of the comparison, if converted rows are cached or the source is on a server.
 SHORT_LEAD = 4 << 20
 
-#: Seconds between two looks at a signal and at what the watcher should hear.
+#: Seconds between two checks for signals and progress.
 PATIENCE = 0.1
 
 
 class FileResult(NamedTuple):
-    """What became of one file.
+    """The result of writing one file.
 
     Attributes:
-        number: in the plan.
+        number: index of the file in the plan.
         digest: SHA-256 of :func:`ckconv.conversion.write.digested`.
-        compared: of the tensors that lie in it alone; ``None``: they are compared when all files are written.
-        losses: what its steps could not keep.
+        compared: the comparison of its tensors; ``None`` if they are compared after all files are written.
+        losses: values that its steps could not keep.
     """
 
     number: int
@@ -52,10 +52,10 @@ class FileResult(NamedTuple):
 
 
 class Pipeline:
-    """The files of tensors of one output, which are there with their frames.
+    """The weights files of one output, whose headers are already written.
 
-    A thread each writes, hashes, compares and flushes a file; they communicate by the file, behind
-    :class:`ckconv.conversion.progress.Progress`. Where no thread can be started, one follows the other.
+    Four threads write, hash, compare and flush a file. They share only the file and its
+    :class:`ckconv.conversion.progress.Progress`. Without threads, the four functions run one after another.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Pipeline:
         """Start nothing yet.
 
         Args:
-            source: what is read; who writes has descriptors of its own.
-            paths: where each file of the plan is, as a reader finds it.
+            source: the files of the source; the writer opens its own descriptors.
+            paths: the staged path of each file of the plan.
             read: opens the output with the reader of its format.
             verify: compare tensors with the source.
         """
@@ -84,14 +84,14 @@ class Pipeline:
     def run(
         self, numbers: Sequence[int], descriptor: Callable[[int], int], watcher: Callable[[int, str], None]
     ) -> list[FileResult]:
-        """Write these files of the plan, in order or side by side.
+        """Write these files of the plan, several at once.
 
         Args:
-            descriptor: of a file, by its number; called by this thread, as the watcher is.
+            descriptor: returns the descriptor of a file, by its number; called in this thread, as the watcher is.
 
         Raises:
-            CkconvError: of the first file with which something is wrong; of that, what the writer met, or who hashed,
-                compared or flushed it, in this order.
+            CkconvError: the error of the first file that fails; of its threads, the writer's first, then that of the
+                hash, the comparison, the flush.
         """
         count = self._side_by_side(len(numbers))
         self._most = MAX_OPEN if count == 1 else max(4, MAX_OPEN // (2 * count))
@@ -116,7 +116,7 @@ class Pipeline:
                     if (error := flight.error) is None:
                         found[flight.number] = flight.result
                         close_written(flight.fd)
-                    else:  # those before it are completed: something may be wrong there, too, and it would come first
+                    else:  # earlier files are completed: one of them may fail too, and its error comes first
                         errors[flight.number] = error
                         close_unwritten(flight.fd)
                         waiting.clear()
@@ -136,7 +136,7 @@ class Pipeline:
         return [found[number] for number in numbers]
 
     def compared(self, found: Sequence[FileResult]) -> Compared | None:
-        """What the comparison of all files found, and of what lies in several; ``None`` where that is not done."""
+        """Return the comparison of all files, and of tensors that span files; ``None`` without verification."""
         if not self._verify:
             return None
         done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
@@ -146,7 +146,7 @@ class Pipeline:
         return rest.join(done.values())
 
     def _side_by_side(self, files: int) -> int:
-        """Files that are written at once: one where another machine is asked in order, or errors are added up."""
+        """The number of files to write at once: one if a server sends the source in order, or errors are summed."""
         if not THREADS or ELSEWHERE or self._plan.errors is not None:
             return 1
         return max(1, min(files, made_at_once(), MOST_FILES))
@@ -161,7 +161,7 @@ class Pipeline:
         return progress
 
     def _tiles(self, number: int) -> Tiles | None:
-        """Where converted rows wait to be compared."""
+        """The cache of converted rows for the comparison; ``None`` if nothing is cached."""
         if self._pool is None or not self._verify:
             return None
         return tiles_for((step.action for step in self._plan.files[number].steps), made_at_once())
@@ -207,13 +207,13 @@ class Pipeline:
         except Stopped:
             if progress.stopped:
                 raise
-            return None  # it takes bytes of another file
+            return None  # the comparison needs bytes of another file
         finally:
             progress.leave("compare")
 
 
 def phase(plan: Plan) -> str:
-    """What a watcher calls writing it."""
+    """The name of the phase for a progress bar."""
     return "quantising" if plan.errors else "writing"
 
 
@@ -221,7 +221,7 @@ class _Flight(NamedTuple):
     """A file that is being written.
 
     Attributes:
-        tasks: who writes, hashes, compares and flushes it.
+        tasks: the writer, the hash, the comparison and the flush.
     """
 
     number: int
@@ -230,12 +230,12 @@ class _Flight(NamedTuple):
 
     @property
     def error(self) -> BaseException | None:
-        """What the first of those met, in their order, of those that were not only told to stop."""
+        """The first error in the order of ``tasks``; :class:`Stopped` only if there is no other."""
         errors = [error for task in self.tasks if (error := task.exception()) is not None]
         return next((error for error in errors if not isinstance(error, Stopped)), next(iter(errors), None))
 
     @property
     def result(self) -> FileResult:
-        """What became of it."""
+        """The result of all four tasks."""
         losses, found, compared, _ = self.tasks
         return FileResult(self.number, found.result(), compared.result(), losses.result())

@@ -7,6 +7,7 @@ that see the same files, and none waits for one that is dead. Who finds all of t
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
 from ckconv.publish.locks import Locked
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check, declare
-from ckconv.system import NO_LOCKS, allocate, read_at, sync, try_lock, write_at
+from ckconv.system import NO_LOCKS, allocate, read_at, try_lock, write_at
 from ckconv.verification.tensors import Compared
 
 #: Seconds between two looks at what others have done.
@@ -351,23 +352,13 @@ class SharedFiles:
 
     def _read(self, name: str) -> Any:
         """A document, ``None`` where there is none that makes sense."""
-        with suppress(OSError):
-            fd = self._made.open(name)
-            try:
-                return _document(fd)
-            finally:
-                close_unwritten(fd)
+        with suppress(OSError, ValueError, RecursionError):
+            return json.loads(self._made.read(name, _MOST))
         return None
 
     def _write(self, name: str, document: object) -> None:
-        import json
-
         self._made.remove(f"{name}.new")
-        fd = self._made.create(f"{name}.new", 0o600)
-        with open(fd, "wb") as file:
-            file.write(json.dumps(document).encode())
-            file.flush()
-            sync(fd)
+        self._made.write(f"{name}.new", json.dumps(document).encode())
         self._made.move(f"{name}.new", self._made, name)
         self._made.sync()
 
@@ -534,8 +525,6 @@ class SharedFiles:
 
     def published(self, verified: int | None) -> None:
         """Everything has its name: those who wait are told."""
-        import json
-
         write_at(self._turn, json.dumps({"verified": verified, "files": self._facts}).encode(), 0)
         self._is_published = True
 
@@ -592,8 +581,6 @@ class SharedFiles:
 
 def _document(fd: int) -> Any:
     """What a file holds, ``None`` where that makes no sense."""
-    import json
-
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(read_at(fd, _MOST, 0))
     return None

@@ -278,7 +278,7 @@ class _Staged:
             if frame.header:
                 write_at(fds[path], frame.header(result.digest), 0)
         pool = threads(1)
-        syncing = pool.submit(self._outputs.sync) if pool else None
+        syncing = pool.submit(self._outputs.fds.sync) if pool else None
         try:
             verified = self._checked(pipeline, results)
             files = [*self._files(results, whole=whole)]
@@ -289,7 +289,7 @@ class _Staged:
         if syncing:
             syncing.result()
         else:
-            self._outputs.sync()
+            self._outputs.fds.sync()
         return losses, files, verified
 
     def _parts(self) -> Iterator[tuple[OutputFile, Frame, Path]]:

@@ -14,13 +14,13 @@ from ckconv.errors import UsageError, VerifyError
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
-from ckconv.io.files import CHUNK
+from ckconv.io.digests import sha256_of
 from ckconv.plan.container import Container, Late, Written
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import SideFile, digest_of
 from ckconv.publish.staging import Room, Small
 from ckconv.record.schema import record_path
-from ckconv.system import read_at, sync, write_at
+from ckconv.system import sync, write_at
 
 if TYPE_CHECKING:
     from ckconv.conversion.conversion_record import Facts, Recorded
@@ -134,13 +134,8 @@ def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -
         at += len(data)
     if at != planned:
         raise AssertionError(f"{item.path.name} has {at:,} bytes, {planned:,} were planned")
-    if verify:
-        stored, end = sha256(), 0
-        while data := read_at(fd, CHUNK, end):
-            stored.update(data)
-            end += len(data)
-        if end != at or stored.digest() != meant.digest():
-            raise VerifyError("verify.file", "differs from what should have been written", path=item.path)
+    if verify and sha256_of(fd) != meant.hexdigest():
+        raise VerifyError("verify.file", "differs from what should have been written", path=item.path)
     sync(fd)
     return Written(item.path, at, meant.hexdigest())
 

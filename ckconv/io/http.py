@@ -48,23 +48,33 @@ _RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DI
 
 #: What a connection that is cut, refused or slow raises; and what no further try makes better.
 _CUT = (OSError, http.client.HTTPException, EOFError)
-_FINAL = (FileNotFoundError, PermissionError)
+_FINAL = (FileNotFoundError, PermissionError, FileExistsError)
 
 
-def retried(work: Callable[[], T], url: str) -> T:
+def retried(
+    work: Callable[[], T], url: str, *, cut: tuple[type[Exception], ...] = _CUT, code: str = "remote.read"
+) -> T:
     """What ``work`` gives, after as many tries as there are :data:`PAUSES` and one more.
 
+    Args:
+        cut: what another try may mend.
+        code: of the error.
+
     Raises:
-        OutputError: ``remote.read``, none went through.
+        OutputError: none went through.
     """
     for pause in (*PAUSES, None):
         try:
             return work()
-        except _CUT as error:
+        except CkconvError:
+            raise
+        except cut as error:
             if pause is None or isinstance(error, _FINAL):
                 reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-                message = f"cannot be read, after {len(PAUSES) + 1} tries: {short(str(reason))}"
-                raise OutputError("remote.read", message, path=url, hint="try again later") from error
+                what = f"read, after {len(PAUSES) + 1} tries: {short(str(reason))}"
+                if code != "remote.read":
+                    what = f"written, after {len(PAUSES) + 1} tries: {type(error).__name__}"
+                raise OutputError(code, f"cannot be {what}", path=url, hint="try again later") from error
             time.sleep(pause)
     raise AssertionError
 

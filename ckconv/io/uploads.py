@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -15,9 +14,6 @@ T = TypeVar("T")
 
 #: Bytes of a part: S3 takes ten thousand of them, so a file may have 640 GB.
 _PART = 64 << 20
-
-#: What no further try makes better.
-_FINAL = (PermissionError, FileNotFoundError, FileExistsError)
 
 
 class Uploads:
@@ -144,20 +140,15 @@ class Uploads:
         return f"{self._place.rstrip('/')}/{name}"
 
     def _tried(self, work: Callable[[], T], name: str) -> T:
-        for pause in (*http.PAUSES, None):
+        url = f"{self.url}/{name}" if name else self.url
+
+        def allowed() -> T:
             try:
                 return work()
-            except CkconvError:
-                raise
-            except Exception as error:
-                url = f"{self.url}/{name}" if name else self.url
-                if isinstance(error, PermissionError):
-                    raise InputError("input.unreadable", "may not be read: access is denied", path=url) from error
-                if pause is None or isinstance(error, _FINAL):
-                    message = f"cannot be written, after {len(http.PAUSES) + 1} tries: {type(error).__name__}"
-                    raise OutputError("remote.write", message, path=url, hint="try again later") from error
-                time.sleep(pause)
-        raise AssertionError
+            except PermissionError as error:
+                raise InputError("input.unreadable", "may not be read: access is denied", path=url) from error
+
+        return http.retried(allowed, url, cut=(Exception,), code="remote.write")
 
 
 def _discard(to: Any) -> None:

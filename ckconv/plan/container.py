@@ -1,4 +1,4 @@
-"""What a format adds around the tensors, as bytes."""
+"""The bytes that a format adds around the tensors: headers, entries and side files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Frame(NamedTuple):
     """The bytes of one output file that are not tensors.
 
     Attributes:
-        prologue: what stands before the first tensor, after the header.
-        header_bytes: bytes at the start that are only known at the end; the digest starts after them.
-        header: makes them out of the digest of prologue and tensors; ``None`` where there are none.
-        epilogue: what stands behind the last tensor, outside the digest.
+        prologue: bytes between the header and the first tensor.
+        header_bytes: size of the header, which is written last; the digest starts after it.
+        header: makes the header from the digest of prologue and tensors; ``None`` for a format without one.
+        epilogue: bytes after the last tensor, outside the digest.
     """
 
     prologue: bytes
@@ -27,16 +27,16 @@ class Frame(NamedTuple):
 
 
 class Container(NamedTuple):
-    """Everything in an output but its tensors.
+    """Everything in an output except its tensors.
 
     Attributes:
         frames: one for each file of the plan, in the plan's order.
-        side_files: name -> content of what is published beside the model; a name, or one in a directory there.
-        on_request: names of side files that are only written where they are asked for.
-        keys: what the files say besides, header fields and metadata, by name; two values that are equal say the same.
-        inside: documents within the files, by what a person is told they are.
-        notes: facts worth a line in the report that only show when the bytes are made.
-        check: raises if a program that is not ours does not open a file that was written.
+        side_files: name -> content of each file beside the model; a name may lie in a directory (``1_Pooling/x``).
+        on_request: names of side files that are written only if a flag asks for them.
+        keys: header fields and metadata by name, for comparison by value.
+        inside: name for people -> content of each document embedded in the files.
+        notes: lines for the report that are known only when the bytes are made.
+        check: raises if the format's reference reader does not open a file that was written.
     """
 
     frames: tuple[Frame, ...]
@@ -49,11 +49,11 @@ class Container(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Patterns of names that loaders look for in the directory of an output, whatever it was that left such a file.
+    """Patterns of file names that loaders look for in the directory of an output.
 
     Attributes:
-        weights: files of tensors, and what names those: nothing is written beside one.
-        documents: what describes weights, perhaps in a directory inside; with ``--force`` they go.
+        weights: files of tensors and their indexes; a conversion refuses to write beside one.
+        documents: files that describe weights, perhaps in a subdirectory; ``--force`` removes them.
     """
 
     weights: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ class Written(NamedTuple):
     """One file of an output.
 
     Attributes:
-        sha256: of the whole file, as hex.
-        payload_sha256: of the part whose digest its own header stores; empty where there is none.
+        sha256: digest of the whole file, as hex.
+        payload_sha256: digest that the file's header stores, as hex; empty for a format without one.
     """
 
     path: Path
@@ -75,12 +75,12 @@ class Written(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A file beside the model whose content is known when all files before it are written.
+    """A file beside the model whose content depends on the files written before it.
 
     Attributes:
-        nbytes: its size, told the files before it, whose digests are not known yet.
-        content: its bytes, told the same files: those of tensors, side files, and late ones, in this order.
-        names_digests: of whole files, also of those whose headers hold one.
+        nbytes: returns its size, given the earlier files (their digests are still zeros).
+        content: returns its bytes, given the earlier files: tensors, then side files, then late files.
+        names_digests: whether its content lists digests of whole files.
     """
 
     path: Path
@@ -90,5 +90,5 @@ class Late(NamedTuple):
 
 
 def nothing() -> Container:
-    """What stands around no files."""
+    """The container of an output without files."""
     return Container(())

@@ -12,17 +12,21 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.publish.files import close_unwritten
+from ckconv.publish.files import close_unwritten, close_written
 from ckconv.system import (
     CLOEXEC,
     DIRECTORY,
     NOFOLLOW,
+    NONBLOCK,
     RELATIVE,
     become_directory,
     is_own,
     link,
+    read_at,
+    sync,
     sync_directory,
     try_lock,
+    write_at,
 )
 
 
@@ -70,6 +74,23 @@ class Directory:
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
         """A descriptor of a file that is no link; of a new one, with ``O_CREAT``, where there is none."""
         return os.open(self._name(name), flags | NOFOLLOW | CLOEXEC, 0o666, dir_fd=self.fd)
+
+    def read(self, name: str, most: int) -> bytes:
+        """The first ``most`` bytes of a file that is no link."""
+        fd = self.open(name, NONBLOCK)
+        try:
+            return read_at(fd, most, 0)
+        finally:
+            close_unwritten(fd)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file that only this user reads, and bring it to the disk."""
+        fd = self.create(name, 0o600)
+        try:
+            write_at(fd, data, 0)
+            sync(fd)
+        finally:
+            close_written(fd)
 
     def make(self, name: str) -> Directory:
         """Make a directory in it, unless it is there."""

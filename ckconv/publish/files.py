@@ -22,7 +22,7 @@ from ckconv.errors import (
     shown,
     unreadable,
 )
-from ckconv.system import CLOEXEC, NONBLOCK, read_at
+from ckconv.system import CLOEXEC, NONBLOCK, read_at, sync, write_at
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
@@ -279,16 +279,17 @@ def create(path: Path) -> int:
 
 
 def write_file(fd: int, content: SideFile, path: Path) -> None:
-    """Write ``content`` to a new file, read it again and close it.
+    """Write ``content`` to a new file, read it again, bring it to the disk and close it.
 
     Raises:
         VerifyError: ``verify.file``, it holds something else.
     """
+    at = 0
     try:
         for piece in pieces_of(content):
-            view = memoryview(piece)
-            while len(view):
-                view = view[os.write(fd, view) :]
+            write_at(fd, piece, at)
+            at += len(piece)
+        sync(fd)
         if not is_in(fd, content):
             raise VerifyError("verify.file", "differs from what should have been written", path=path)
     except BaseException:

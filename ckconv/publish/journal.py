@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ckconv.errors import BROUGHT_BACK, OutputError
 from ckconv.publish.directory import Directory
-from ckconv.publish.files import CUT, close_unwritten, close_written, made_meanwhile
+from ckconv.publish.files import CUT, close_written, made_meanwhile
 from ckconv.publish.locks import Locked
-from ckconv.system import NONBLOCK, is_own, read_at, sync
+from ckconv.system import is_own
 
 #: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).
 #: What has another reason, such as a directory that may not be written to, comes again with what is done instead.
@@ -124,14 +124,7 @@ class Journal:
         self._replaced = self.staged.make(REPLACED)
         for folder_name in sorted({place[0] for place in take if len(place) > 1}):
             self._replaced.make(folder_name).close()
-        fd = self.staged.create(NAME, 0o600)
-        try:
-            data = memoryview(json.dumps(document).encode())
-            while len(data):
-                data = data[os.write(fd, data) :]
-            sync(fd)
-        finally:
-            close_written(fd)
+        self.staged.write(NAME, json.dumps(document).encode())
         for directory in (self._replaced, self.staged, self.here):
             directory.sync()
         for name in self.folders:
@@ -409,12 +402,7 @@ def _read(staged: Directory) -> tuple[Journal, list[str]] | None:
     import json
 
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        fd = staged.open(NAME, NONBLOCK)
-        try:
-            data = read_at(fd, _MOST, 0)
-        finally:
-            close_unwritten(fd)
-        document = json.loads(data)
+        document = json.loads(staged.read(NAME, _MOST))
         journal = Journal(staged, staged)
         journal.take = [_place(names) for names in document["take"]]
         journal.give = [(_place(names), int(inode)) for names, inode in document["give"]]

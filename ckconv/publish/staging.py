@@ -159,8 +159,6 @@ class Staging:
             raise
         self.left = locked.left
         self.journal = Journal(self.here, self.directory)
-        #: Side files that may not be on the disk.
-        self._unsynced: list[Place] = []
 
     @property
     def path(self) -> Path:
@@ -176,14 +174,13 @@ class Staging:
             return (*reader[:-1], name), folder.create(name, 0o666 & allowed)
 
     def add(self, what: Small, reader: Place, allowed: int) -> Place:
-        """Write a side file, and say where.
+        """Write a side file, bring it to the disk, and say where.
 
         Raises:
             VerifyError: see :func:`write_file`.
         """
         place, fd = self.create(reader, allowed)
         write_file(fd, what.content, self.path.joinpath(*place))
-        self._unsynced.append(place)
         return place
 
     def become(self, place: Path, allowed: int) -> None:
@@ -240,17 +237,6 @@ class Staging:
                 status = folder.status(name)
                 if name != NAME and status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                     os.truncate(folder.path / name, 0)
-
-    def sync(self) -> None:
-        """Bring the side files to the disk, each once."""
-        while self._unsynced:
-            with suppress(FileNotFoundError), within(self.directory, self._unsynced[-1]) as (folder, name):
-                fd = folder.open(name, os.O_RDWR)
-                try:
-                    sync(fd)
-                finally:
-                    close_unwritten(fd)
-            self._unsynced.pop()
 
     def sync_names(self) -> None:
         """Bring its names to the disk."""
@@ -513,20 +499,6 @@ class Outputs:
         assert staged is not None
         return staged
 
-    def sync(self) -> None:
-        """Bring all files to the disk.
-
-        Raises:
-            OutputError: ``output.write`` or ``output.space``.
-        """
-        self.fds.sync()
-        self._sync_small()
-
-    def _sync_small(self) -> None:
-        for parent, staging in self._stagings.items():
-            with failing(parent):
-                staging.sync()
-
     def publish(self, look: Callable[[], None] = lambda: None) -> None:
         """Give everything its name, while no other run names files there.
 
@@ -579,7 +551,6 @@ class Outputs:
                     raise made_meanwhile(file.target)
                 with failing(file.target):
                     self._bring(file, file.what)
-        self._sync_small()
         here = [staging.here for staging in self._stagings.values()]
         with failing(self.staging):
             self._main.arrange(
