@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.conversion.planning import make_plan, merged
-from ckconv.conversion.run import Report, run
-from ckconv.conversion.sidefiles import late_files
-from ckconv.conversion.upload import uploading
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
@@ -20,7 +17,6 @@ from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
-from ckconv.formats.model import Model
 from ckconv.formats.sides import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
@@ -36,6 +32,8 @@ if TYPE_CHECKING:
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
     from ckconv.conversion.progress import Watcher
+    from ckconv.conversion.run import Report
+    from ckconv.formats.model import Model
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
@@ -66,6 +64,8 @@ def open_model(
         index = open_index(as_path(path), format=format, follow_links=follow_links)
         if strict:
             noted(index, strict=True)
+        from ckconv.formats.model import Model
+
         return Model(index)
 
 
@@ -188,6 +188,10 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
+    from ckconv.conversion.run import run
+    from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.upload import uploading
+
     options = options or Options()
     check_values(options)
     check_alone({"resume": resume, "executor": executor} if mmproj is not None else {})
@@ -239,6 +243,8 @@ def edit(
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
     from ckconv.conversion.leftovers import check_in_place
+    from ckconv.conversion.run import run
+    from ckconv.conversion.sidefiles import late_files
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")

@@ -167,4 +167,4 @@ def vector(part: Part) -> Part:
     """A vector that its file stores as a matrix of one row or column."""
     stored = part.stored
     shape = tuple(size for size in stored.shape if size != 1) or (1,)
-    return Part(replace(stored, shape=shape)) if len(shape) == 1 else part
+    return Part(stored._replace(shape=shape)) if len(shape) == 1 else part

@@ -17,9 +17,9 @@ from ckconv.io.json import parse_object, read_document
 from ckconv.plan.container import Written
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import there
-from ckconv.record.conversion import DOCUMENT, IN_DIRECTORY, as_meant
+from ckconv.record.conversion import DOCUMENT, as_meant
 from ckconv.record.read import open_record
-from ckconv.record.schema import record_path
+from ckconv.record.schema import CONVERSION_NAME, record_path
 
 #: Fields of a conversion record -> how the output that is there was made, where they are others.
 _OTHERWISE = {
@@ -67,7 +67,7 @@ def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: 
 def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, ...]:
     assert place.directory is not None
     inside = plan.record is not None and format_of(plan.format).keeps_source
-    path = record_path(place.directory / plan.files[0].name) if inside else place.directory / IN_DIRECTORY
+    path = record_path(place.directory / plan.files[0].name) if inside else place.directory / CONVERSION_NAME
     if not there(path):
         raise _other(place, "without a conversion record")
     data = open_record(path).conversion() if inside else read_document(path, DOCUMENT)

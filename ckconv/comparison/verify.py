@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
-from ckconv.verification.tensors import Comparison, Progress, Soundness
+from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats
@@ -47,7 +47,7 @@ def verify_index(
     The source's own checksum comes first: nothing is right beside a damaged one.
 
     Args:
-        left_out, configuration, importance, decodes: see :class:`ckconv.verification.tensors.Comparison`.
+        left_out, configuration, importance, decodes: see :class:`ckconv.verification.tensors.TensorComparison`.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -64,7 +64,7 @@ def verify_index(
         if sound is not None:
             sound.begin()
         digests.begin()
-        found = Comparison(
+        found = TensorComparison(
             out,
             source,
             files,

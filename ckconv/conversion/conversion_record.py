@@ -20,7 +20,8 @@ from ckconv.io.files import readable
 from ckconv.options import Records, asked
 from ckconv.plan.container import Late, Written
 from ckconv.plan.steps import Plan
-from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
+from ckconv.record.conversion import SCHEMA, sealed
+from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX
 
 #: What a statement is about, and who makes it.
 BUILD_TYPE = "https://github.com/ckconv/ckconv/convert/v1"
@@ -114,7 +115,7 @@ class Facts:
 def record_file(place: Destination, content: Recorded) -> Late:
     """The record as a file of its own beside the output."""
     assert place.parent is not None
-    path = place.parent / (IN_DIRECTORY if place.directory else f"{place.file_name}{SUFFIX}")
+    path = place.parent / (CONVERSION_NAME if place.directory else f"{place.file_name}{CONVERSION_SUFFIX}")
     return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
 
 

@@ -17,7 +17,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.files import growing as opening
 from ckconv.publish.files import write_code
 from ckconv.system import MAX_OPEN, sync_data, syncs_data
-from ckconv.verification.tensors import Compared, Comparison, within
+from ckconv.verification.tensors import Compared, TensorComparison, within
 
 #: Bytes between two flushes: some tenths of a second for a disk.
 SYNC_EVERY = 64 << 20
@@ -115,7 +115,7 @@ def compare(
     """
     alone = within(only or but)
     with Files(plan.index.identities, growing, most) as files:
-        found = Comparison(
+        found = TensorComparison(
             out,
             plan.index,
             files,
@@ -135,6 +135,6 @@ def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
     """Compare a restored source with the file it was restored from, as its conversion compared the two."""
     assert plan.restores is not None
     with Files(plan.index.identities) as files:
-        found = Comparison(plan.index, out, files, left_out=plan.restores.left_out).run()
+        found = TensorComparison(plan.index, out, files, left_out=plan.restores.left_out).run()
         files.check_unchanged()
     return found

@@ -22,8 +22,7 @@ from ckconv.plan.container import Along
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import failing, holds
 from ckconv.publish.staging import Small
-from ckconv.record import conversion
-from ckconv.record.schema import record_path
+from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
 
 _HINT = "remove what is left over, or name another directory"
 
@@ -137,9 +136,9 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
         written: everything that is going to be written.
     """
     assert target.parent is not None
-    names = (checksums.IN_DIRECTORY, conversion.IN_DIRECTORY)
+    names = (checksums.IN_DIRECTORY, CONVERSION_NAME)
     if not target.directory:
-        names = (f"{target.file_name}{checksums.SUFFIX}", f"{target.file_name}{conversion.SUFFIX}")
+        names = (f"{target.file_name}{checksums.SUFFIX}", f"{target.file_name}{CONVERSION_SUFFIX}")
     left = [path for path in (target.parent / name for name in names) if path not in written and os.path.lexists(path)]
     return [f"{path.name} is already there and is not part of this output: remove it" for path in left]
 
@@ -160,9 +159,9 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     path = place.file
     if path.is_symlink():
         raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
-    own = (path.with_name(f"{path.name}{conversion.SUFFIX}"), record_path(path))
+    own = (path.with_name(f"{path.name}{CONVERSION_SUFFIX}"), record_path(path))
     speaking = [f"{other.name} beside it describes its present bytes" for other in own if os.path.lexists(other)]
-    for name, names_in in ((checksums.IN_DIRECTORY, checksums.names_in), (conversion.IN_DIRECTORY, _outputs_of)):
+    for name, names_in in ((checksums.IN_DIRECTORY, checksums.names_in), (CONVERSION_NAME, _outputs_of)):
         other = path.with_name(name)
         try:
             if other.is_file() and path.name in map(os.path.normpath, names_in(other)):
@@ -175,4 +174,6 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
 
 
 def _outputs_of(record: Path) -> list[str]:
-    return [name for name, _ in conversion.read_record(record).outputs]
+    from ckconv.record.conversion import read_record
+
+    return [name for name, _ in read_record(record).outputs]

@@ -57,8 +57,7 @@ def cut(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """One tensor as its file describes it: ``shape`` in elements, outermost first."""
 
     name: str

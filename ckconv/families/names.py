@@ -7,7 +7,6 @@ a model costs one dictionary look-up a tensor, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,8 +23,7 @@ HF, MLX, GGUF = "hf", "mlx", "gguf"
 _ALSO: Mapping[str, str] = {HF: MLX, MLX: HF}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One canonical tensor, or the share of one, that a stored tensor holds.
 
     Attributes:
@@ -49,8 +47,7 @@ class Part:
     by: Expression | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """A kind of stored tensor.
 
     Attributes:
@@ -181,7 +178,7 @@ class _Compiler:
                 continue
             for pattern in self._spelled(rows[0], name):
                 parts = tuple(
-                    replace(self._part(row, Cell(name), kind), number=n, stored=_segments(rows, kind))
+                    self._part(row, Cell(name), kind)._replace(number=n, stored=_segments(rows, kind))
                     for n, row in enumerate(rows)
                 )
                 yield Stored(f"{pattern}.{kind}", canonical_pattern(self.family, fusion.name, kind), parts)
@@ -198,8 +195,8 @@ class _Compiler:
         if there is not None and there.names != found.names and alone:
             self.choices[found.pattern] = (*self.choices.get(found.pattern, (there,)), found)
         elif there is not None and there.names != found.names and len(found.parts) == 1:
-            found = replace(there, parts=(*there.parts, *found.parts))
-            found = replace(found, canonical=self._whole(found))
+            found = there._replace(parts=(*there.parts, *found.parts))
+            found = found._replace(canonical=self._whole(found))
         self.stored[found.pattern] = found
         if written is None:
             return

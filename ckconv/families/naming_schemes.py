@@ -7,7 +7,6 @@ values as Hugging Face stores them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -129,13 +128,13 @@ def fuses_otherwise(family: Family, scheme: str, wholes: Iterable[str]) -> bool:
 
 
 def _in_order(found: Stored) -> Stored:
-    return replace(found, parts=_side_by_side([_canonical(part) for part in found.parts]))
+    return found._replace(parts=_side_by_side([_canonical(part) for part in found.parts]))
 
 
 def _canonical(part: Part) -> Part:
     """The part by itself, its values in canonical order."""
     axes = part.row.axes[: len(part.axes)] if part.stack else part.axes
-    return replace(part, axes=axes, stored=axes, number=0, value="", stack="")
+    return part._replace(axes=axes, stored=axes, number=0, value="", stack="")
 
 
 def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
@@ -143,7 +142,7 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
     if len(parts) == 1:
         return tuple(parts)
     rows: shapes.Product = (shapes.Segments(tuple(part.axes[0] for part in parts)),)
-    return tuple(replace(part, stored=(rows, *part.axes[1:]), number=n) for n, part in enumerate(parts))
+    return tuple(part._replace(stored=(rows, *part.axes[1:]), number=n) for n, part in enumerate(parts))
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)

@@ -9,7 +9,6 @@ those are of models that are more than this decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -121,7 +120,7 @@ def reference_names(family: Family) -> Names:
     """The names of a family's tensors there."""
     own = [names_of(family, scheme) for scheme in (GGUF, HF)]
     kinds = [found for names in own for found in names.stored.values()]
-    stored = {called: replace(found, pattern=called) for found in kinds if (called := _called(found))}
+    stored = {called: found._replace(pattern=called) for found in kinds if (called := _called(found))}
     pairs = [pair for names in own for pair in names.written.items()]
     written = {name: stored[called] for name, found in pairs if (called := _called(found))}
     return Names(stored, written, {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -77,7 +76,7 @@ def speech_names() -> Names:
     """The names of the file, for the rows of its family."""
     written = names_of(speech_family(), HF).written
     called = {
-        canonical: replace(written[canonical], pattern=name)
+        canonical: written[canonical]._replace(pattern=name)
         for canonical, name in speech().tensors.items()
         if canonical in written
     }

@@ -19,14 +19,15 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
         UnsupportedError: ``tower.unknown``, ``other`` has a tower, and ``index`` none that is known.
         InputError: ``model.config``.
     """
-    from ckconv.formats.huggingface.tower import tower_index, with_tower
-
     if other.format != index.format and not format_of(other.format).single and not format_of(index.format).single:
+        from ckconv.formats.huggingface.tower import with_tower
+
         return with_tower(index) if with_tower(other).tower else index
     tower = other.facts.get("kind") == "mmproj"
     if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
     from ckconv.core.towers import joined
+    from ckconv.formats.huggingface.tower import tower_index
 
     found = tower_index(index)
     return found if tower else joined(index, found)

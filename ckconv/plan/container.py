@@ -87,8 +87,3 @@ class Late(NamedTuple):
     nbytes: Callable[[Sequence[Written]], int]
     content: Callable[[Sequence[Written]], Iterable[bytes]]
     names_digests: bool = True
-
-
-def nothing() -> Container:
-    """The container of an output without files."""
-    return Container(())

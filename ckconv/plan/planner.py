@@ -224,9 +224,12 @@ class Planner(ABC):
         Args:
             types: of every tensor, its type in the source and in the output.
         """
+        pairs = Counter(pair for pair in types if pair[0].block > 1)
+        if not pairs:
+            return
         from ckconv.quant.reexpress import bits_a_weight, grown
 
-        for (one, other), count in Counter(pair for pair in types if pair[0].block > 1 and grown(*pair)).items():
+        for (one, other), count in ((pair, n) for pair, n in pairs.items() if grown(*pair)):
             are = "is" if count == 1 else "are"
             self.notes.append(
                 f"{counted(count, 'tensor')} of {one} ({bits_a_weight(one):.1f} bits a weight) {are} "

@@ -14,7 +14,6 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
-from ckconv.quant.mlx import MODES
 from ckconv.quant.quantise import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
@@ -69,6 +68,8 @@ def parsed(text: str) -> Asked:
     Raises:
         UsageError: ``usage.quantize``.
     """
+    from ckconv.quant.mlx import MODES
+
     first, *rest = text.split(",")
     rules = []
     for item in rest:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
-from ckconv.plan.container import Container, nothing
 from ckconv.plan.decoding import joined
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
 
 if TYPE_CHECKING:
+    from ckconv.plan.container import Container
     from ckconv.quant.codec import Floats
     from ckconv.quant.quantise import Errors
 
@@ -186,6 +186,12 @@ class Restored(NamedTuple):
     digests: Mapping[str, str]
 
 
+def _nothing() -> Container:
+    from ckconv.plan.container import Container
+
+    return Container(())
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything about an output but its bytes.
@@ -217,7 +223,7 @@ class Plan:
     rope_layout: str = ""
     engines: tuple[str, ...] = ()
     alternative: str = ""
-    contents: Callable[[], Container] = nothing
+    contents: Callable[[], Container] = _nothing
     record: Beside | None = None
     restores: Restored | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)

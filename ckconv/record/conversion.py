@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, escaped, unescaped, valid
@@ -22,10 +22,11 @@ from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.choices import check_values
 from ckconv.publish.files import there
-from ckconv.record.read import OpenRecord
+from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX
 
-IN_DIRECTORY = "ckconv.json"
-SUFFIX = ".ckconv.json"
+if TYPE_CHECKING:
+    from ckconv.record.read import OpenRecord
+
 SCHEMA = 1
 CODE = "record.conversion"
 
@@ -87,15 +88,15 @@ def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Ite
     if kept is not None and inside is not None:
         yield _listing(index, _parsed(inside, kept.path))
     first = index.files[0]
-    names = [f"{opened.name}{SUFFIX}", f"{first.name}{SUFFIX}"]
+    names = [f"{opened.name}{CONVERSION_SUFFIX}", f"{first.name}{CONVERSION_SUFFIX}"]
     shard = parse_shard_name(first.name)
-    names += [f"{shard.stem}.gguf{SUFFIX}"] if shard else []
+    names += [f"{shard.stem}.gguf{CONVERSION_SUFFIX}"] if shard else []
     for name in dict.fromkeys(names):
         path = first.parent / name
         if there(path):
             yield _listing(index, read_record(path))
             return
-    path = first.parent / IN_DIRECTORY
+    path = first.parent / CONVERSION_NAME
     if there(path):
         record = read_record(path)
         if _lists(record, first):  # else it is about another model there

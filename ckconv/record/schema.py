@@ -37,6 +37,9 @@ DOCUMENT_NAME = "record.json"
 #: The member that is the conversion record, if there is one.
 CONVERSION_NAME = "ckconv.json"
 
+#: What its name ends in beside a model that is one file.
+CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
+
 DOCUMENTS = (DOCUMENT_NAME, CONVERSION_NAME)
 
 #: Bytes of a file's name, in almost every file system.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
+class TokenizerFiles(NamedTuple):
     """The files, read.
 
     Attributes:
@@ -29,11 +27,11 @@ class TokenizerFiles:
     model: bytes | None = None
     moved: bool = False
     versioned: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
+    config: Mapping[str, Any] = {}
+    generation: Mapping[str, Any] = {}
     chat_template: object = None
-    added: Mapping[str, Any] = field(default_factory=dict)
+    added: Mapping[str, Any] = {}
     why: str = ""
     others: tuple[str, ...] = ()
 

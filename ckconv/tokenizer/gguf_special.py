@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
@@ -49,7 +48,7 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
     note = (
         f"llama.cpp has {last!r} for eos_token, as tokenizer.json appends it to a text; a text also ends after {own!r}"
     )
-    return replace(files, settings={**files.settings, "eos_token": last}), (note,)
+    return files._replace(settings={**files.settings, "eos_token": last}), (note,)
 
 
 def special_ids(

@@ -164,7 +164,7 @@ class Soundness(Digests):
 
 
 @dataclass(slots=True)
-class Comparison:
+class TensorComparison:
     """What :func:`ckconv.comparison.verify.verify_index` finds by looking at tensors, in the order of the files.
 
     Attributes:

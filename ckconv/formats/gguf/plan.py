@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -60,11 +61,10 @@ from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Conversion, Run
-from ckconv.tokenizer.documents import tokenizer_files
-from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
-from ckconv.tokenizer.made import as_read
 from ckconv.tokenizer.source import equal_tokens_of
-from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
+
+if TYPE_CHECKING:
+    from ckconv.tokenizer.gguf import TokenizerKeys
 
 #: What the file is called in a directory.
 MODEL_NAME = "model.gguf"
@@ -230,6 +230,9 @@ class GgufPlanner(Planner):
         config = self._config
         assert config is not None
         family = FAMILIES[config.family]
+        from ckconv.tokenizer.documents import tokenizer_files
+        from ckconv.tokenizer.gguf import tokenizer_keys
+
         tokenizer = tokenizer_keys(tokenizer_files(self.index), config.vocab_size)
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
@@ -250,6 +253,8 @@ class GgufPlanner(Planner):
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""
+        from ckconv.tokenizer.made import as_read
+
         found = as_read({key: metadata[key] for key in metadata.keys() & {_TOKENS}})
         count = found[_TOKENS].value.count if found else 0
         for key, _ in self.options.set_meta if count else ():
@@ -295,6 +300,8 @@ class GgufPlanner(Planner):
 
     def _name(self, tokenizer: TokenizerKeys) -> str:
         """What the source calls itself, or the directory that it is in."""
+        from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
+
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
         name = display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text

@@ -9,7 +9,6 @@ from ckconv.core.beside import beside, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
-from ckconv.formats.safetensors.modules import PLAIN, kept_documents, modules_of, pooling_of
 from ckconv.io.card import text_of_card
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
@@ -27,6 +26,8 @@ def gives_embeddings(index: TensorIndex) -> bool:
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return False
+    from ckconv.formats.safetensors.modules import modules_of
+
     classes = index.metadata.get("architectures")
     named = [str(name) for name in classes] if isinstance(classes, list) else []
     headless = [name.endswith("Model") and not name.endswith("LMHeadModel") for name in named]
@@ -49,8 +50,11 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
             "a Qwen3-Reranker ranks by its logits of yes and no; the GGUF is the plain language model, without the "
             "cls.output and the pooling RANK that llama.cpp's own converter makes for its server"
         )
-    modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
-    if not modules:
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return {}
+    from ckconv.formats.safetensors.modules import kept_documents, modules_of, pooling_of
+
+    if not (modules := modules_of(root_of(index))):
         return {}
     files = beside(index)
     number, said = pooling_of(files, modules)
@@ -78,9 +82,12 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
     """
-    modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return []
+    from ckconv.formats.safetensors.modules import PLAIN, modules_of
+
     return [
         Reason(f"modules.json names a {module.kind} after pooling ({module.path}/), which ckconv does not write", _HINT)
-        for module in modules
+        for module in modules_of(root_of(index))
         if module.kind not in PLAIN
     ]

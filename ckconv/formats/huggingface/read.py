@@ -145,7 +145,7 @@ def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
     """
     stored = {tensor.name: tensor for tensor in checkpoint.tensors}
     said = [item for shard in checkpoint.shards for item in shard.metadata.items()]
-    return [replace(stored[kept], name=name) for name, kept in said if kept in stored and name not in stored]
+    return [stored[kept]._replace(name=name) for name, kept in said if kept in stored and name not in stored]
 
 
 def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> Canonical:

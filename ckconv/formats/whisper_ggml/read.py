@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from struct import unpack
 from typing import Any, NamedTuple
@@ -173,7 +172,7 @@ def _are_usual(header: Header) -> bool:
 
 def _flat(stored: StoredTensor) -> StoredTensor:
     """A vector that is stored with an axis of one behind it."""
-    return replace(stored, shape=stored.shape[:-1]) if stored.shape[-1:] == (1,) else stored
+    return stored._replace(shape=stored.shape[:-1]) if stored.shape[-1:] == (1,) else stored
 
 
 def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
