@@ -23,6 +23,7 @@ from test_quantize import WIDE, checkpoint
 import ckconv
 from ckconv.conversion import follow, pipeline, write
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
+from ckconv.io import digests
 from ckconv.options import Options
 from ckconv.publish import staging
 from ckconv.signals import interruptible
@@ -288,7 +289,7 @@ def test_a_watcher_that_has_enough_ends_it_at_once(floats: Path, tmp_path: Path)
 def test_the_first_file_that_cannot_be_read_back_is_named(
     floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = follow.read_into
+    real = digests.read_into
     big, small = {"max_shard_bytes": 60_000}, list[str]()
 
     def failing(fd: int, *given: Any) -> int:
@@ -298,7 +299,7 @@ def test_the_first_file_that_cannot_be_read_back_is_named(
 
     right = converted(floats, tmp_path / "right", "safetensors", ONE, big)[1]
     sizes = {nbytes for name, nbytes, _ in right if not name.startswith("model-00001")}
-    monkeypatch.setattr(follow, "read_into", failing)
+    monkeypatch.setattr(digests, "read_into", failing)
     for jobs in (ONE, THREE):
         with pytest.raises(CkconvError, match="no such luck") as raised:
             converted(floats, tmp_path / str(jobs), "safetensors", jobs, big)
