@@ -10,12 +10,12 @@ from pathlib import Path
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
-from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import readable
 from ckconv.plan.container import Late, Written
 from ckconv.publish.files import opened_regular, there
+from ckconv.record.schema import named_after
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
 IN_DIRECTORY = "SHA256SUMS"
@@ -42,11 +42,11 @@ def checksum_file(target: Destination) -> Late:
 
 
 def _lines(files: Sequence[Written], parent: Path) -> Iterator[bytes]:
-    return (_line(file.sha256, _beside(file.path, parent)) for file in files)
+    return (_line(file.sha256, seen_from(file.path, parent)) for file in files)
 
 
-def _beside(path: Path, parent: Path) -> str:
-    """A side file may have been sent to another directory."""
+def seen_from(path: Path, parent: Path) -> str:
+    """Return a file's path from the output's directory ``parent``; a side file may lie elsewhere."""
     return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())
 
 
@@ -101,12 +101,11 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path |
         InputError: ``checksum.line``, a line is none; the list cannot be read.
     """
     found = None
-    for path in _lists(index, opened):
-        pairs = list(_pairs(path))
+    for path in (*named_after(index, opened, SUFFIX), index.files[0].parent / IN_DIRECTORY):
+        pairs = list(_pairs(path)) if there(path) else []
         if not pairs:
             continue
-        faults = [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]
-        if faults:
+        if faults := check_listed(path, pairs, digests):
             raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
         found = path
     return found
@@ -119,18 +118,6 @@ def names_in(path: Path) -> list[str]:
         InputError: ``checksum.line``, a line is none; the list cannot be read.
     """
     return [name for name, _ in _pairs(path)]
-
-
-def _lists(index: TensorIndex, opened: Path) -> Iterator[Path]:
-    first = index.files[0]
-    names = [f"{opened.name}{SUFFIX}", f"{first.name}{SUFFIX}"]
-    shard = parse_shard_name(first.name)
-    if shard:
-        names.append(f"{shard.stem}.gguf{SUFFIX}")
-    for name in dict.fromkeys((*names, IN_DIRECTORY)):
-        path = first.parent / name
-        if there(path):
-            yield path
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:

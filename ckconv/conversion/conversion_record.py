@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckconv.conversion.checksums import FileDigests
+from ckconv.conversion.checksums import FileDigests, seen_from
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, valid
@@ -42,7 +41,9 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
     parent = place.parent
 
     def content(files: Sequence[Written]) -> bytes:
-        outputs = [{"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files]
+        outputs = [
+            {"name": seen_from(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
+        ]
         made = {"schema": SCHEMA, "ckconv": __version__, **facts.asked, "sources": facts.sources, "outputs": outputs}
         return sealed(made)
 
@@ -63,7 +64,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> Late:
         sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
         statement = {
             "_type": "https://in-toto.io/Statement/v1",
-            "subject": [{"name": _beside(file.path, parent), "digest": {"sha256": file.sha256}} for file in files],
+            "subject": [{"name": seen_from(file.path, parent), "digest": {"sha256": file.sha256}} for file in files],
             "predicateType": "https://slsa.dev/provenance/v1",
             "predicate": {
                 "buildDefinition": {
@@ -126,7 +127,3 @@ def _size(path: Path) -> int:
 
 def _sources(index: TensorIndex) -> dict[str, Path]:
     return {path.name: path for path in index.files} | beside(index)
-
-
-def _beside(path: Path, parent: Path) -> str:
-    return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())

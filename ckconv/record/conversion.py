@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, escaped, unescaped, valid
 from ckconv.errors import InputError, UsageError, quoted
-from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.choices import check_values
 from ckconv.publish.files import there
-from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX
+from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX, named_after
 
 if TYPE_CHECKING:
     from ckconv.record.read import OpenRecord
@@ -87,15 +86,11 @@ def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Ite
     inside = kept.conversion() if kept else None
     if kept is not None and inside is not None:
         yield _listing(index, _parsed(inside, kept.path))
-    first = index.files[0]
-    names = [f"{opened.name}{CONVERSION_SUFFIX}", f"{first.name}{CONVERSION_SUFFIX}"]
-    shard = parse_shard_name(first.name)
-    names += [f"{shard.stem}.gguf{CONVERSION_SUFFIX}"] if shard else []
-    for name in dict.fromkeys(names):
-        path = first.parent / name
+    for path in named_after(index, opened, CONVERSION_SUFFIX):
         if there(path):
             yield _listing(index, read_record(path))
             return
+    first = index.files[0]
     path = first.parent / CONVERSION_NAME
     if there(path):
         record = read_record(path)

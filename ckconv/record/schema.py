@@ -19,7 +19,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.formats.gguf.spec import parse_shard_name
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import TensorIndex
 
 #: What the record of a file is called, behind the name of that.
 SUFFIX = ".source.zip"
@@ -133,6 +138,18 @@ class Record(NamedTuple):
             ],
         }
         return (json.dumps(document) + "\n").encode()
+
+
+def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
+    """Return the paths that a document beside a model may have: its names with ``suffix``; of shards, the whole's.
+
+    Args:
+        opened: the path that the user named.
+    """
+    first = index.files[0]
+    shard = parse_shard_name(first.name)
+    names = [opened.name, first.name, *([f"{shard.stem}.gguf"] if shard else [])]
+    return [first.parent / f"{name}{suffix}" for name in dict.fromkeys(names)]
 
 
 def record_path(made: Path) -> Path:

@@ -10,10 +10,9 @@ from typing import Any
 from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
-from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import LeftOut, equal_tokens
 
-_DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
+_CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
@@ -212,8 +211,10 @@ def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
+    from ckconv.io.json import Document, read_object
+
     try:
-        return read_object(path, _DOCUMENT) if path.is_file() else None
+        return read_object(path, Document("tokenizer", _CODE, _CODE, 64 << 20)) if path.is_file() else None
     except InputError as error:
-        error.code = _DOCUMENT.code
+        error.code = _CODE
         raise

@@ -8,7 +8,6 @@ aligned. The slots are in :mod:`ckconv.formats.bump.slots`.
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any, NamedTuple
 
@@ -146,6 +145,8 @@ def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
 
 def canonical_json(document: Any) -> bytes:
     """The one form in which the format hashes and embeds JSON: sorted keys, no spaces, ASCII escapes."""
+    import json
+
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError
-from ckconv.io.json import Document, read_object
-
-_DOCUMENT = Document("template", "template.json", "template.json", 4 << 20)
 
 #: Words for the order of RoPE rows in a template or configuration -> rows interleaved (``build_ir_v7.py``).
 ROPE_WORDS: dict[str, bool] = {
@@ -25,12 +22,12 @@ def read_template(path: Path, architecture: str) -> dict[str, Any]:
         InputError: ``template.missing``, the directory holds none for the architecture; ``template.json``; those of
             ``open_source``.
     """
-    if not path.is_dir():
-        return read_object(path, _DOCUMENT)
-    file = path / f"{architecture}.json"
-    if not file.is_file():
+    from ckconv.io.json import Document, read_object
+
+    file = path / f"{architecture}.json" if path.is_dir() else path
+    if file is not path and not file.is_file():
         raise InputError("template.missing", f"there is no {file.name} in it", path=path)
-    return read_object(file, _DOCUMENT)
+    return read_object(file, Document("template", "template.json", "template.json", 4 << 20))
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
@@ -80,6 +79,8 @@ def encode_header(tensors: Sequence[tuple[str, str, tuple[int, ...], int]], meta
     for name, dtype, shape, nbytes in tensors:
         header[name] = dict(zip(FIELDS, (dtype, list(shape), [at, at + nbytes]), strict=True))
         at += nbytes
+    import json
+
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
