@@ -36,7 +36,7 @@ def descriptor(outputs: Outputs) -> int:
 
 def write(outputs: Outputs, data: bytes) -> None:
     os.pwrite(descriptor(outputs), data, 0)
-    outputs.sync()
+    outputs.fds.sync()
 
 
 def names(directory: Path) -> list[str]:

@@ -50,7 +50,7 @@ def outputs(place: Path, *, force: bool = False) -> Outputs:
 
 def write(made: Outputs, place: Path) -> None:
     os.pwrite(made.fds[place / MODEL], NEW[MODEL], 0)
-    made.sync()
+    made.fds.sync()
 
 
 def put(place: Path, files: dict[str, bytes]) -> None:

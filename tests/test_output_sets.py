@@ -34,7 +34,7 @@ def shards(place: Path, *, directory: Path | None = None, force: bool = False) -
 def fill(outputs: Outputs) -> None:
     for path, fd in outputs.fds.items():
         os.pwrite(fd, NEW[path.name], 0)
-    outputs.sync()
+    outputs.fds.sync()
 
 
 def put(place: Path, files: dict[str, bytes]) -> None:

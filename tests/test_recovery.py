@@ -47,7 +47,7 @@ small = {side: Small(side.name, (content + side.name).encode())}
 with Outputs({one: Room(size), two: Room(size)}, small, force=True, last=[two, one]) as outputs:
     for path, fd in ((one, outputs.fds[one]), (two, outputs.fds[two])):
         os.pwrite(fd, (content + path.name).encode(), 0)
-    outputs.sync()
+    outputs.fds.sync()
     for name in call.split(","):
         setattr(os, name, hit(getattr(os, name)))
     outputs.publish()

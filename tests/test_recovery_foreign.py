@@ -39,7 +39,7 @@ rooms = {one: Room(3), two: Room(3)}
 with Outputs(rooms, {side: Small("config.json", b"new")}, force=True) as outputs:
     for path in rooms:
         os.pwrite(outputs.fds[path], b"new", 0)
-    outputs.sync()
+    outputs.fds.sync()
     for name in ("link", "rename", "replace", "mkdir", "unlink", "rmdir", "open"):
         setattr(os, name, hit(getattr(os, name)))
     outputs.publish()

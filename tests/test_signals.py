@@ -279,7 +279,7 @@ def test_a_signal_at_any_function_call_leaves_nothing_of_an_output_behind(tmp_pa
     def work() -> None:
         with Outputs({tmp_path / "out.bump": Room(3)}, {}) as outputs:
             os.write(outputs.fds[tmp_path / "out.bump"], b"all")
-            outputs.sync()
+            outputs.fds.sync()
 
     number = 1
     while interrupted_at(number, work):
