@@ -332,7 +332,7 @@ def check_output(
         path: what the user named.
         named: side file -> where it is, if not beside the model.
     """
-    from ckconv.comparison.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
+    from ckconv.comparison.verify import Request, check_beside, check_source_record, verify_alone, verify_whole
 
     if source is not None:
         out, source = seen_as(source, out), seen_as(out, source)

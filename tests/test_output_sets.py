@@ -203,8 +203,8 @@ def test_every_file_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.Mo
         synced.append(os.fstat(fd).st_ino)
         fsync(fd)
 
+    monkeypatch.setattr(os, "fsync", spied)
     with shards(tmp_path) as outputs:
-        monkeypatch.setattr(os, "fsync", spied)
         fill(outputs)
         staged = [path.stat().st_ino for path in outputs.staging.iterdir()]
         outputs.publish()

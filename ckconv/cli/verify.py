@@ -172,7 +172,7 @@ def _rebuilt(
     """Every byte of the output, and what it is made of."""
     from ckconv.api import prepare
     from ckconv.comparison.rebuild import rebuild
-    from ckconv.comparison.whole import Beside
+    from ckconv.comparison.verify import Beside
     from ckconv.conversion.towers import prepare_tower
 
     if src is None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckconv.comparison.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
+from ckconv.comparison.verify import Request, check_beside, check_source_record, verify_alone, verify_whole
 from ckconv.conversion.conversion_record import Recorded
 from ckconv.errors import CkconvError, OutputError
 from ckconv.formats import format_of

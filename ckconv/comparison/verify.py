@@ -1,18 +1,42 @@
-"""Whether a file holds what it says, and what its source holds: its tensors, and its checksums over the same bytes."""
+"""Verify an output: checksums, structure, every tensor against its source, and everything that it says besides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckconv.comparison.replan import content_of_plan, plan_again, restoring_again
+from ckconv.conversion.checksums import FileDigests, check_listed, check_sums
+from ckconv.conversion.readback import check_frame, check_kept
+from ckconv.core.beside import beside
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.families.ages import DEFAULT
+from ckconv.families.own import own_files
+from ckconv.formats import format_of
+from ckconv.formats.bump.documents import check_documents
 from ckconv.io.digests import Digests
-from ckconv.io.files import Files
+from ckconv.io.files import Files, readable
+from ckconv.options import Options, asked
+from ckconv.plan.steps import Plan
+from ckconv.publish.files import holds, opened_regular
+from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
+from ckconv.record.read import OpenRecord, record_beside
+from ckconv.verification.content import check_json, content_of_index, differences
+from ckconv.verification.statements import HINT, faults_of
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats
+
+CODE = "verify.content"
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
 
 
 class Verified(NamedTuple):
@@ -30,6 +54,118 @@ class Verified(NamedTuple):
     payload_sha256: str
     compared: bool
     rounded: int = 0
+
+
+class Request(NamedTuple):
+    """What is verified, and against what.
+
+    Attributes:
+        options: of the conversion, as far as they are known.
+        weights: the tensors alone.
+        named: side file -> where it is, if not beside the model.
+        directory: the output is a directory.
+    """
+
+    options: Options
+    weights: bool = False
+    named: Mapping[str, Path] | None = None
+    directory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lies beside an output and says what it should be.
+
+    Attributes:
+        record: of the conversion.
+        sums: a list of checksums.
+        kept: the options that the source record of a bump file says, where there is no conversion record.
+    """
+
+    record: ConversionRecord | None
+    sums: Path | None
+    kept: Options = field(default_factory=Options)
+
+    @property
+    def path(self) -> Path | None:
+        """The record's."""
+        return self.record.path if self.record else None
+
+    def options(self, given: Options, adapters: Sequence[object]) -> Options:
+        """What was asked for: what is given, and what the record says besides.
+
+        Raises:
+            UsageError: ``usage.flag``, the record says that files were used which are not named.
+        """
+        if self.record is not None:
+            for flag in self.record.besides:
+                named = {"--adapter": adapters, "--template": given.template, "--imatrix": given.imatrix}
+                if not named[flag.partition(" ")[0]]:
+                    raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
+            for name, digest in self.record.families:
+                used = own_files().digests.get(name)
+                if used != digest:
+                    what = "another file was given" if used else "name it again"
+                    message = f"{self.record.path.name} says that the family file {name} was used: {what}"
+                    raise UsageError("usage.flag", message, hint=f"the file's SHA-256 was {digest}")
+        changed = {found.option.name: found.value for found in asked(given)}
+        return replace(self.record.options if self.record else self.kept, **changed)
+
+
+def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
+    """Hold every file of an output against the records and the checksums that lie beside it.
+
+    Args:
+        opened: what the user named.
+
+    Raises:
+        VerifyError: ``verify.checksum``, a file has another digest.
+        InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
+    """
+    digests = FileDigests()
+    kept = None
+    if format_of(out.format).keeps_source:
+        with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
+            kept = record_beside(out)
+    records = list(records_of(opened, out, kept))
+    for record in records:
+        faults = check_listed(record.path, record.outputs, digests)
+        if source is not None:
+            there = {path.name: path for path in source.files} | beside(source)
+            faults += [
+                f"{name} is not the file that was converted: its SHA-256 is {digests.of(there[name])}, {digest} was"
+                for name, digest in record.sources
+                if name in there and digests.of(there[name]) != digest
+            ]
+        if faults:
+            raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
+    options = recorded_options(kept) if kept and not records else Options()
+    ages = str(out.facts.get("engines") or DEFAULT).split(", ")
+    if not options.engine and DEFAULT not in ages:
+        options = replace(options, engine=ages[0])  # the file says for which it is
+    sums = check_sums(out, opened, digests)
+    return Beside(records[0] if records else None, sums, options)
+
+
+def check_source_record(out: TensorIndex) -> OpenRecord | None:
+    """The source record beside a file, checked whole; ``None`` where there is none.
+
+    Raises:
+        VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
+            it lists.
+        InputError: ``record.*``, it is malformed.
+    """
+    if not format_of(out.format).single:
+        return None
+    try:
+        found = record_beside(out)
+        if found is not None:
+            found.check()
+    except InputError as error:
+        if error.code in ("record.foreign", "record.content"):
+            raise VerifyError.of(error) from error
+        raise
+    return found
 
 
 def verify_index(
@@ -80,3 +216,95 @@ def verify_index(
             sound.check()
     digest = out.checksums[0].stored.hex() if out.checksums else ""
     return Verified(found.tensors, found.zero_filled, digest, source is not None, found.rounded)
+
+
+def verify_alone(
+    out: TensorIndex, named: Mapping[str, Path] | None = None, *, progress: Progress | None = None
+) -> Verified:
+    """An output without its source: what it holds is well-formed.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``.
+        InputError: ``side.json``, a file beside it is malformed.
+    """
+    check_json(content_of_index(out, named))
+    found = verify_index(out, None, progress=progress)
+    check_documents(out, named)
+    return found
+
+
+def verify_whole(
+    out: TensorIndex, source: TensorIndex, asked: Request, *, progress: Progress | None = None
+) -> Verified:
+    """Every tensor against its source, then metadata, tokenizer and side files against what the source makes.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``, with every fault found.
+        InputError: ``side.json``, a file beside the output is malformed.
+    """
+    options = asked.options
+    plan: Plan | None = None
+    reason: UnsupportedError | None = None
+    if not asked.weights or options.imatrix:
+        try:
+            plan = _plan(out, source, asked)
+        except UnsupportedError as error:
+            reason = error
+    left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
+    found = verify_index(
+        out,
+        source,
+        left_out=left_out,
+        configuration=not (options.set_meta or options.drop_meta or asked.weights),
+        progress=progress,
+        importance=plan.importance if plan else None,
+        decodes=options.decodes if options.dequantize or options.decode else None,
+    )
+    if asked.weights:
+        return found
+    if _is_kept(out, source) and _is_restored(out, source, asked):
+        return found
+    if reason is not None:
+        message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
+        raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
+    assert plan is not None
+    meant = content_of_plan(plan.contents())
+    said = islice(faults_of(out, source, options), _ENOUGH)
+    planned = islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)
+    faults = [*dict.fromkeys(str(fact) for fact in (*said, *planned))]
+    if faults:
+        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
+    return found
+
+
+def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
+    options = replace(asked.options, source_record=False)
+    plan = plan_again(source, out, options, directory=asked.directory)
+    plan.check()
+    return plan
+
+
+def _is_kept(out: TensorIndex, source: TensorIndex) -> bool:
+    """A record beside the source may be of the output: anything beside a bump file, a checkpoint beside a GGUF."""
+    was, made = format_of(source.format), format_of(out.format)
+    return (was.keeps_source, was.single) > (made.keeps_source, made.single)
+
+
+def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
+    """The output is the very source that the record beside the bump file keeps."""
+    try:
+        plan = restoring_again(source, out, asked.options, directory=asked.directory)
+        if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
+            return False
+        container = plan.contents()
+        paths = list(out.files) if format_of(out.format).single else sorted(out.files)
+        for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
+            with readable(path), opened_regular(path) as fd:
+                check_frame(file, frame, b"", fd, path)
+        check_kept(plan, paths, out.path)
+    except CkconvError as error:
+        if isinstance(error, InputError) and not error.code.startswith("record."):
+            raise
+        return False
+    place = out.files[0].parent
+    return all(holds(place / name, content) for name, content in container.side_files.items())
