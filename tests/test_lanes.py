@@ -27,6 +27,7 @@ from ckconv.io import digests
 from ckconv.options import Options
 from ckconv.publish import staging
 from ckconv.signals import interruptible
+from ckconv.system import ELSEWHERE
 
 #: ``jobs`` -> lanes of an output of many files.
 ONE, THREE = 1, 3
@@ -94,6 +95,17 @@ def test_bytes_and_report_do_not_depend_on_the_number(
     assert len(alone[1]) > 3
     lanes.wanted = 3
     assert converted(source_of(name, floats), tmp_path / "three", to, THREE, options, verify=verify) == alone
+    assert lanes.most == 3
+
+
+def test_a_server_that_another_conversion_asked_does_not_make_this_one_slow(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ELSEWHERE, (0, 0), lambda offset, nbytes, *, in_order: bytes(nbytes))
+    lanes, real = Lanes(), pipeline.write_file
+    lanes.wanted = 3
+    monkeypatch.setattr(pipeline, "write_file", lambda *given: lanes.writing(real, *given))
+    converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
     assert lanes.most == 3
 
 

@@ -78,6 +78,9 @@ class Pipeline:
         """
         self._plan, self._source, self._paths = plan, source, list(paths)
         self._verify = verify and not plan.restores
+        sources = (plan.index, *(adapter for adapter, _ in plan.index.adapters))
+        #: A server sends the source, or an adapter.
+        self._on_server = any(known[:2] in ELSEWHERE for each in sources for known in each.identities.values())
         self._parts = list(zip(plan.files, container.frames, paths, strict=True))
         self._reader = Reader(read)
 
@@ -147,7 +150,7 @@ class Pipeline:
 
     def _side_by_side(self, files: int) -> int:
         """The number of files to write at once: one if a server sends the source in order, or errors are summed."""
-        if not THREADS or ELSEWHERE or self._plan.errors is not None:
+        if not THREADS or self._on_server or self._plan.errors is not None:
             return 1
         return max(1, min(files, made_at_once(), MOST_FILES))
 
@@ -155,7 +158,7 @@ class Pipeline:
         file, frame, path = self._parts[number]
         leads = {"digest": LEAD}
         if self._verify:
-            leads["compare"] = SHORT_LEAD if ELSEWHERE or self._tiles(number) else LEAD
+            leads["compare"] = SHORT_LEAD if self._on_server or self._tiles(number) else LEAD
         progress = Progress(leads if self._pool is not None else {})
         progress.written = payload(file, frame, path).offset
         return progress
