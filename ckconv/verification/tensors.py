@@ -192,7 +192,6 @@ class TensorComparison:
     absent: bool = True
     rounded: int = 0
     zero_filled: int = 0
-    unheld: int = 0
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
 
@@ -202,8 +201,10 @@ class TensorComparison:
             # An edited header says that it is another model.
             self.out, self.source = self.out.as_container, source.as_container
         self._embedded = _within_text(self.out)
-        # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
-        self._no_part = {item.stored.name for item in self.out.dropped}
+        if self.source is not None and self.source.format != self.out.format:
+            # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
+            theirs = _every_tensor(self.source)
+            self._no_part = {key for key in _no_part(self.out) if key not in theirs}
 
     def run(self) -> Compared:
         """Look at everything."""
@@ -217,13 +218,15 @@ class TensorComparison:
                 faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(_every_tensor(self.out)) - self.zero_filled - self.unheld - len(self._embedded)
+        count = len(_every_tensor(self.out)) - self.zero_filled - len(self._no_part) - len(self._embedded)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
     def _tensor(self, key: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> Iterator[Fault]:
         """Look at one tensor of the output."""
         yield from self._padding(tensor)
+        if key in self._no_part:
+            return
         twin = theirs.get(key)
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
             twin = theirs.get("token_embedding.weight")
@@ -239,8 +242,6 @@ class TensorComparison:
         elif self.source is not None:
             if self._says_nothing(tensor, self.out):
                 self.zero_filled += 1
-            elif self.source.format != self.out.format and tensor.source in self._no_part:
-                self.unheld += 1
             elif tensor.may_be_absent:
                 text = f"{_label(tensor)} is not zero, but the source has no such tensor"
                 yield Fault("verify.tensor", text, tensor.source)
@@ -401,10 +402,14 @@ def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
 
     Those that are no part of the model may be zeros, where the source has none.
     """
-    dropped = {item.name or item.stored.name: item.stored for item in index.dropped if item.copied}
-    copied = {name: replace(plain_tensor(s.name, s), may_be_absent=True) for name, s in dropped.items()}
-    others = {**index.unnamed, **copied} if copied else index.unnamed
-    return {**index.tensors, **{f"\0{name}": tensor for name, tensor in others.items()}} if others else index.tensors
+    others = {f"\0{name}": tensor for name, tensor in index.unnamed.items()}
+    return {**index.tensors, **others, **_no_part(index)} if others or index.dropped else index.tensors
+
+
+def _no_part(index: TensorIndex) -> Mapping[str, Tensor]:
+    """Tensors that a rule leaves out of other formats, by the names of :func:`_every_tensor`."""
+    dropped = {f"\0{item.name or item.stored.name}": item.stored for item in index.dropped if item.copied}
+    return {key: replace(plain_tensor(s.name, s), may_be_absent=True) for key, s in dropped.items()}
 
 
 def within(paths: Iterable[Path]) -> Callable[[Tensor], bool]:
