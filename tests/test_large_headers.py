@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_builder import Tensor, gguf
+from gguf_builder import F16, Tensor, gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
 from test_memory import COMMAND, MB, peak
 
 from ckconv.cli.jsontext import json_parts
+from ckconv.core import made
 from ckconv.errors import InputError
 from ckconv.formats.safetensors import header as safetensors_header
 from ckconv.formats.safetensors.read import read_safetensors
@@ -48,6 +49,12 @@ def entry(n: int) -> str:
     return f'"model.layers.{n}.self_attn.q_proj.weight":{{"dtype":"F32","shape":[2,2],{place}}}'
 
 
+def of(path: Path, count: int) -> Path:
+    if path.suffix == ".gguf":
+        return gguf_of(path, count)
+    return safetensors_of(path, f"{{{','.join(map(entry, range(count)))}}}".encode(), 16 * count)
+
+
 def safetensors_of(path: Path, header: bytes, nbytes: int = 0) -> Path:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
@@ -65,10 +72,7 @@ def refused(path: Path) -> InputError:
 @pytest.mark.parametrize("format", ["gguf", "safetensors"])
 def test_many_tensors_take_little_memory_each(tmp_path: Path, format: str, flags: list[str]) -> None:
     path = tmp_path / f"m.{format}"
-    if format == "gguf":
-        gguf_of(path, MANY)
-    else:
-        safetensors_of(path, f"{{{','.join(map(entry, range(MANY)))}}}".encode(), 16 * MANY)
+    of(path, MANY)
     flags = [flag.replace("blk", "model.layers") if format == "safetensors" else flag for flag in flags]
     assert peak(COMMAND, "inspect", path, *flags) < 125 * MB
 
@@ -125,6 +129,47 @@ def test_a_text_of_four_megabytes_takes_a_small_multiple_of_them(
     assert peak(COMMAND, "inspect", path, *flags) < 60 * MB + 12 * 4_000_000
     assert len(ckconv("inspect", path, *flags).out) in lengths
     assert flags or "\\x00... 4,000,000 characters in all" in ckconv("inspect", path, *flags).out
+
+
+@pytest.mark.parametrize("format", ["gguf", "safetensors"])
+def test_a_million_tensors_are_converted_in_600_megabytes(tmp_path: Path, format: str) -> None:
+    """Of two conversions without what small models keep: what each tensor takes, and the rest once."""
+    settings = """
+import ckconv.core.made as made
+import ckconv.formats.safetensors.reference as reference
+made.KEPT = reference._MAX_HEADER = 0
+"""
+    few, many = (of(tmp_path / f"{count}.{format}", count) for count in (8_000, 32_000))
+    for command in (("convert", "{}", "{}.out", "--to", format), ("verify", "{}.out", "{}")):
+        less, more = (peak(settings + COMMAND, *(word.format(path) for word in command)) for path in (few, many))
+        each = (more - less) / 24_000
+        assert less + each * (1_000_000 - 8_000) < 600 * MB
+
+
+def test_tensors_that_are_not_kept_are_written_and_compared_as_those_that_are(
+    tmp_path: Path, ckconv: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sorted(f"layers.{n}.{what}" for n in range(12) for what in ("q.weight", "norm.weight", "steps"))
+    model = [Tensor(name, (2, 8), F16) if name.endswith("q.weight") else Tensor(name, (8,)) for name in names]
+    source = tmp_path / "m.gguf"
+    source.write_bytes(gguf([("general.architecture", "str", "unheard-of")], model))
+    for kept in (1 << 16, 0):
+        monkeypatch.setattr(made, "KEPT", kept)
+        where = tmp_path / str(kept)
+        where.mkdir()
+        for target in ("m.gguf", "m/ --to gguf --max-shard-size 200", "a/ --to safetensors --names gguf"):
+            assert ckconv("convert", source, *f"{where}/{target}".split()).code == 0
+        copy = f"{where}/b/ --to safetensors --max-shard-size 200".split()
+        assert ckconv("convert", where / "a", *copy).code == 0
+        assert ckconv("convert", f"{where}/b", f"{where}/c/", "--to", "safetensors", "--drop", "*norm*").code == 0
+        assert ckconv("diff", where / "a", where / "b").code == 0
+        assert ckconv("verify", where / "m.gguf", source).code == 0
+    trees = [
+        {p.relative_to(tmp_path / d): p.read_bytes() for p in sorted((tmp_path / d).rglob("*.*"))}
+        for d in ("65536", "0")
+    ]
+    assert trees[0] == trees[1]
+    assert len(trees[0]) > 6
 
 
 def test_a_million_and_one_tensors_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

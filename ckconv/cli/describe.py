@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +47,7 @@ class Description:
     """Everything ``inspect`` prints, independent of how."""
 
     index: TensorIndex
-    shown: tuple[StoredTensor, ...]
+    shown: Sequence[StoredTensor]
     targets: tuple[Target, ...]
     hashes: Hashes | None
     overview: Overview

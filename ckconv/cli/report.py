@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ckconv.cli.changes import errors_of, merged_lines, names_beside, quantised_lines, rounded_lines
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
@@ -63,7 +64,8 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         return
     if settings.quiet:
         return
-    written = _counts(plan)
+    ways = _ways(plan)
+    written = _counts(ways)
     # What comes back out of a record is not in the bump file that the others are compared with.
     total = sum(written.values())
     # A head that is stored beside the embedding which it is, is verified for itself; so are the
@@ -77,7 +79,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {counted(total, 'tensor')} from {plan.index.path.name}"
         f"{f' ({source})' if (source := _source(plan.index)) else ''}",
-        f"  {summary(plan)}",
+        f"  {_summary(plan, ways)}",
         *rounded_lines(report, settings),
         *merged_lines(report, settings),
         *quantised_lines(plan),
@@ -188,32 +190,52 @@ def _model(index: TensorIndex) -> str:
     return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
 
 
-def _actions(plan: Plan) -> dict[str, Step]:
-    """Canonical name of every tensor that is written -> the first step that writes of it.
+class _Way(NamedTuple):
+    """What happens to a tensor; ``packed``: copied, and not as it lies."""
+
+    action: Action
+    reordered: bool
+    transposed: bool
+    packed: bool
+
+
+def _ways(plan: Plan) -> Counter[_Way]:
+    """How many canonical tensors go which way, each by the first step that writes of it.
 
     A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
     """
-    index = plan.index
-    found: dict[str, Step] = {}
+    found: Counter[_Way] = Counter()
+    seen: set[str] = set()
     for step in plan.steps:
-        if step.target.name == HEAD:  # a tied head that is stored is read from the embedding
-            found.setdefault(HEAD, step)
-            continue
-        for tensor in step.sources:
-            name = tensor.name
-            names = (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
-            for canonical in names:
-                found.setdefault(canonical, step)
+        names = {name for name in _names(step, plan.index) if name not in seen}
+        if names:
+            action, reordered, transposed = step.action, step.reordered, step.transposed
+            lies = action is not Action.COPY or reordered or transposed or step.copied is not None
+            found[_Way(action, reordered, transposed, not lies)] += len(names)
+            seen |= names
     return found
 
 
-def _counts(plan: Plan) -> Counter[Action]:
-    return Counter(step.action for step in _actions(plan).values())
+def _names(step: Step, index: TensorIndex) -> Iterator[str]:
+    """Canonical names of what a step writes."""
+    if step.target.name == HEAD:  # a tied head that is stored is read from the embedding
+        yield HEAD
+        return
+    for tensor in step.sources:
+        name = tensor.name
+        yield from (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
 
 
-def _transposed(plan: Plan) -> int:
+def _counts(ways: Counter[_Way]) -> Counter[Action]:
+    counts: Counter[Action] = Counter()
+    for way, tensors in ways.items():
+        counts[way.action] += tensors
+    return counts
+
+
+def _transposed(ways: Counter[_Way]) -> int:
     """Tensors whose values are copied one by one, and whose rows become columns."""
-    return sum(step.action is Action.COPY and step.transposed for step in _actions(plan).values())
+    return sum(n for way, n in ways.items() if way.action is Action.COPY and way.transposed)
 
 
 def _types(plan: Plan, action: Action) -> str:
@@ -225,13 +247,10 @@ def _types(plan: Plan, action: Action) -> str:
     return sources if sources == targets else f"{sources} -> {targets}"
 
 
-def _moved(plan: Plan, action: Action) -> str:
-    """How the rows of these steps move, for a bracket: empty where bytes are copied as they lie."""
-    steps = [step for step in _actions(plan).values() if step.action is action]
-    reordered = sum(step.reordered for step in steps)
-    packed = 0
-    if action is Action.COPY:
-        packed = sum(step.copied is None and not (step.reordered or step.transposed) for step in steps)
+def _moved(plan: Plan, ways: Counter[_Way], action: Action) -> str:
+    """How the rows of these tensors move, for a bracket: empty where bytes are copied as they lie."""
+    reordered = sum(n for way, n in ways.items() if way.action is action and way.reordered)
+    packed = sum(n for way, n in ways.items() if way.action is action and way.packed)
     words = []
     if reordered:
         words.append(f"{reordered} of them in {plan.rope_layout} RoPE row order")
@@ -255,11 +274,15 @@ _VERBS = {
 
 def summary(plan: Plan) -> str:
     """What is done to how many tensors, in one line."""
-    counts, transposed = _counts(plan), _transposed(plan)
-    parts = [f"copied {counts[Action.COPY] - transposed} byte for byte{_moved(plan, Action.COPY)}"]
+    return _summary(plan, _ways(plan))
+
+
+def _summary(plan: Plan, ways: Counter[_Way]) -> str:
+    counts, transposed = _counts(ways), _transposed(ways)
+    parts = [f"copied {counts[Action.COPY] - transposed} byte for byte{_moved(plan, ways, Action.COPY)}"]
     parts += [f"transposed {transposed}"] if transposed else []
     parts += [
-        f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, action)}"
+        f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, ways, action)}"
         for action in _VERBS
         if counts[action] and action is not Action.COPY
     ]
@@ -268,7 +291,8 @@ def summary(plan: Plan) -> str:
 
 
 def _action_lines(plan: Plan) -> list[str]:
-    counts, transposed = _counts(plan), _transposed(plan)
+    ways = _ways(plan)
+    counts, transposed = _counts(ways), _transposed(ways)
     words = {
         Action.COPY: f"values unchanged, {transposed} transposed" if transposed else "bytes unchanged",
         Action.WIDEN: "exact",
@@ -283,7 +307,7 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.MERGE: "with adapters, computed in float32 and rounded once",
     }
     lines = [
-        f"  {counts[action]:>4}  {action.value:<7} {_types(plan, action)}, {words[action]}{_moved(plan, action)}"
+        f"  {counts[action]:>4}  {action.value:<7} {_types(plan, action)}, {words[action]}{_moved(plan, ways, action)}"
         for action in words
         if counts[action]
     ]
@@ -318,7 +342,7 @@ def _layout_line(plan: Plan) -> str:
 
 
 def _plan_facts(plan: Plan) -> dict[str, Any]:
-    counts = _counts(plan)
+    counts = _counts(_ways(plan))
     return {
         "format": plan.format,
         "version": plan.version or format_of(plan.format).version or None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,25 +87,27 @@ def diff(
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
         if a.format == b.format:  # what rules leave out for others has the same names in both
-            ours, theirs = {**ours, **_beside(a, b)}, {**theirs, **_beside(b, a)}
-        for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
-            _drop_placeholders(has, lacks, files)
-            _drop_derived(has, lacks, other, files)
-        equal: list[tuple[str, str, str]] = []
-        different: list[Difference] = []
-        for name in [name for name in ours if name in theirs]:
+            ours, theirs = _with(ours, _beside(a, b)), _with(theirs, _beside(b, a))
+        ours = _without_derived(_without_placeholders(ours, theirs, files), theirs, b, files)
+        theirs = _without_derived(_without_placeholders(theirs, ours, files), ours, a, files)
+        equal, retyped, different = 0, list[tuple[str, str, str]](), list[Difference]()
+        for name, mine in ours.items():
+            if name not in theirs:
+                continue
             tell(0, name)
-            shifts = (_shift(a, ours[name]), _shift(b, theirs[name]))
-            found = _compare(ours[name], theirs[name], shifts, files, tell, spread=spread)
-            if found is None:
-                equal.append((name, ours[name].dtype.name, theirs[name].dtype.name))
-            else:
+            other = theirs[name]
+            found = _compare(mine, other, (_shift(a, mine), _shift(b, other)), files, tell, spread=spread)
+            if found is not None:
                 different.append(found)
+                continue
+            equal += 1
+            if mine.dtype.name != other.dtype.name:
+                retyped.append((name, mine.dtype.name, other.dtype.name))
         files.check_unchanged()
     facts = Facts() if weights else compare_facts(a, b)
     return Comparison(
-        len(equal),
-        tuple(row for row in equal if row[1] != row[2]),
+        equal,
+        tuple(retyped),
         tuple(different),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
         {} if weights else parameter_differences(a, b),
@@ -120,12 +122,17 @@ def _are_named_alike(a: TensorIndex, b: TensorIndex) -> bool:
     return a.format == b.format and not {s.name for s in a.stored}.isdisjoint(s.name for s in b.stored)
 
 
-def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
+def _tensors(index: TensorIndex, files: Files) -> Mapping[str, Tensor]:
     """What a model has, without a head that is the embedding."""
-    tensors = dict(index.everything)
-    if head_is_embedding(index, files):
-        tensors.pop("output.weight", None)
-    return tensors
+    return _without(index.everything, {"output.weight"} if head_is_embedding(index, files) else ())
+
+
+def _with(tensors: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {**tensors, **more} if more else tensors
+
+
+def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name not in names} if names else tensors
 
 
 def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
@@ -133,32 +140,32 @@ def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
 
     A scale of activations counts where both models have it: it does not enter the weights.
     """
-    there = {stored.name for stored in other.stored}
-    kept = (item for item in index.dropped if item.copied)
+    kept = [item for item in index.dropped if item.copied]
+    there = {stored.name for stored in other.stored} if kept else ()
     found = [item.stored for item in kept if item.reason != NOT_WEIGHTS or item.stored.name in there]
     return {stored.name: plain_tensor(stored.name, stored) for stored in found}
 
 
-def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:
-    """Zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
-    for name in [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]:
-        if files.are_zero(runs(has[name])):
-            del has[name]
+def _without_placeholders(has: Mapping[str, Tensor], lacks: Mapping[str, Tensor], files: Files) -> Mapping[str, Tensor]:
+    """Without zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
+    alone = [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]
+    return _without(has, {name for name in alone if files.are_zero(runs(has[name]))})
 
 
-def _drop_derived(has: dict[str, Tensor], lacks: dict[str, Tensor], other: TensorIndex, files: Files) -> None:
-    """RoPE frequencies, where they are those that the other model's configuration gives."""
+def _without_derived(
+    has: Mapping[str, Tensor], lacks: Mapping[str, Tensor], other: TensorIndex, files: Files
+) -> Mapping[str, Tensor]:
+    """Without RoPE frequencies, where they are those that the other model's configuration gives."""
     tensor = has.get(ROPE_FREQUENCIES)
     if tensor is None or ROPE_FREQUENCIES in lacks or not convertible(tensor.dtype, F32):
-        return
+        return has
     factors = llama3_factors(other.config) if other.config else None
     if factors is None:
-        return
+        return has
     from ckconv.io.rows import RowReader
 
     values = decode(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype)
-    if same_factors(values.tobytes(), factors):
-        del has[ROPE_FREQUENCIES]
+    return _without(has, {ROPE_FREQUENCIES} if same_factors(values.tobytes(), factors) else ())
 
 
 def _shift(index: TensorIndex, tensor: Tensor) -> int:

@@ -51,9 +51,9 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
             if not derived and not nothing:
                 counted[tensor.name] = digest
         files.check_unchanged()
-    model = hashlib.sha256(
-        "".join(f"{counted[name]}  {name}\n" for name in sorted(counted)).encode("utf-8", "surrogateescape")
-    )
+    model = hashlib.sha256()
+    for name in sorted(counted):
+        model.update(f"{counted[name]}  {name}\n".encode("utf-8", "surrogateescape"))
     return Hashes(hashes, model.hexdigest())
 
 

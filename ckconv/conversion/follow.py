@@ -94,6 +94,10 @@ class Reader:
         """Return the index of the complete output."""
         return (self._found and self._found[0]) or self._read()
 
+    def forget(self) -> None:
+        """Nobody asks any more."""
+        self._found.clear()
+
 
 def compare(
     out: TensorIndex,

@@ -143,10 +143,9 @@ class Pipeline:
         if not self._verify:
             return None
         done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
-        if len(self._paths) == len(done) == 1:
-            return done[self._paths[0]]
-        rest = compare(self._reader.late(), self._plan, but=list(done))
-        return rest.join(done.values())
+        out = None if len(self._paths) == len(done) == 1 else self._reader.late()
+        self._reader.forget()
+        return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
 
     def _side_by_side(self, files: int) -> int:
         """The number of files to write at once: one if a server sends the source in order, or errors are summed."""

@@ -36,11 +36,13 @@ def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Pa
         message = f"{size:,} bytes were written, {file.nbytes:,} were planned"
         raise VerifyError(CODE, message, path=path, found=size, allowed=file.nbytes)
     for what, offset, content in _parts(file, frame, header):
-        stored = read_at(fd, len(content), offset)
-        if stored != content:
-            wrong = next((n for n, pair in enumerate(zip(stored, content, strict=False)) if pair[0] != pair[1]), 0)
-            message = f"{what} differs from what should have been written, at byte {offset + wrong:,}"
-            raise VerifyError(CODE, message, path=path, offset=offset + wrong)
+        for at in range(0, len(content), CHUNK):
+            meant = content[at : at + CHUNK]
+            stored = read_at(fd, len(meant), offset + at)
+            if stored != meant:
+                wrong = next((n for n, pair in enumerate(zip(stored, meant, strict=False)) if pair[0] != pair[1]), 0)
+                message = f"{what} differs from what should have been written, at byte {offset + at + wrong:,}"
+                raise VerifyError(CODE, message, path=path, offset=offset + at + wrong)
 
 
 def _parts(file: OutputFile, frame: Frame, header: bytes) -> Iterator[tuple[str, int, bytes]]:

@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,9 +110,9 @@ def chunks(
     Raises:
         CkconvError: the source cannot be read, or its values not be written.
     """
-    following = iter(file.steps[1:])
-    for step in file.steps:
-        for source in after.sources if (after := next(following, None)) else ():
+    for step, after in pairwise(chain(file.steps, (None,))):
+        assert step is not None
+        for source in after.sources if after else ():
             for array in source.arrays:
                 files.will_need(array.extents[0].path, array.extents[0].offset, array.extents[0].nbytes)
         if step.content is not None:

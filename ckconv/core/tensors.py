@@ -9,13 +9,15 @@ from __future__ import annotations
 import enum
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.layouts import Layout, plain
+from ckconv.core.made import made
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -64,6 +66,26 @@ class StoredTensor(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     extent: Extent
+
+
+class Form(NamedTuple):
+    """What many stored tensors have alike: type, shape in elements (outermost first), bytes without padding."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def stored_tensors(
+    path: Path, names: Sequence[str], forms: Sequence[Form], offsets: Sequence[int], begin: int
+) -> Sequence[StoredTensor]:
+    """The tensors of a file, of columns; offsets in bytes, from byte ``begin`` of the file on."""
+
+    def tensor(at: int) -> StoredTensor:
+        form = forms[at]
+        return StoredTensor(names[at], form.dtype, form.shape, Extent(path, begin + offsets[at], form.nbytes))
+
+    return made(len(names), tensor)
 
 
 class Delta(NamedTuple):
@@ -215,6 +237,62 @@ def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
     )
 
 
+class Named(Mapping[str, Tensor]):
+    """Stored tensors under their own names, each made when it is asked for."""
+
+    def __init__(self, stored: Sequence[StoredTensor], before: str = "") -> None:
+        """Make nothing yet.
+
+        Args:
+            before: stands before every name by which they are asked for.
+        """
+        self._stored, self._before, self._next = stored, before, 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return plain_tensor(name.removeprefix(self._before), self._found(name))
+
+    def _found(self, name: str) -> StoredTensor:
+        """Whoever asks in order needs no table of all names."""
+        own, at = name[len(self._before) :], self._next
+        if not name.startswith(self._before):
+            raise KeyError(name)
+        stored = self._stored[at] if at < len(self._stored) else None
+        if stored is None or stored.name != own:
+            at = self._places[own]
+            stored = self._stored[at]
+        self._next = at + 1
+        return stored
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {stored.name: at for at, stored in enumerate(self._stored)}
+
+    def __contains__(self, name: object) -> bool:
+        with suppress(KeyError):
+            return isinstance(name, str) and self._found(name) is not None
+        return False
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._before + stored.name for stored in self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names and tensors, in order."""
+        return _Items(self)
+
+
+class _Items(ItemsView[str, Tensor]):
+    def __init__(self, named: Named) -> None:
+        super().__init__(named)
+        self._named = named
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        before = self._named._before
+        return ((before + stored.name, plain_tensor(stored.name, stored)) for stored in self._named._stored)
+
+
 class Dropped(NamedTuple):
     """A stored tensor with no canonical one, and the rule that allows leaving it out.
 
@@ -285,12 +363,12 @@ class TensorIndex:
     files: tuple[Path, ...]
     architecture: str
     config: ModelConfig | None
-    stored: tuple[StoredTensor, ...]
+    stored: Sequence[StoredTensor]
     tensors: Mapping[str, Tensor]
     metadata_kind: MetadataKind = MetadataKind.OWN
     canonical_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: tuple[Dropped, ...] = ()
-    unknown: tuple[StoredTensor, ...] = ()
+    unknown: Sequence[StoredTensor] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
@@ -318,8 +396,8 @@ class TensorIndex:
 
         An unknown tensor whose own name is another one's canonical name must not pass for it.
         """
-        if not self.unknown:
-            return self.tensors
+        if not (self.unknown and self.tensors):
+            return self.tensors or self.unnamed
         found = dict(self.tensors)
         for own in self.unnamed.values():
             tensor = replace(own, name=f"{own.name} (no rule)") if own.name in self.tensors else own
@@ -329,8 +407,10 @@ class TensorIndex:
     @cached_property
     def unnamed(self) -> Mapping[str, Tensor]:
         """Tensors without a rule, each once, under their own names."""
-        found = (self.packed.get(stored.name) or plain_tensor(stored.name, stored) for stored in self.unknown)
-        return {tensor.name: tensor for tensor in found}
+        if self.packed:
+            found = (self.packed.get(stored.name) or plain_tensor(stored.name, stored) for stored in self.unknown)
+            return {tensor.name: tensor for tensor in found}
+        return Named(self.unknown)
 
     @property
     def as_container(self) -> TensorIndex:

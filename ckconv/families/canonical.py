@@ -52,7 +52,7 @@ class Canonical(NamedTuple):
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]
     dropped: tuple[Dropped, ...]
-    unknown: tuple[StoredTensor, ...]
+    unknown: Sequence[StoredTensor]
 
 
 class Fitted(NamedTuple):
@@ -65,7 +65,7 @@ class Fitted(NamedTuple):
 
 def fitted(
     make: Callable[[Sequence[str]], tuple[ModelConfig, Canonical]],
-    stored: tuple[StoredTensor, ...],
+    stored: Sequence[StoredTensor],
     drop: Sequence[str],
 ) -> Fitted:
     """The configuration and the canonical tensors; where they contradict each other, those without what ``drop`` names.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
-def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: tuple[StoredTensor, ...]) -> Mapping[str, Any]:
+def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: Sequence[StoredTensor]) -> Mapping[str, Any]:
     """With the outer document's word for a tied head, as transformers 5 goes by it; of older files the text part's."""
     own = text_config(config)
     outer = config.get(_TIED)
@@ -84,7 +84,7 @@ def huggingface_family(config: Mapping[str, Any]) -> Family | None:
 def huggingface_config(
     config: Mapping[str, Any],
     family: Family,
-    stored: tuple[StoredTensor, ...],
+    stored: Sequence[StoredTensor],
     path: Path,
     *,
     consumer: str = TRANSFORMERS,
@@ -376,7 +376,7 @@ def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     return default is not None and bool(default.value({}))
 
 
-def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
+def _rows(stored: Sequence[StoredTensor], endings: tuple[str, ...]) -> int:
     for tensor in stored:
         if tensor.name.endswith(endings) and len(tensor.shape) == 2 and "vision" not in tensor.name:
             return tensor.shape[0]

@@ -53,6 +53,10 @@ def _outputs_with(option: str) -> list[str]:
 
 def _check_globs(index: TensorIndex, options: Options) -> None:
     """A glob that names nothing is a name that was not written right."""
+    if options.imatrix is not None and not options.quantize:
+        raise UsageError("usage.flag", "--imatrix is for --quantize, which is not given")
+    if not (options.drop or options.quantize or options.decode):
+        return
     everything = index.everything.values()
     names = {name for tensor in everything for name in (tensor.name, tensor.source)}
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
@@ -64,8 +68,6 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     for glob, _ in parsed(options.quantize).rules if options.quantize else ():
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--quantize: {glob} names no tensor of {index.path.name}")
-    if options.imatrix is not None and not options.quantize:
-        raise UsageError("usage.flag", "--imatrix is for --quantize, which is not given")
     for glob in options.decode:
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ckconv.core.made import chained
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
@@ -154,7 +155,7 @@ class OutputFile(NamedTuple):
 
     name: str
     nbytes: int
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
 
 
 class Beside(Protocol):
@@ -230,9 +231,9 @@ class Plan:
     errors: Errors | None = None
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> Sequence[Step]:
         """The payload of all files, in order."""
-        return tuple(step for file in self.files for step in file.steps)
+        return chained([file.steps for file in self.files])
 
     @property
     def nbytes(self) -> int:

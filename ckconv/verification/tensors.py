@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ from ckconv.core.tensors import (
     Checksum,
     Extent,
     MetadataKind,
+    Named,
     Tensor,
     TensorIndex,
     plain_tensor,
@@ -192,6 +194,7 @@ class TensorComparison:
     absent: bool = True
     rounded: int = 0
     zero_filled: int = 0
+    _found: int = 0
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
 
@@ -211,7 +214,7 @@ class TensorComparison:
         faults: list[Fault] = []
         theirs = _every_tensor(self.source) if self.source else {}
         order = {path: number for number, path in enumerate(self.out.files)}
-        for item in sorted(_every_tensor(self.out).items(), key=lambda item: _place(item[1], order)):
+        for item in _by_place(_every_tensor(self.out), order):
             if self.only is None or self.only(item[1]):
                 self._told(item[1].name, 0)
                 place = _place(item[1], order)
@@ -228,6 +231,7 @@ class TensorComparison:
         if key in self._no_part:
             return
         twin = theirs.get(key)
+        self._found += twin is not None
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
             twin = theirs.get("token_embedding.weight")
             twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
@@ -265,6 +269,8 @@ class TensorComparison:
     def _absent(self) -> Iterator[Fault]:
         """Source tensors that are nowhere in the output, though no rule or flag left them out."""
         if self.source is None:
+            return
+        if self._found == len(_every_tensor(self.source)):  # every one was met
             return
         there = _every_tensor(self.out)
         # A rule leaves them out where tensors get other names.
@@ -379,6 +385,11 @@ class TensorComparison:
             self.progress(nbytes, name)
 
 
+def _by_place(tensors: Mapping[str, Tensor], order: Mapping[Path, int]) -> Iterable[tuple[str, Tensor]]:
+    in_order = all(one <= other for one, other in pairwise(_place(tensor, order) for _, tensor in tensors.items()))
+    return tensors.items() if in_order else sorted(tensors.items(), key=lambda item: _place(item[1], order))
+
+
 def _place(tensor: Tensor, order: Mapping[Path, int]) -> tuple[int, int]:
     """File and offset of a tensor: what is looked at in order is read once."""
     first = next((array.extents[0] for array in tensor.arrays), None)
@@ -402,8 +413,11 @@ def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
 
     Those that are no part of the model may be zeros, where the source has none.
     """
-    others = {f"\0{name}": tensor for name, tensor in index.unnamed.items()}
-    return {**index.tensors, **others, **_no_part(index)} if others or index.dropped else index.tensors
+    others, dropped = index.unnamed, _no_part(index)
+    if not (index.tensors or dropped or index.packed):
+        return Named(index.unknown, before="\0")
+    unnamed = {f"\0{name}": tensor for name, tensor in others.items()}
+    return {**index.tensors, **unnamed, **dropped} if unnamed or dropped else index.tensors
 
 
 def _no_part(index: TensorIndex) -> Mapping[str, Tensor]:

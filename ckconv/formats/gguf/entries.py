@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.made import made
 from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
+from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, matrix_of, plain_tensor
 from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import layout_in
@@ -68,10 +69,12 @@ class Entry(NamedTuple):
         return len(self.shape) > 1
 
 
-def stored_entries(planner: Planner) -> list[Entry]:
+def stored_entries(planner: Planner) -> Sequence[Entry]:
     """The tensors of a GGUF as they are, whatever they mean; those that adapters change as llama.cpp wants them."""
     index = planner.index
     config = index.config
+    if not (index.canonical_of or planner.options.drop):
+        return made(len(index.stored), lambda at: _as_stored(planner, index.stored[at], ()))
     entries = []
     for stored in index.stored:
         canonical = index.canonical_of.get(stored.name, ())
@@ -92,17 +95,21 @@ def stored_entries(planner: Planner) -> list[Entry]:
         if config and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
-        name = canonical[0] if len(canonical) == 1 else stored.name
-        tensor = index.unnamed.get(name) or plain_tensor(name, stored)
-        narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, config)
-        fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
-        entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
+        entries.append(_as_stored(planner, stored, canonical))
     there = {name for names in index.canonical_of.values() for name in names}
     if config and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
         entries.append(_entry(HEAD, [index.tensors[HEAD]], FAMILIES[config.family], config))
     elif planner.options.tie == "untie" and EMBEDDING in index.tensors and HEAD not in index.tensors:
         entries.append(_head(index))
     return entries
+
+
+def _as_stored(planner: Planner, stored: StoredTensor, canonical: tuple[str, ...]) -> Entry:
+    config, name = planner.index.config, canonical[0] if len(canonical) == 1 else stored.name
+    tensor = plain_tensor(name, stored)
+    narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, config)
+    fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
+    return Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32)
 
 
 def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
+from ckconv.core.made import made
 from ckconv.core.rope import behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.typed import Value, scalar
@@ -112,8 +114,8 @@ class GgufPlanner(Planner):
         if len(groups) > MAX_SHARDS:
             self.refuse(f"{len(groups):,} files would be needed, a split set has at most {MAX_SHARDS:,}")
             return self.refused()
-        files, contents = self._laid_out(groups, metadata)
-        interleaved = any(step.target.layout.interleaved for file in files for step in file.steps) or (
+        files, contents = self._laid_out(entries, types, groups, metadata)
+        interleaved = any(entry.layout.interleaved for entry in entries) or (
             self._same_format and self._config is not None and interleaves(FAMILIES[self._config.family])
         )
         rotary = self._config is not None and FAMILIES[self._config.family].rope
@@ -133,7 +135,8 @@ class GgufPlanner(Planner):
 
     def _quantised(self, entries: Sequence[Entry]) -> Quantised:
         """The types that ``--quantize`` gives; no file is made of a family that nobody knows how to quantise."""
-        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries if e.parts and not e.fp32]
+        asked = entries if self.options.quantize else ()
+        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
             if self.index.misfit is not None:
@@ -157,7 +160,7 @@ class GgufPlanner(Planner):
     def _context(self) -> int:
         return self.options.context or (self._config.context_length if self._config else 0)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> Sequence[Entry]:
         """The tensors; notes every reason that does not depend on their types."""
         self._check_options()
         if self._same_format:
@@ -314,41 +317,38 @@ class GgufPlanner(Planner):
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
         return int(self.index.facts["alignment"]) if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
 
-    def _dealt(
-        self, entries: Sequence[Entry], types: Sequence[DType], alignment: int
-    ) -> list[list[tuple[Entry, DType]]]:
-        """The tensors of each file, filled as llama.cpp's gguf-split does: in order, none above the limit but alone."""
+    def _dealt(self, entries: Sequence[Entry], types: Sequence[DType], alignment: int) -> list[range]:
+        """The entries of each file, filled as llama.cpp's gguf-split does: in order, none above the limit but alone."""
         limit = self.options.max_shard_bytes
-        groups: list[list[tuple[Entry, DType]]] = [[]]
-        filled = 0
-        for entry, dtype in zip(entries, types, strict=True):
+        groups: list[range] = []
+        first = filled = 0
+        for at, (entry, dtype) in enumerate(zip(entries, types, strict=True)):
             nbytes = align_up(nbytes_of(entry, dtype), alignment)
-            if limit and groups[-1] and filled + nbytes > limit:
-                groups.append([])
-                filled = 0
-            groups[-1].append((entry, dtype))
+            if limit and at > first and filled + nbytes > limit:
+                groups.append(range(first, at))
+                first, filled = at, 0
             filled += nbytes
-        return groups
+        return [*groups, range(first, len(entries))]
 
     def _laid_out(
-        self, groups: Sequence[Sequence[tuple[Entry, DType]]], metadata: Mapping[str, Value]
+        self, entries: Sequence[Entry], types: Sequence[DType], groups: Sequence[range], metadata: Mapping[str, Value]
     ) -> tuple[tuple[OutputFile, ...], Callable[[], Container]]:
         """Places for everything. Only the first file of a set has the model's metadata."""
-        total = sum(len(group) for group in groups)
         files, own, alignments = [], [], []
         for number, group in enumerate(groups):
             keys = dict(metadata) if number == 0 else {}
             if len(groups) > 1:
                 keys[SPLIT_NO] = scalar("u16", number)
-                keys[SPLIT_TENSORS] = scalar("i32", total)
+                keys[SPLIT_TENSORS] = scalar("i32", len(entries))
                 keys[SPLIT_COUNT] = scalar("u16", len(groups))
             alignment = self._alignment(keys)
-            at = align_up(header_bytes(keys, [(entry.name, len(entry.shape)) for entry, _ in group]), alignment)
-            steps = []
-            for entry, dtype in group:
-                steps.append(self._step(entry, dtype, at))
-                at = align_up(at + steps[-1].nbytes, alignment)
-            files.append(OutputFile(self._file_name(number, len(groups)), at, tuple(steps)))
+            at = align_up(header_bytes(keys, ((entries[n].name, len(entries[n].shape)) for n in group)), alignment)
+            places = array("Q")
+            for n in group:
+                places.append(at)
+                at = align_up(at + nbytes_of(entries[n], types[n]), alignment)
+            steps = made(len(group), partial(self._step, entries, types, group, places))
+            files.append(OutputFile(self._file_name(number, len(groups)), at, steps))
             own.append(keys)
             alignments.append(alignment)
         return tuple(files), partial(container, files, own, alignments)
@@ -360,8 +360,11 @@ class GgufPlanner(Planner):
         shard = parse_shard_name(name)
         return str(ShardName(shard.stem if shard else name.removesuffix(_SUFFIX), number + 1, count))
 
-    def _step(self, entry: Entry, dtype: DType, offset: int) -> Step:
-        extent = Extent(self.index.path, offset, nbytes_of(entry, dtype))
+    def _step(
+        self, entries: Sequence[Entry], types: Sequence[DType], group: Sequence[int], places: Sequence[int], at: int
+    ) -> Step:
+        entry, dtype = entries[group[at]], types[group[at]]
+        extent = Extent(self.index.path, places[at], nbytes_of(entry, dtype))
         target = Tensor(entry.canonical, entry.name, dtype, entry.shape, (extent,), entry.layout)
         if entry.content is not None:
             return Step(entry.name, target, None, None, entry.content)

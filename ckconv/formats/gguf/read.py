@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import unpack
 from typing import NamedTuple
 
 from ckconv.core.dtypes import F32
+from ckconv.core.made import chained
 from ckconv.core.tensors import StoredTensor
 from ckconv.core.typed import VALUE_TYPES_BY_NAME
 from ckconv.errors import Faults, InputError, quoted
@@ -62,11 +63,9 @@ class GgufFile(NamedTuple):
         return self.shards[0].metadata
 
     @property
-    def tensors(self) -> tuple[StoredTensor, ...]:
+    def tensors(self) -> Sequence[StoredTensor]:
         """All tensors in file order; absolute offsets in bytes, shapes outermost first."""
-        if len(self.shards) == 1:
-            return self.shards[0].tensors
-        return tuple(tensor for shard in self.shards for tensor in shard.tensors)
+        return chained([shard.tensors for shard in self.shards])
 
     def vector(self, name: str) -> list[float] | None:
         """The numbers of a float32 vector; ``None`` where there is none, or in a pipe, which has passed.

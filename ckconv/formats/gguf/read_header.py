@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class GgufShard(NamedTuple):
     version: int
     alignment: int
     metadata: Mapping[str, MetaValue]
-    tensors: tuple[StoredTensor, ...]
+    tensors: Sequence[StoredTensor]
     header_bytes: int
     data_offset: int
     size: int | None

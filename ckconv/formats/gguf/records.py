@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type
-from ckconv.core.tensors import Extent, StoredTensor
+from ckconv.core.tensors import Form, StoredTensor, stored_tensors
 from ckconv.core.typed import U32, U64
 from ckconv.core.undecoded import is_text
 from ckconv.errors import Faults, InputError, quoted
@@ -23,14 +25,6 @@ _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u2
 
 #: Forms that are kept: a model has a few dozen.
 _MAX_FORMS = 4096
-
-
-class Form(NamedTuple):
-    """What many records say alike: type, shape in elements (outermost first), bytes without padding."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 class Records:
@@ -56,12 +50,9 @@ class Records:
         self.offsets.append(offset)
         self.at.append(at)
 
-    def stored(self, path: Path, data_offset: int) -> tuple[StoredTensor, ...]:
+    def stored(self, path: Path, data_offset: int) -> Sequence[StoredTensor]:
         """The tensors, once it is known where the data section starts."""
-        return tuple(
-            StoredTensor(name, form.dtype, form.shape, Extent(path, data_offset + offset, form.nbytes))
-            for name, form, offset in zip(self.names, self.forms, self.offsets, strict=True)
-        )
+        return stored_tensors(path, self.names, self.forms, self.offsets, data_offset)
 
 
 def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
@@ -171,7 +162,7 @@ class _Reader:
 
 
 def _check_names(records: Records, faults: Faults) -> None:
-    if len(set(records.names)) == len(records.names):
+    if all(one != other for one, other in pairwise(sorted(records.names))):  # a set takes eight times as much memory
         return
     seen: set[str] = set()
     for name, at in zip(records.names, records.at, strict=True):

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from struct import Struct
 from typing import NamedTuple
 
@@ -124,17 +125,23 @@ def header_bytes(metadata: Mapping[str, Value], tensors: Iterable[tuple[str, int
     return fixed + pairs + records
 
 
-def header(metadata: Mapping[str, Value], records: Sequence[Record]) -> bytes:
-    """Everything before the padding that precedes the data section."""
-    parts = [MAGIC, U32.pack(VERSION), COUNTS[VERSION].pack(len(records), len(metadata))]
+def header(metadata: Mapping[str, Value], records: Sequence[Record], nbytes: int = 0) -> bytes:
+    """Everything before the data section.
+
+    Args:
+        nbytes: bytes with the padding that precedes the data section, where that is wanted.
+    """
+    made = BytesIO()  # of a million tensors it has 100 MB
+    made.write(MAGIC + U32.pack(VERSION) + COUNTS[VERSION].pack(len(records), len(metadata)))
     for key, value in metadata.items():
         kind = ARRAY if value.type.startswith("arr[") else VALUE_TYPES_BY_NAME[value.type]
-        parts += [string(key), U32.pack(kind.id), value.payload]
+        made.write(string(key) + U32.pack(kind.id) + value.payload)
     for record in records:
-        parts += [string(record.name), U32.pack(len(record.shape))]
-        parts += [LENGTH[VERSION].pack(size) for size in reversed(record.shape)]
-        parts.append(TENSOR_TAIL.pack(record.type_id, record.offset))
-    return b"".join(parts)
+        made.write(string(record.name) + U32.pack(len(record.shape)))
+        made.write(b"".join(LENGTH[VERSION].pack(size) for size in reversed(record.shape)))
+        made.write(TENSOR_TAIL.pack(record.type_id, record.offset))
+    made.write(bytes(max(0, nbytes - made.tell())))
+    return made.getvalue()
 
 
 #: Keys of an adapter's GGUF, and endings of its names. Sources: ``src/llama-adapter.cpp`` and

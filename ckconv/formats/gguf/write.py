@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckconv.core.made import made
 from ckconv.core.typed import Value
 from ckconv.formats.gguf.keys import SPLIT_KEYS
 from ckconv.formats.gguf.spec import VERSION, Record, align_up, header
@@ -37,11 +38,13 @@ def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
 def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:
     """Everything before the data section, which begins where the first tensor lies."""
     start = file.steps[0].offset if file.steps else file.nbytes
-    records = []
-    for step in file.steps:
+
+    def record(at: int) -> Record:
+        step = file.steps[at]
         type_id = step.target.dtype.ggml
         assert type_id is not None
-        records.append(Record(step.slot, step.target.shape, type_id, step.offset - start))
-    made = header(metadata, records)
-    assert align_up(len(made), alignment) == start
-    return made.ljust(start, b"\0")
+        return Record(step.slot, step.target.shape, type_id, step.offset - start)
+
+    found = header(metadata, made(len(file.steps), record), start)
+    assert len(found) == start == align_up(start, alignment)
+    return found

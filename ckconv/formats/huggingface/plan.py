@@ -84,7 +84,7 @@ class HuggingFacePlanner(CheckpointPlanner):
             )
         return frozenset({BF16.name})
 
-    def _renamed(self) -> list[Module]:
+    def _renamed(self) -> Sequence[Module]:
         modules = super()._renamed()
         wholes = {
             tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])

@@ -25,7 +25,7 @@ from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.plan.planner import EMBEDDING, HEAD
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
-Group = Callable[[tuple[StoredTensor, ...], Mapping[str, Any], Path], list[Item]]
+Group = Callable[[Sequence[StoredTensor], Mapping[str, Any], Path], list[Item]]
 
 
 def index_checkpoint(
@@ -109,7 +109,7 @@ def index_checkpoint(
     )
 
 
-def _named(found: Found, stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor, ...]:
+def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
     """The stored tensors, and what is packed as if it were stored under the name that it has dense."""
     if not found.packed:
         return stored
@@ -169,7 +169,7 @@ def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> C
     )
 
 
-def _stale(config: Mapping[str, Any], stored: tuple[StoredTensor, ...], *, mlx: bool) -> Iterator[str]:
+def _stale(config: Mapping[str, Any], stored: Sequence[StoredTensor], *, mlx: bool) -> Iterator[str]:
     """Whether ``config.json`` says that matrices are quantised, of a checkpoint of floats."""
     keys = [] if mlx else sorted(config.keys() - without_stale(config, stored).keys())
     if keys:

@@ -8,7 +8,7 @@ the scale as the configuration has it, not divided by the rank. An embedding's a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def _shape(document: Mapping[str, Any], path: Path) -> Shape:
     return Shape(float32(scale), rank, None, "lora_parameters.rank")
 
 
-def _sorted(tensors: tuple[StoredTensor, ...]) -> tuple[dict[str, dict[Role, StoredTensor]], list[StoredTensor]]:
+def _sorted(tensors: Sequence[StoredTensor]) -> tuple[dict[str, dict[Role, StoredTensor]], list[StoredTensor]]:
     found: dict[str, dict[Role, StoredTensor]] = {}
     unknown: list[StoredTensor] = []
     for stored in tensors:

@@ -155,7 +155,7 @@ class MlxPlanner(CheckpointPlanner):
         runs = tuple(run._replace(conversion=told(run.conversion, run.tensor)) for run in piece.runs)
         return piece._replace(conversion=told(piece.conversion, piece.source), runs=runs)
 
-    def _renamed(self) -> list[Module]:
+    def _renamed(self) -> Sequence[Module]:
         modules = super()._renamed()
         stored = ((self.tensors[name], dtype) for name, dtype in self.types.items())
         self.note_growth((tensor.dtype, dtype) for tensor, dtype in stored if not self.decoded(tensor))

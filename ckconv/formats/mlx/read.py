@@ -7,7 +7,7 @@ overrides per module. What the shapes say must agree with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names:
     return quantised and isinstance((config or {}).get("quantization"), dict)
 
 
-def mlx_items(stored: tuple[StoredTensor, ...], config: Mapping[str, Any], path: Path) -> list[Item]:
+def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: Path) -> list[Item]:
     """Group the stored arrays of an MLX checkpoint.
 
     Raises:

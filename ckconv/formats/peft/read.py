@@ -7,7 +7,7 @@ their own. Named adapters lie in sub-directories.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckconv.adapters.experts import experts_together
@@ -131,8 +131,8 @@ def _root(path: Path) -> Path:
 
 
 def _sorted(
-    tensors: tuple[StoredTensor, ...],
-) -> tuple[dict[str, tuple[dict[Role, Part], bool]], tuple[StoredTensor, ...], tuple[Dropped, ...]]:
+    tensors: Sequence[StoredTensor],
+) -> tuple[dict[str, tuple[dict[Role, Part], bool]], Sequence[StoredTensor], tuple[Dropped, ...]]:
     """Module path -> its tensors by role, and whether it is an embedding; tensors of no known ending; and copies."""
     found: dict[str, tuple[dict[Role, Part], bool]] = {}
     unknown: list[StoredTensor] = []

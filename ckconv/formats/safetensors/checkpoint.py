@@ -11,6 +11,7 @@ from typing import Any
 from ckconv.core.card import text_of_card
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.made import chained
 from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES
@@ -131,7 +132,7 @@ class CheckpointPlanner(Planner):
         """The source has modules of several arrays."""
         return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
 
-    def _renamed(self) -> list[Module]:
+    def _renamed(self) -> Sequence[Module]:
         """Every canonical tensor under the family's names."""
         assert self.config is not None
         assert self.family is not None
@@ -323,7 +324,7 @@ class CheckpointPlanner(Planner):
         )
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
-        pieces = [piece for module in modules for piece in module]
+        pieces = chained(modules)
         as_they_were = all(
             c is not None and c.action is Action.COPY
             for p in pieces

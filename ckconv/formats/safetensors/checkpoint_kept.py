@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
 from ckconv.core.documents import CONFIG_NAME, METADATA
-from ckconv.core.dtypes import Kind
+from ckconv.core.dtypes import DType, Kind
+from ckconv.core.made import made
 from ckconv.core.names import parse
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, plain_tensor
 from ckconv.families.gguf_metadata import own_document
@@ -62,7 +63,7 @@ def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
     return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
 
 
-def kept_modules(planner: CheckpointPlanner) -> list[Module]:
+def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
     index = planner.index
     left = {item.stored.name for item in left_by_rules(planner, True)}
@@ -72,6 +73,10 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
         arrays.setdefault(matrix.name, []).append(array)
     scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
     quantised = {name.removesuffix(".scales") for name in scales}
+    if not (index.canonical_of or left or arrays or quantised or planner.options.drop):
+        types = [_kept_type(planner, stored) for stored in index.stored]
+        planner.tied = HEAD not in index.tensors
+        return made(len(types), lambda at: (copied_piece(index.stored[at].name, index.stored[at], types[at]),))
     gone: list[str] = []
     for stored in index.stored:
         canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
@@ -97,15 +102,17 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
                 dtype = planner.decoded_type(index.tensors.get(named, packed))
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
-        if stored.dtype.ggml is not None and stored.dtype.kind is Kind.BLOCK:  # of a GGUF that nobody has rules for
-            whole = plain_tensor(stored.name, stored)
-            modules[stored.name] = [decoded_piece(stored.name, whole, planner.type_of(whole))]
-            continue
-        dtype = stored.dtype if grouped else planner.plain_type(stored.name, stored.dtype)
+        dtype = stored.dtype if grouped else _kept_type(planner, stored)
         modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
     planner.tied = HEAD not in index.tensors or HEAD in gone
     _check_needed(planner, frozenset(gone))
     return [*map(tuple, modules.values())]
+
+
+def _kept_type(planner: CheckpointPlanner, stored: StoredTensor) -> DType:
+    if stored.dtype.ggml is not None and stored.dtype.kind is Kind.BLOCK:  # of a GGUF that nobody has rules for
+        return planner.type_of(plain_tensor(stored.name, stored))
+    return planner.plain_type(stored.name, stored.dtype)
 
 
 def _check_needed(planner: CheckpointPlanner, gone: Collection[str]) -> None:

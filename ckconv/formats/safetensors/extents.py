@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DType
+from ckconv.core.made import made
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, counted, quoted
 from ckconv.formats.safetensors.spec import TOO_LARGE
@@ -17,8 +21,10 @@ if TYPE_CHECKING:
 PARTIAL = "the file looks like a partial download; fetch it again and compare its size or sha256"
 
 
-def check_extents(tensors: list[StoredTensor], data_offset: int, source: ByteSource, faults: Faults) -> None:
-    """Sort tensors by where they lie, and check sizes and places. A negative size is an end before the beginning.
+def check_extents(
+    tensors: Sequence[StoredTensor], data_offset: int, source: ByteSource, faults: Faults
+) -> Sequence[StoredTensor]:
+    """Check sizes and places; returns the tensors in the order of their data. A size below 0 ends before it begins.
 
     Raises:
         InputError: ``st.size`` or ``st.offsets``.
@@ -28,10 +34,15 @@ def check_extents(tensors: list[StoredTensor], data_offset: int, source: ByteSou
         _check_size(tensor, needs, faults)
     faults.check()
     if any(one.extent.offset >= other.extent.offset for one, other in pairwise(tensors)):
-        tensors.sort(key=lambda tensor: tensor.extent.nbytes)
-        tensors.sort(key=lambda tensor: tensor.extent.offset)
+        order = sorted(range(len(tensors)), key=lambda at: tensors[at].extent[1:])
+        tensors = made(len(order), partial(_placed, tensors, array("I", order)))
     _check_cover(tensors, data_offset, source, faults)
     faults.check()
+    return tensors
+
+
+def _placed(tensors: Sequence[StoredTensor], order: Sequence[int], at: int) -> StoredTensor:
+    return tensors[order[at]]
 
 
 def _check_size(tensor: StoredTensor, needs: dict[tuple[DType, tuple[int, ...]], int | None], faults: Faults) -> None:
@@ -76,7 +87,7 @@ def _label(tensor: StoredTensor) -> str:
     return f"{quoted(tensor.name)} {_shape(tensor.shape)} {tensor.dtype}"
 
 
-def _check_cover(tensors: list[StoredTensor], data_offset: int, source: ByteSource, faults: Faults) -> None:
+def _check_cover(tensors: Sequence[StoredTensor], data_offset: int, source: ByteSource, faults: Faults) -> None:
     """The tensors, sorted by their offsets, cover the data section exactly."""
     expected = 0
     for tensor in tensors:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.made import chained
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.families.reference import PARAMS_NAME, WEIGHTS
@@ -84,7 +85,7 @@ class CheckpointFiles(NamedTuple):
     root: Path
     index_path: Path | None
     shards: tuple[SafetensorsFile, ...]
-    tensors: tuple[StoredTensor, ...]
+    tensors: Sequence[StoredTensor]
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ def read_checkpoint_files(
         if params:
             config, note, shards = described(read_object(params, CONFIG_DOCUMENT), shards)
             notes += (note,)
-    tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+    tensors = chained([shard.tensors for shard in shards])
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
     return CheckpointFiles(root, chosen.index_path, shards, tensors, config, side_files, notes)

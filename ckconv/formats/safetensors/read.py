@@ -6,12 +6,14 @@ data section without overlap, hole or trailing byte. After that, extents can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckconv.core.documents import METADATA
-from ckconv.core.dtypes import BY_SAFETENSORS
+from ckconv.core.dtypes import BY_SAFETENSORS, DType
+from ckconv.core.made import made
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, quoted
 from ckconv.formats.safetensors.extents import PARTIAL, check_extents
@@ -31,6 +33,10 @@ _FOREIGN = (
 )
 
 
+#: Type and shape.
+_Form = tuple[DType, tuple[int, ...]]
+
+
 class SafetensorsFile(NamedTuple):
     """One safetensors file, proved sound.
 
@@ -45,7 +51,7 @@ class SafetensorsFile(NamedTuple):
 
     path: Path
     metadata: Mapping[str, str]
-    tensors: tuple[StoredTensor, ...]
+    tensors: Sequence[StoredTensor]
     header_bytes: int
     data_offset: int
     size: int | None
@@ -90,15 +96,20 @@ def _read(path: Path, source: ByteSource) -> SafetensorsFile:
     metadata: object = {}
     seen_metadata = 0
     faults = Faults(path)
-    tensors: list[StoredTensor] = []
+    # Columns, because a header may list a million tensors.
+    names, begins, ends = list[str](), array("Q"), array("Q")
+    forms, known = list[_Form](), dict[_Form, _Form]()
     for name, value in header.entries():
         if name == METADATA:
             metadata, seen_metadata = value, 1
             continue
         entry = value if isinstance(value, Alike) else _checked(name, value, faults)
         if entry and header.count <= MAX_TENSORS + 1:
-            extent = Extent(path, data_offset + entry.begin, entry.end - entry.begin)
-            tensors.append(StoredTensor(name, entry.dtype, entry.shape, extent))
+            form = entry.dtype, entry.shape
+            names.append(name)
+            forms.append(known.setdefault(form, form))
+            begins.append(entry.begin)
+            ends.append(entry.end)
     strings = _metadata(path, metadata)
     count = header.count - seen_metadata
     if not count:
@@ -107,8 +118,12 @@ def _read(path: Path, source: ByteSource) -> SafetensorsFile:
         message = f"the header lists {count:,} tensors; {MAX_TENSORS:,} are allowed"
         raise InputError("st.count", message, path=path, found=count, allowed=MAX_TENSORS)
     faults.check()
-    check_extents(tensors, data_offset, source, faults)
-    return SafetensorsFile(path, strings, tuple(tensors), length, data_offset, source.size)
+
+    def tensor(at: int) -> StoredTensor:
+        return StoredTensor(names[at], *forms[at], Extent(path, data_offset + begins[at], ends[at] - begins[at]))
+
+    tensors = check_extents(made(len(names), tensor), data_offset, source, faults)
+    return SafetensorsFile(path, strings, tensors, length, data_offset, source.size)
 
 
 def _too_long(path: Path, length: int, size: int) -> InputError:

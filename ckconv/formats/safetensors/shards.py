@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ckconv.core.documents import METADATA
+from ckconv.core.made import chained, made
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.steps import OutputFile
+from ckconv.plan.steps import OutputFile, Step
 
 #: What loaders look for in the directory of a checkpoint.
 _DIFFUSERS_NAME = f"diffusion_pytorch_model{SUFFIX}"
@@ -22,7 +25,7 @@ class Shards(NamedTuple):
         headers: what stands before the tensors of each file.
         metadata: what each header says besides.
         index_name: what their index is called, empty where there is none.
-        weight_map: tensor -> file.
+        weight_map: tensor -> file, where there is an index.
     """
 
     files: tuple[OutputFile, ...]
@@ -57,23 +60,22 @@ def lay_out(
         limit: bytes of tensors in a file, unless one module has more; 0 for one file.
         always_index: a single file has an index too.
     """
-    groups = _split(sorted(modules, key=lambda module: natural(module[0].name)), limit)
+    groups = _split(modules, limit)
     stem = file_name.removesuffix(SUFFIX)
     names = [file_name] if len(groups) == 1 else [shard_name(stem, n + 1, len(groups)) for n in range(len(groups))]
+    indexed = always_index or len(groups) > 1
     files, headers = [], []
     weight_map: dict[str, str] = {}
     for name, group in zip(names, groups, strict=True):
-        # Wide types first, so that every tensor is aligned to its own type; then by name, as safetensors' writer does.
-        ordered = sorted(group, key=lambda piece: (-piece.dtype.size, piece.name))
-        header = encode_header([(p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered], metadata)
-        steps, at = [], len(header)
+        ordered = _ordered(chained(group))
+        header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
+        places, at = array("Q"), len(header)
         for piece in ordered:
-            steps.append(piece.step(at))
+            places.append(at)
             at += piece.nbytes
-        files.append(OutputFile(name, at, tuple(steps)))
+        files.append(OutputFile(name, at, made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
-        weight_map |= {piece.name: name for piece in ordered}
-    indexed = always_index or len(groups) > 1
+        weight_map |= {piece.name: name for piece in ordered} if indexed else {}
     return Shards(
         tuple(files),
         tuple(headers),
@@ -93,17 +95,34 @@ def single_name(name: str, same: bool) -> str:
     return _DIFFUSERS_NAME if same and name.startswith(_DIFFUSERS_NAME.removesuffix(SUFFIX)) else SINGLE_NAME
 
 
-def _split(modules: Sequence[Module], limit: int) -> list[list[Piece]]:
-    groups: list[list[Piece]] = [[]]
+def _split(modules: Sequence[Module], limit: int) -> list[Sequence[Module]]:
+    if not limit:
+        return [modules]
+    groups: list[list[Module]] = [[]]
     filled = 0
-    for module in modules:
+    for module in sorted(modules, key=lambda module: natural(module[0].name)):
         nbytes = sum(piece.nbytes for piece in module)
-        if limit and groups[-1] and filled + nbytes > limit:
+        if groups[-1] and filled + nbytes > limit:
             groups.append([])
             filled = 0
-        groups[-1] += module
+        groups[-1].append(module)
         filled += nbytes
-    return groups
+    return [*groups]
+
+
+def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Wide types first, so that every tensor is aligned to its own type; then by name, as safetensors' writer does."""
+    order = sorted(range(len(pieces)), key=lambda at: pieces[at].name)
+    order.sort(key=lambda at: -pieces[at].dtype.size)
+    return made(len(order), partial(_nth, pieces, array("I", order)))
+
+
+def _nth(pieces: Sequence[Piece], order: Sequence[int], at: int) -> Piece:
+    return pieces[order[at]]
+
+
+def _step(pieces: Sequence[Piece], places: Sequence[int], at: int) -> Step:
+    return pieces[at].step(places[at])
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:

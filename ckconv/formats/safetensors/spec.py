@@ -13,7 +13,8 @@ parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 
 from ckconv.core.documents import METADATA
 
@@ -67,20 +68,28 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
     return (match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
-def encode_header(tensors: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
     """Everything before the data, its length included, padded so that the data begins at a multiple of 8 bytes.
 
     Args:
         tensors: name, safetensors' name of the type, shape, bytes; one after the other in the file.
         metadata: ``__metadata__``, which stands first and sorted, so that the same model gives the same bytes.
     """
-    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    at = 0
-    for name, dtype, shape, nbytes in tensors:
-        header[name] = dict(zip(FIELDS, (dtype, list(shape), [at, at + nbytes]), strict=True))
-        at += nbytes
     import json
 
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    made = BytesIO(bytes(LENGTH_BYTES))  # of a million tensors it has 100 MB
+    made.seek(LENGTH_BYTES)
+    made.write(encode({METADATA: dict(sorted(metadata.items()))} if metadata else {})[:-1].encode())
+    at = 0
+    for name, dtype, shape, nbytes in tensors:
+        entry = {name: dict(zip(FIELDS, (dtype, list(shape), [at, at + nbytes]), strict=True))}
+        made.write(b"," if made.tell() > LENGTH_BYTES + 1 else b"")
+        made.write(encode(entry)[1:-1].encode())
+        at += nbytes
+    made.write(b"}")
+    made.write(b" " * (-made.tell() % ALIGNMENT))
+    length = made.tell() - LENGTH_BYTES
+    made.seek(0)
+    made.write(length.to_bytes(LENGTH_BYTES, "little"))
+    return made.getvalue()
