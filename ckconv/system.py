@@ -53,8 +53,11 @@ ENDING: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
 )
 
-#: What a file system says that has no locks of the kind of :func:`try_lock` (some network mounts).
-NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF)
+#: What a file system says that has no locks of the kind of :func:`try_lock` (some network mounts), and a container that
+#: allows none (``EPERM``, of a filter of system calls).
+NO_LOCKS = (
+    errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF, errno.EPERM,
+)  # fmt: skip
 
 #: What it says that cannot set blocks aside.
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)

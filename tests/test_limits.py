@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -101,3 +102,72 @@ def test_a_directory_in_the_place_of_the_lock_is_named(ckconv: Ckconv, tmp_path:
     assert "hint: remove it" in done.err
     (tmp_path / ".ckconv.lock").rmdir()
     assert ckconv("convert", LLAMA, tmp_path / "m.gguf").code == 0
+
+
+#: What is written, each to a directory of its own.
+WRITTEN = {
+    "file": ["convert", LLAMA, "OUT/m.gguf", "--checksums"],
+    "directory": ["convert", LLAMA, "OUT/m/", "--to", "hf"],
+    "replaced": ["convert", LLAMA, "OUT/m/", "--to", "hf", "--force"],
+    "shared": ["convert", LLAMA, "OUT/m/", "--to", "hf", "--max-shard-size", "80kB", "--resume"],
+    "edited": ["edit", "OUT/e.gguf", "--set-meta", "general.name=x", "--in-place"],
+    "batch": ["batch", LLAMA, "--to", "gguf", "--into", "OUT"],
+}
+
+
+def written(command: list[object], out: Path, ckconv: Ckconv) -> tuple[Result, dict[str, bytes]]:
+    """What a command says, and the files that are there then: beside old ones, where it replaces some."""
+    if "--force" in command:
+        (out / "m").mkdir(parents=True)
+        (out / "m" / "config.json").write_bytes(b"old")
+        (out / "m" / "mine.txt").write_bytes(b"mine")
+    out.mkdir(exist_ok=True)
+    (out / "e.gguf").write_bytes(LLAMA.read_bytes())
+    done = ckconv(*(str(word).replace("OUT", str(out)) for word in command))
+    return done, {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP], ids=os.strerror)
+@pytest.mark.parametrize("what", ["links", "locks", "neither"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_file_system_without_links_or_locks(
+    name: str, what: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv: Ckconv
+) -> None:
+    """Or a container that allows none: everything is written as elsewhere."""
+    import fcntl
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    _, meant = written(WRITTEN[name], tmp_path / "elsewhere", ckconv)
+    if what != "locks":
+        monkeypatch.setattr(os, "link", refused)
+    if what != "links":
+        monkeypatch.setattr(fcntl, "flock", refused)
+    done, found = written(WRITTEN[name], tmp_path / "out", ckconv)
+    assert (done.code, found) == (0, meant), done.err
+
+
+@pytest.mark.parametrize("home", ["read-only", "not there", "unset", "empty"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_whatever_the_home_directory_is_nothing_is_kept_there(
+    name: str, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cache, no settings: a home that may not be written to, or none at all, changes nothing."""
+    place, out = tmp_path / "home", tmp_path / "out"
+    environment = {key: value for key, value in os.environ.items() if key != "HOME" and not key.startswith("XDG_")}
+    if home != "not there":
+        place.mkdir(mode=0o500)
+    if home != "unset":
+        environment["HOME"] = "" if home == "empty" else str(place)
+
+    def run(*arguments: object) -> Result:
+        command = [sys.executable, "-m", "ckconv", *map(str, arguments)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    done, _ = written(WRITTEN[name], out, run)
+    assert (done.code, run("inspect", LLAMA).code, run("verify", LLAMA).code) == (0, 0, 0), done.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"home", "out"}
+    assert list(place.iterdir() if place.exists() else ()) == []

@@ -163,6 +163,38 @@ def test_dst_itself_may_be_a_link_with_force_and_the_report_names_the_real_place
     assert f"{here}/m.gguf is a link: the output is {home}/real.gguf" in done.out
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["empty directory", "dangling"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", LLAMA, "DST/", "--to", "hf"],
+        ["convert", LLAMA, "DST/", "--to", "mlx"],
+        ["convert", LLAMA, "DST/", "--to", "gguf"],
+        ["convert", LLAMA, "DST/", "--to", "bump"],
+        ["convert", LLAMA, "DST/", "--to", "hf", "--side-files-only"],
+        ["convert", LLAMA, "DST/", "--to", "hf", "--max-shard-size", "80kB", "--resume"],
+        ["convert", LORA, "DST/", "--to", "peft"],
+        ["convert", "BUMP", "DST/"],
+    ],
+    ids=lambda command: " ".join(map(str, command[2:])),
+)
+def test_a_link_to_a_directory_as_dst_is_followed_with_force_alone(
+    command: list[object], there: bool, here: Path, home: Path, bump: Path, ckconv: Ckconv
+) -> None:
+    real = home / "real"
+    if there:
+        real.mkdir()
+    (here / "out").symlink_to(real)
+    words = [str(word).replace("DST", str(here / "out")).replace("BUMP", str(bump)) for word in command]
+    refused = ckconv(*words)
+    assert (refused.code, files(home)) == (6, [])
+    assert f"{here}/out: is a link to {real}" in refused.err
+    assert f"hint: --force writes there; or name {real}, or remove the link" in refused.err
+    done = ckconv(*words, "--force")
+    assert (done.code, (here / "out").is_symlink(), bool(files(real))) == (0, True, True), done.err
+    assert f"{here}/out is a link: the output is {real}" in done.out
+
+
 def test_a_tower_is_not_written_through_a_link(here: Path, home: Path, ckconv: Ckconv, tower: Path) -> None:
     (here / "mmproj.gguf").symlink_to(home / "x")
     for flags in ((), ("--force",)):

@@ -337,3 +337,29 @@ def test_a_record_that_cannot_be_looked_for_is_not_taken_for_missing(
     result = ckconv(command, bump, *([tmp_path / "back.gguf"] if command == "convert" else []))
     assert (result.code, "[system]" in result.err) == (6, True), result.err
     assert not (tmp_path / "back.gguf").exists()
+
+
+@pytest.mark.needs("posix")
+def test_without_locks_who_reads_says_where_the_files_of_a_killed_run_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv: Ckconv
+) -> None:
+    """Nobody can know then whether it lives."""
+    import fcntl
+
+    for name, text in OLD.items():
+        (tmp_path / name).write_bytes(text)
+    assert start(tmp_path, "new ", "link", signal.SIGKILL, 2).wait(60) == -signal.SIGKILL
+    (staging,) = (name for name in hidden(tmp_path) if name != locks.NAME)
+
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    before = found(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refused)
+        done = ckconv("inspect", tmp_path)
+    sentence = "has files of this directory, which a run of ckconv was replacing: wait for it, or move them back"
+    assert (done.code, f"{tmp_path / staging / REPLACED} {sentence}" in done.err) == (3, True), done.err
+    assert found(tmp_path) == before
+    ckconv("inspect", tmp_path)
+    assert found(tmp_path) == OLD

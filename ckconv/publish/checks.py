@@ -52,8 +52,6 @@ def check_directory(directory: Path, *, force: bool) -> bool:
 def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
     """Where an output goes that a user has named: where a link leads, with ``force``; else the path itself.
 
-    A link to a directory is followed without ``force``, too: into one that is not empty nothing is written then.
-
     Args:
         typed: as it stands, and not made of something else, which may be no link at all.
 
@@ -72,8 +70,9 @@ def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
         raise OutputError("output.special", f"is a link of another user to {real}", path=path, hint="name that place")
     if not typed:
         raise OutputError("output.exists", leads, path=path, hint="remove the link, or name another place")
-    if not (force or real.is_dir()):
-        raise OutputError("output.exists", leads, path=path, hint="--force writes there; or remove the link")
+    if not force:
+        hint = f"--force writes there; or name {shlex.quote(str(real))}, or remove the link"
+        raise OutputError("output.exists", leads, path=path, hint=hint)
     return real
 
 

@@ -327,7 +327,10 @@ def bring_back(directory: Path) -> list[str]:
     found = [name for name in leftovers(directory, own=False) if os.path.lexists(directory / name / NAME)]
     told, left = recover([directory]) if found else ([], [])
     away = [directory / name / REPLACED for name in found if os.path.lexists(directory / name / NAME)]
-    told += left or [f"{path} has files of this directory, which a run of ckconv was replacing" for path in away]
+    told += left or [
+        f"{path} has files of this directory, which a run of ckconv was replacing: wait for it, or move them back"
+        for path in away
+    ]
     BROUGHT_BACK.extend(told)
     return told
 
