@@ -69,6 +69,7 @@ def planted(tmp_path: Path, kind: str) -> Path:
                     "auto_map": {
                         "AutoModelForCausalLM": "modeling_evil.Qwen2ForCausalLM",
                         "AutoTokenizer": ["a.B", None],
+                        "AutoProcessor": "Xenova/gpt-4o",  # names a repository, and no class
                     },
                 }
             )

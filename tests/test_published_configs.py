@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -115,3 +115,85 @@ def test_numbers_between_two_floats_come_back_as_one_of_them(tmp_path: Path) -> 
         5 / 6
     )
     ckconv.verify(tmp_path / "m.gguf", source)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "to", "said"),
+    [
+        (
+            "phi3",
+            "plain",
+            "gguf",
+            {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+        ),
+        ("phimoe", "untied", "mlx", {"expert_dropout": 0.0, "hidden_dropout": 0.0}),
+    ],
+    ids=["Phi-4-mini-instruct", "Phi-mini-MoE-instruct"],
+)
+def test_keys_of_released_models_that_no_class_reads_change_nothing(
+    tmp_path: Path, family: str, case: str, to: Literal["gguf", "mlx"], said: dict[str, Any]
+) -> None:
+    """Beside ``auto_map``, a key that is not known may be one that the code reads."""
+
+    def whole(document: dict[str, Any]) -> dict[str, Any]:
+        code = {"AutoModelForCausalLM": f"modeling_{family}.{document['architectures'][0]}"}
+        return {**document, **said, "auto_map": code}
+
+    ckconv.convert(published(tmp_path / "said", family, case, whole), tmp_path / "a", to=to)
+    ckconv.convert(published(tmp_path / "unsaid", family, case, dict), tmp_path / "b", to=to)
+
+    one, other = (path / "model.safetensors" if to == "mlx" else path for path in (tmp_path / "a", tmp_path / "b"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "key"),
+    [
+        ("gpt2", "tied", "activation_function"),
+        ("gpt_bigcode", "tied", "activation_function"),
+        ("phi", "half", "hidden_act"),
+        ("starcoder2", "tied", "hidden_act"),
+    ],
+)
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_gelu_is_what_engines_compute_whether_by_tanh_or_not(
+    tmp_path: Path, family: str, case: str, key: str, to: Literal["gguf", "mlx"]
+) -> None:
+    """StarCoder says "gelu", and llama.cpp has one GELU for all models."""
+    ckconv.convert(published(tmp_path, family, case, lambda old: {**old, key: "gelu"}), tmp_path / "out", to=to)
+
+    source = published(tmp_path / "other", family, case, lambda old: {**old, key: "relu"})
+    with pytest.raises(UnsupportedError, match=f"{key} = 'relu' changes the computation"):
+        ckconv.convert(source, tmp_path / "none", to=to)
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("bloom", "two_heads"),
+        ("falcon", "every_head"),
+        ("gpt_neox", "parallel"),
+        ("mamba", "tied"),
+        ("modernbert", "plain"),
+        ("nemotron_h", "untied"),
+        ("t5", "gated"),
+    ],
+)
+def test_the_embedding_has_the_size_of_a_vocabulary_that_nothing_says(tmp_path: Path, family: str, case: str) -> None:
+    def unsaid(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "vocab_size"}
+
+    ckconv.convert(published(tmp_path / "said", family, case, dict), tmp_path / "a.gguf")
+    ckconv.convert(published(tmp_path / "unsaid", family, case, unsaid), tmp_path / "b.gguf")
+
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_words_of_inputs_of_layers_do_not_count_where_a_gemma_4_has_none(tmp_path: Path) -> None:
+    """Without them, the class still has 262,144 for their number."""
+
+    def unsaid(document: dict[str, Any]) -> dict[str, Any]:
+        assert not document["hidden_size_per_layer_input"]
+        return {key: value for key, value in document.items() if key != "vocab_size_per_layer_input"}
+
+    ckconv.convert(published(tmp_path, "gemma4_text", "keys_are_values", unsaid), tmp_path / "m.gguf")

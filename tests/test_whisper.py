@@ -332,3 +332,9 @@ def test_others_have_no_place_for_it(model: Path, made: bytes, tmp_path: Path, c
     llama = fixtures / "gguf" / "llama-tied-bf16.auto.gguf"
     result = ckconv("convert", llama, tmp_path / "out.bin", "--to", "whisper-ggml")
     assert (result.code, "whisper.cpp computes no llama" in result.err) == (4, True)
+
+
+def test_mlx_lm_has_no_epsilon_for_what_it_does_not_know(tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", save(tmp_path / "model", SMALL), f"{tmp_path}/out/", "--to", "mlx", "--json")
+    error = json.loads(result.err)["error"]
+    assert error["message"].endswith(": ckconv does not know what mlx-lm computes of a whisper (model_type)")

@@ -49,7 +49,10 @@ _BY_RULE = frozenset({"rope_theta", "rotary_dim"})
 _READERS: Mapping[str, str] = {TRANSFORMERS: "transformers", MLX_LM: "mlx_lm"}
 
 #: Endings of the names of tables, in every naming scheme.
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
+_EMBEDDINGS = (
+    "embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight", "word_embeddings.weight",
+    "tok_embeddings.weight", ".embeddings.weight", "embed_in.weight", "shared.weight",
+)  # fmt: skip
 _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.weight")
 
 

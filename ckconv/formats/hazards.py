@@ -132,8 +132,8 @@ def _modules(named: object) -> Iterator[str]:
     """Files that ``auto_map`` names: ``[REPOSITORY--]MODULE.CLASS``, or a list of these."""
     for item in named.values() if isinstance(named, dict) else ():
         for path in item if isinstance(item, list) else [item]:
-            if isinstance(path, str):
-                yield f"{path.rpartition('.')[0] or path}.py"
+            if isinstance(path, str) and "." in path.rpartition("--")[2]:
+                yield f"{path.rpartition('.')[0]}.py"
 
 
 def _hidden(text: str) -> str:

@@ -184,7 +184,7 @@ class MlxPlanner(CheckpointPlanner):
         assert config is not None
         if self.options.names in ("canonical", "gguf"):
             return
-        if not config.norm_eps:
+        if "norm_eps" in family.parameters and not config.norm_eps:
             self.refuse("mlx-lm wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
         row = engine_of(family, MLX_LM)
         if self.rope_scaling and row is not None:
