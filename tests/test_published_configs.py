@@ -197,3 +197,20 @@ def test_words_of_inputs_of_layers_do_not_count_where_a_gemma_4_has_none(tmp_pat
         return {key: value for key, value in document.items() if key != "vocab_size_per_layer_input"}
 
     ckconv.convert(published(tmp_path, "gemma4_text", "keys_are_values", unsaid), tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("model_type", ["gemma", "gemma2"])
+def test_mlx_lm_is_told_the_size_of_a_head_that_only_transformers_takes_for_granted(
+    tmp_path: Path, model_type: str
+) -> None:
+    """Gemma's classes have heads of 256 elements where nothing is said; those of mlx-lm want the key."""
+    decoder = Decoder(heads=2, kv_heads=1, head_dim=256)
+    tensors = {name: array for name, array in decoder.tensors().items() if name != "lm_head.weight"}
+    if model_type == "gemma2":
+        norms = [name for name in tensors if name.endswith("post_attention_layernorm.weight")]
+        for place in ("pre_feedforward", "post_feedforward"):
+            tensors |= {name.replace("post_attention", place): tensors[name] for name in norms}
+    document = decoder.config(model_type, head_dim=..., tie_word_embeddings=True)
+    ckconv.convert(save(tmp_path / "hf", document, tensors), tmp_path / "out", to="mlx")
+
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["head_dim"] == 256
