@@ -330,7 +330,9 @@ def test_directory_targets(source: Path, tmp_path: Path, ckconv, monkeypatch: py
     assert names(tmp_path / "empty") == ["config.json", "other", "weights.bump", "weights.bump.source.zip"]
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    assert ckconv("convert", source, f"{tmp_path}/link/", "--to", "bump").code == 0
+    result = ckconv("convert", source, f"{tmp_path}/link/", "--to", "bump")
+    assert (result.code, names(tmp_path / "real")) == (6, [])
+    assert ckconv("convert", source, f"{tmp_path}/link/", "--to", "bump", "--force").code == 0
     assert names(tmp_path / "real") == ["config.json", "weights.bump", "weights.bump.source.zip"]
     assert (tmp_path / "link").is_symlink()
     monkeypatch.chdir(tmp_path)

@@ -17,11 +17,12 @@ from test_memory import COMMAND, MB, peak
 
 from ckconv.cli.jsontext import json_parts
 from ckconv.core import made
-from ckconv.errors import InputError
+from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.safetensors import header as safetensors_header
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import Document, parse_object
+from ckconv.plan.steps import place
 
 MANY = 200_000
 
@@ -286,3 +287,9 @@ def test_a_document_in_pieces_is_the_document_of_the_standard_library(document: 
     assert "".join(json_parts(document)) == json.dumps(document, indent=2) + "\n"
     streamed = {key: iter(value) if isinstance(value, list) else value for key, value in document.items()}
     assert "".join(json_parts(streamed)) == json.dumps(document, indent=2) + "\n"
+
+
+def test_no_output_is_longer_than_any_file() -> None:
+    assert place((1 << 63) - 1) == (1 << 63) - 1
+    with pytest.raises(UnsupportedError, match=r"more than 9,223,372,036,854,775,807 bytes: no file is that long"):
+        place(1 << 63)

@@ -158,6 +158,21 @@ class OutputFile(NamedTuple):
     steps: Sequence[Step]
 
 
+#: Places in a file end here: offsets of systems are signed numbers of 64 bits.
+_LAST = (1 << 63) - 1
+
+
+def place(at: int) -> int:
+    """An offset in an output, in bytes.
+
+    Raises:
+        UnsupportedError: ``plan.refused``, no file is that long.
+    """
+    if at > _LAST:
+        raise UnsupportedError("plan.refused", f"the output has more than {_LAST:,} bytes: no file is that long")
+    return at
+
+
 class Beside(Protocol):
     """A file beside the output that is made when the digest of the output's payload is known."""
 

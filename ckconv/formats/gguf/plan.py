@@ -61,7 +61,7 @@ from ckconv.plan.probe import placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.plan.steps import OutputFile, Plan, Step, place
 from ckconv.quant.convert import Conversion, Run
 from ckconv.tokenizer.source import equal_tokens_of
 
@@ -345,7 +345,7 @@ class GgufPlanner(Planner):
             at = align_up(header_bytes(keys, ((entries[n].name, len(entries[n].shape)) for n in group)), alignment)
             places = array("Q")
             for n in group:
-                places.append(at)
+                places.append(place(at))
                 at = align_up(at + nbytes_of(entries[n], types[n]), alignment)
             steps = made(len(group), partial(self._step, entries, types, group, places))
             files.append(OutputFile(self._file_name(number, len(groups)), at, steps))

@@ -12,7 +12,7 @@ from ckconv.core.made import chained, made
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.steps import OutputFile, Step
+from ckconv.plan.steps import OutputFile, Step, place
 
 #: What loaders look for in the directory of a checkpoint.
 _DIFFUSERS_NAME = f"diffusion_pytorch_model{SUFFIX}"
@@ -71,7 +71,7 @@ def lay_out(
         header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
         places, at = array("Q"), len(header)
         for piece in ordered:
-            places.append(at)
+            places.append(place(at))
             at += piece.nbytes
         files.append(OutputFile(name, at, made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
