@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from ckconv.conversion.planning import make_plan
@@ -65,8 +66,15 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     own = format_of(out.format).stores_alike
     if own is not None:
         return bool(load(own)(plan, out))
-    meant = {step.slot: (step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps}
-    return meant == {stored.name: (stored.dtype.name, tuple(stored.shape)) for stored in out.stored}
+
+    def meant() -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        return ((step.slot, step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps)
+
+    def found() -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        return ((stored.name, stored.dtype.name, tuple(stored.shape)) for stored in out.stored)
+
+    in_order = all(one == other for one, other in zip_longest(meant(), found()))
+    return in_order or {name: how for name, *how in meant()} == {name: how for name, *how in found()}
 
 
 def file_name_of(out: TensorIndex) -> str:
