@@ -369,7 +369,9 @@ def test_tensors_without_a_place_or_that_are_missing_are_refused(tmp_path: Path)
     stored["model.layers.1.mlp.up_proj.weight"] = stored["model.layers.0.mlp.up_proj.weight"]
     with pytest.raises(UnsupportedError) as info:
         ckconv.convert(save(tmp_path / "whole", Decoder().config(), stored), tmp_path / "m.gguf")
-    assert "--drop 'model.layers.*.self_attn.q_norm.weight' leaves out what llama does not have" in info.value.details[0]
+    assert (
+        "--drop 'model.layers.*.self_attn.q_norm.weight' leaves out what llama does not have" in info.value.details[0]
+    )
 
 
 def test_whisper_has_no_architecture_in_llama_cpp(tmp_path: Path) -> None:
