@@ -164,7 +164,7 @@ def test_whatever_the_home_directory_is_nothing_is_kept_there(
     def run(*arguments: object) -> Result:
         command = [sys.executable, "-m", "ckconv", *map(str, arguments)]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
         return Result(done.returncode, done.stdout, done.stderr)
 
     done, _ = written(WRITTEN[name], out, run)
