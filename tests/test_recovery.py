@@ -100,6 +100,27 @@ def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_i
     assert all("had been removed by a run that was killed; it is restored" in sentence for sentence in told)
 
 
+@pytest.mark.parametrize("at", range(1, 30))
+@pytest.mark.needs("posix")
+def test_killed_where_files_have_one_name_only_the_next_run_undoes_it_all(place: Path, at: int) -> None:
+    """Without hard links a name is claimed by an empty file first, which is nobody else's."""
+    before, after = found(place), new("new ")
+    refused = """
+def refused(*arguments, **options):
+    raise PermissionError(1, os.strerror(1))
+os.link = refused
+"""
+    code = CHILD.replace("count = 0\n", f"count = 0\n{refused}")
+    command = [sys.executable, "-c", code, str(place), "new ", "open,replace,rename,unlink", str(int(signal.SIGKILL))]
+    assert subprocess.run([*command, str(at), *NAMES], check=False).returncode in (0, -signal.SIGKILL)
+
+    _, stuck = recover([place])
+
+    assert found(place) in (before, after)
+    assert [name for name in hidden(place) if name != locks.NAME] == []
+    assert stuck == []
+
+
 @pytest.mark.parametrize("at", range(1, 28))
 @pytest.mark.needs("posix")
 def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path: Path, at: int) -> None:

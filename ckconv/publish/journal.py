@@ -177,9 +177,9 @@ class Journal:
         return [place for place in self.take if replaced and _status(replaced, place) is not None]
 
     def _is_given(self, place: Place, inode: int) -> bool:
-        """What is here is the file that was staged."""
-        here = _status(self.here, place)
-        return here is not None and here.st_ino == inode
+        """Whether the name has the staged file, or the empty file with which :func:`give` claims it."""
+        here, staged = _status(self.here, place), _status(self.staged, place)
+        return here is not None and (here.st_ino == inode or (staged is not None and _is_claim(here)))
 
     def in_the_way(self) -> list[Place]:
         """Places of files that were here before and have others in them by now, which are not of this output."""
@@ -259,6 +259,10 @@ def give(staged: Directory, name: str, here: Directory, other: str) -> None:
     except OSError:
         here.remove(other)
         raise
+
+
+def _is_claim(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _status(directory: Directory, place: Place) -> os.stat_result | None:
