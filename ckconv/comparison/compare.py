@@ -82,7 +82,7 @@ def diff(
         spread: count how far values are apart, power of two by power of two.
     """
     tell = progress or (lambda nbytes, name: None)
-    if _are_named_alike(a, b) and (a.config is None) != (b.config is None):
+    if (a.config is None) != (b.config is None) and _are_named_alike(a, b):
         a, b = a.as_container, b.as_container  # one of them contradicts its family's rules, or names no known one
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)

@@ -71,10 +71,9 @@ def retried(
         except cut as error:
             if pause is None or isinstance(error, _FINAL):
                 reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-                what = f"read, after {len(PAUSES) + 1} tries: {short(str(reason))}"
-                if code != "remote.read":
-                    what = f"written, after {len(PAUSES) + 1} tries: {type(error).__name__}"
-                raise OutputError(code, f"cannot be {what}", path=url, hint="try again later") from error
+                done, why = ("read", short(str(reason))) if code == "remote.read" else ("written", type(error).__name__)
+                message = f"cannot be {done}, after {len(PAUSES) + 1} tries: {why}"
+                raise OutputError(code, message, path=url, hint="try again later") from error
             time.sleep(pause)
     raise AssertionError
 

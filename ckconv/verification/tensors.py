@@ -195,6 +195,8 @@ class TensorComparison:
     rounded: int = 0
     zero_filled: int = 0
     _found: int = 0
+    _ours: Mapping[str, Tensor] = field(init=False)
+    _theirs: Mapping[str, Tensor] = field(init=False)
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
 
@@ -204,36 +206,35 @@ class TensorComparison:
             # An edited header says that it is another model.
             self.out, self.source = self.out.as_container, source.as_container
         self._embedded = _within_text(self.out)
+        self._ours, self._theirs = _every_tensor(self.out), _every_tensor(self.source) if self.source else {}
         if self.source is not None and self.source.format != self.out.format:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
-            theirs = _every_tensor(self.source)
-            self._no_part = {key for key in _no_part(self.out) if key not in theirs}
+            self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
 
     def run(self) -> Compared:
         """Look at everything."""
         faults: list[Fault] = []
-        theirs = _every_tensor(self.source) if self.source else {}
         order = {path: number for number, path in enumerate(self.out.files)}
-        for item in _by_place(_every_tensor(self.out), order):
+        for item in _by_place(self._ours, order):
             if self.only is None or self.only(item[1]):
                 self._told(item[1].name, 0)
                 place = _place(item[1], order)
-                faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
+                faults += [fault._replace(place=place) for fault in self._tensor(*item)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(_every_tensor(self.out)) - self.zero_filled - len(self._no_part) - len(self._embedded)
+        count = len(self._ours) - self.zero_filled - len(self._no_part) - len(self._embedded)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
-    def _tensor(self, key: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> Iterator[Fault]:
+    def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
         """Look at one tensor of the output."""
         yield from self._padding(tensor)
         if key in self._no_part:
             return
-        twin = theirs.get(key)
+        twin = self._theirs.get(key)
         self._found += twin is not None
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
-            twin = theirs.get("token_embedding.weight")
+            twin = self._theirs.get("token_embedding.weight")
             twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
         if twin is not None and tensor.name in self._embedded and self._may_be_left_out(twin):
             return
@@ -270,13 +271,12 @@ class TensorComparison:
         """Source tensors that are nowhere in the output, though no rule or flag left them out."""
         if self.source is None:
             return
-        if self._found == len(_every_tensor(self.source)):  # every one was met
+        if self._found == len(self._theirs):  # every one was met
             return
-        there = _every_tensor(self.out)
         # A rule leaves them out where tensors get other names.
         by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
-        for key, tensor in _every_tensor(self.source).items():
-            if key in there or tensor.source in by_rule or self._may_be_left_out(tensor):
+        for key, tensor in self._theirs.items():
+            if key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
                 continue
             if self._says_nothing(tensor, self.source):
                 continue
