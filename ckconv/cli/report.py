@@ -191,7 +191,13 @@ def _model(index: TensorIndex) -> str:
 
 
 class _Way(NamedTuple):
-    """What happens to a tensor; ``packed``: copied, and not as it lies."""
+    """One way in which tensors are written.
+
+    Attributes:
+        action: the conversion of their values.
+        reordered, transposed: their rows change places; become columns.
+        packed: values are copied, but not as one run of bytes (rows of several tensors, padding).
+    """
 
     action: Action
     reordered: bool

@@ -57,12 +57,12 @@ class Verified(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is verified, and against what.
+    """The scope of a verification.
 
     Attributes:
-        options: of the conversion, as far as they are known.
-        weights: the tensors alone.
-        named: side file -> where it is, if not beside the model.
+        options: the options of the conversion, as far as they are known.
+        weights: verify the tensors only, without metadata and side files.
+        named: side file -> path, for each that is not beside the model.
         directory: the output is a directory.
     """
 
@@ -74,12 +74,12 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What lies beside an output and says what it should be.
+    """The records and checksums beside an output.
 
     Attributes:
-        record: of the conversion.
-        sums: a list of checksums.
-        kept: the options that the source record of a bump file says, where there is no conversion record.
+        record: the conversion record, ``None`` if there is none.
+        sums: path of the checksum list, ``None`` if there is none.
+        kept: the options in the source record of a bump file, for an output without a conversion record.
     """
 
     record: ConversionRecord | None
@@ -92,7 +92,7 @@ class Beside:
         return self.record.path if self.record else None
 
     def options(self, given: Options, adapters: Sequence[object]) -> Options:
-        """What was asked for: what is given, and what the record says besides.
+        """Return the options of the conversion: those given, completed by those of the record.
 
         Raises:
             UsageError: ``usage.flag``, the record says that files were used which are not named.

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ckconv.core.towers import Tower
 
 
+#: Offsets and sizes are signed 64-bit numbers to every operating system.
+MAX_BYTES = (1 << 63) - 1
+
 #: Device, inode, bytes and modification time: what tells a file from another one of the same name.
 Identity = tuple[int, int, int, int, int]
 
@@ -69,7 +72,7 @@ class StoredTensor(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What many stored tensors have alike: type, shape in elements (outermost first), bytes without padding."""
+    """Type, shape in elements (outermost first) and size in bytes without padding, shared by many stored tensors."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -79,7 +82,12 @@ class Form(NamedTuple):
 def stored_tensors(
     path: Path, names: Sequence[str], forms: Sequence[Form], offsets: Sequence[int], begin: int
 ) -> Sequence[StoredTensor]:
-    """The tensors of a file, of columns; offsets in bytes, from byte ``begin`` of the file on."""
+    """Return the tensors of a file from columns of their names, forms and offsets.
+
+    Args:
+        forms: one for each tensor; equal ones may be one object.
+        offsets, begin: each in bytes; an offset counts from byte ``begin`` of the file.
+    """
 
     def tensor(at: int) -> StoredTensor:
         form = forms[at]
@@ -252,7 +260,11 @@ class Named(Mapping[str, Tensor]):
         return plain_tensor(name.removeprefix(self._before), self._found(name))
 
     def _found(self, name: str) -> StoredTensor:
-        """Whoever asks in order needs no table of all names."""
+        """Find a tensor by name; lookups in stored order need no table of all names.
+
+        Raises:
+            KeyError: no stored tensor has this name.
+        """
         own, at = name[len(self._before) :], self._next
         if not name.startswith(self._before):
             raise KeyError(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckconv.core.made import chained
-from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
+from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
 from ckconv.plan.decoding import joined
@@ -158,18 +158,14 @@ class OutputFile(NamedTuple):
     steps: Sequence[Step]
 
 
-#: Places in a file end here: offsets of systems are signed numbers of 64 bits.
-_LAST = (1 << 63) - 1
-
-
 def place(at: int) -> int:
-    """An offset in an output, in bytes.
+    """Return an offset in an output, in bytes, that a file can have.
 
     Raises:
         UnsupportedError: ``plan.refused``, no file is that long.
     """
-    if at > _LAST:
-        raise UnsupportedError("plan.refused", f"the output has more than {_LAST:,} bytes: no file is that long")
+    if at > MAX_BYTES:
+        raise UnsupportedError("plan.refused", f"the output has more than {MAX_BYTES:,} bytes: no file is that long")
     return at
 
 

@@ -99,7 +99,7 @@ def is_scaled(dtype: DType) -> bool:
 
 
 def inverse(factor: float) -> float | None:
-    """What divides by exactly as much as this number multiplies with; ``None`` where no float32 number does."""
+    """Return the exact reciprocal of a factor, ``None`` if no float32 number is that."""
     mantissa, exponent = math.frexp(factor)
     return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
 

@@ -12,12 +12,12 @@ from struct import Struct, error
 from typing import NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type
-from ckconv.core.tensors import Form, StoredTensor, stored_tensors
+from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, stored_tensors
 from ckconv.core.typed import U32, U64
 from ckconv.core.undecoded import is_text
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
-from ckconv.formats.gguf.spec import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up
+from ckconv.formats.gguf.spec import MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up
 from ckconv.formats.gguf.values import read_string
 
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.

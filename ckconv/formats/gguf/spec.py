@@ -61,8 +61,6 @@ MAX_TENSORS = 1_000_000
 MAX_NAME_BYTES = 1 << 10
 #: ``split.count`` is written as u16.
 MAX_SHARDS = 65_535
-#: Offsets and sizes are signed 64-bit numbers to every operating system.
-MAX_BYTES = (1 << 63) - 1
 
 
 def min_pair_bytes(version: int) -> int:

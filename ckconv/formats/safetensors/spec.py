@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from io import BytesIO
 
 from ckconv.core.documents import METADATA
+from ckconv.core.tensors import MAX_BYTES
 
 #: Bytes of the length field in front of the header.
 LENGTH_BYTES = 8
@@ -29,8 +30,8 @@ MAX_TENSORS = 1_000_000
 MAX_DIMS = 64
 #: Bytes of a tensor's name in UTF-8.
 MAX_NAME = 1024
-#: No count, offset or size reaches this one; offsets of files are signed 64-bit numbers.
-TOO_LARGE = 1 << 63
+#: No count, offset or size reaches this one.
+TOO_LARGE = MAX_BYTES + 1
 
 #: The fields of a tensor; all are required and no others exist.
 FIELDS = ("dtype", "shape", "data_offsets")
