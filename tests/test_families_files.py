@@ -16,6 +16,7 @@ from family_cases import ROOT
 from family_cases import families as with_cases
 
 from ckconv.families.catalogue import FAMILIES, Family
+from ckconv.families.fields import has_section
 from ckconv.families.merge import FOLDER
 from ckconv.families.modules import INDEX, document_of, modules_of
 
@@ -68,6 +69,14 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
 
     names = {re.sub(r"^=|\.(weight|bias|scale)$", "", cell.name) for cell in cells}
     assert names - known == REFUSED.get(family.name, set())
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.toml")), ids=lambda path: str(path.relative_to(FOLDER)))
+def test_a_file_is_found_however_its_tables_are_written(path: Path) -> None:
+    """Files are looked for by their text before they are parsed: inline tables, dotted keys, headers."""
+    text = path.read_text("utf-8")
+    for name in ("huggingface", "gguf", "engines", "config"):
+        assert has_section(text, name) == (name in tomllib.loads(text))
 
 
 def test_the_index_of_modules_is_what_the_families_say() -> None:

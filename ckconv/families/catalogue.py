@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.families.expressions import ExpressionError, parse
-from ckconv.families.fields import listed
+from ckconv.families.fields import has_section, listed
 from ckconv.families.merge import FOLDER, read_file
 from ckconv.families.own import in_force, own_files
 from ckconv.families.presence import used
@@ -42,7 +42,7 @@ def checksum_of_files() -> int:
 @cache
 def _texts() -> dict[str, str]:
     """Name of a shipped family -> its file; fragments, which are only extended, have no class of their own."""
-    return {name: text for name, text in _files().items() if "\nhuggingface = " in text}
+    return {name: text for name, text in _files().items() if has_section(text, "huggingface")}
 
 
 def _own_table(name: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _own_table(name: str) -> dict[str, Any]:
 def _naming(word: str, section: str, key: str) -> Iterator[str]:
     """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
     own = own_files().tables
-    row = re.compile(rf'^{section} = .*\b{key} = (\[[^\]]*\]|"[^"]*")', re.MULTILINE)
+    row = re.compile(rf'^{section}(?: = .*\b|\.){key} = (\[[^\]]*\]|"[^"]*")', re.MULTILINE)
 
     def may_name(text: str) -> bool:
         found = row.search(text)
@@ -153,7 +153,7 @@ def _is_told(family: Family) -> bool:
 def families_of_engine(engine: str) -> list[Family]:
     """The families that an engine has templates for; files without a row of the engine are not read."""
     own = own_files().families
-    row = re.compile(rf'^(\[engines\.{engine}\]|(engines\.)?{engine} = (?!"absent"))', re.MULTILINE)
+    row = re.compile(rf'^(\[engines\.{engine}\]|(engines\.)?{engine}(\.| = (?!"absent")))', re.MULTILINE)
     named = [FAMILIES[name] for name in FAMILIES if name in own or row.search(_texts()[name])]
     rows = [(family, family.engines.get(engine)) for family in named]
     return [family for family, row in rows if row is not None and not row.absent and not row.written_as]

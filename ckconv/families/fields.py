@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class Fields:
 def listed(value: Any) -> list[Any]:
     """One item, or several."""
     return value if isinstance(value, list) else [value]
+
+
+def has_section(text: str, name: str) -> bool:
+    """Whether the text of a TOML file has this table, however it is written: inline, by dotted keys, under a header."""
+    return re.search(rf"^(\[{name}[.\]]|{name}(\.| = ))", text, re.MULTILINE) is not None
 
 
 def texts(value: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ckconv.core.towers import Tower
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalise
 from ckconv.families.expressions import Expression, ExpressionError
+from ckconv.families.fields import has_section
 from ckconv.families.keys import TRANSFORMERS
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import names_of
@@ -42,7 +43,7 @@ _NESTED = (("model.", ""),)
 @cache
 def _texts() -> Mapping[str, str]:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_TOWERS.glob("*.toml"))}
-    return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
+    return {name: text for name, text in texts.items() if has_section(text, "huggingface")}
 
 
 @lru_cache
