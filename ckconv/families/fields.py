@@ -59,7 +59,10 @@ def listed(value: Any) -> list[Any]:
 
 
 def has_section(text: str, name: str) -> bool:
-    """Whether the text of a TOML file has this table, however it is written: inline, by dotted keys, under a header."""
+    """Whether the text of a TOML file has this table, however it is written: inline, by dotted keys, under a header.
+
+    A table of the same name inside of another one counts, too: the text is searched, not parsed.
+    """
     return re.search(rf"^(\[{name}[.\]]|{name}(\.| = ))", text, re.MULTILINE) is not None
 
 
