@@ -15,7 +15,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import family_cases  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
-FILES = ROOT / "ckconv" / "families"
 
 #: Column -> direction.
 DIRECTIONS = {
@@ -42,7 +41,7 @@ how many configurations are right, and of how many, where some are refused; the 
 - **bump**: the versions of bump files that hold a model of the family.
 
 *llama.cpp* and *mlx-lm*: the largest difference of a logit from transformers', all in float32; llama.cpp looks GELU up
-in a table of 16-bit floats. *lines*: of the family's file.
+in a table of 16-bit floats.
 
 """
 
@@ -72,8 +71,7 @@ def row(family: str) -> str:
         {word for said in outcomes if not said["bump"].startswith("refused") for word in said["bump"].split()}
     )
     engines = [largest(recorded, runs) for runs in ENGINES.values()]
-    lines = len((FILES / f"{family}.toml").read_text().splitlines())
-    return f"| {' | '.join((family, *directions, cell(adapters), ', '.join(bump) or '-', *engines, str(lines)))} |"
+    return f"| {' | '.join((family, *directions, cell(adapters), ', '.join(bump) or '-', *engines))} |"
 
 
 def refusals(family: str) -> Iterator[str]:
@@ -108,7 +106,7 @@ def counted(families: list[str]) -> str:
 def page() -> str:
     """The whole page."""
     families = family_cases.families()
-    columns = ["family", *DIRECTIONS, "LoRA", "bump", *ENGINES, "lines"]
+    columns = ["family", *DIRECTIONS, "LoRA", "bump", *ENGINES]
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(row, families)]
     refused = [line for family in families for line in refusals(family)]
     return HEAD + counted(families) + "\n".join(table) + "\n\n## What is refused\n\n" + "\n".join(refused) + "\n"

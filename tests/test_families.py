@@ -155,12 +155,11 @@ def _place(part: Part, called: str, layer: int | None, sizes: Sizes) -> Place:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_shipped_file_is_sound_and_short(name: str) -> None:
+def test_every_shipped_file_is_sound(name: str) -> None:
     found = family(name)
 
     assert found.in_huggingface.names
     assert found.in_huggingface.classes
-    assert len(found.path.read_text().splitlines()) <= 90
 
 
 @pytest.mark.parametrize("name", sorted(PAIRS))

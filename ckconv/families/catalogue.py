@@ -54,7 +54,7 @@ def _own_table(name: str) -> dict[str, Any]:
 def _naming(word: str, section: str, key: str) -> Iterator[str]:
     """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
     own = own_files().tables
-    row = re.compile(rf'^{section}(?: = .*\b|\.){key} = (\[[^\]]*\]|"[^"]*")', re.MULTILINE)
+    row = re.compile(rf'^{section}(?: = .*\b|\.){key} = (\[[^\]]*\]|"[^"]*"(?!"))', re.MULTILINE)
 
     def may_name(text: str) -> bool:
         found = row.search(text)
