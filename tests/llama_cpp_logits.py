@@ -1,6 +1,7 @@
 """Logits of all positions, by llama.cpp: a float32 KV cache and no flash attention, so that nothing is rounded.
 
-Of an encoder its embeddings, not pooled; an encoder with a decoder has the prompt in both.
+Of an encoder its embeddings, not pooled; an encoder with a decoder has the prompt in both. Of a classifier, as the
+file says that it is one, its outputs for every beginning of the prompt.
 
 A process of its own, because an assertion of the library ends it: ``python llama_cpp_logits.py FOLDER_OF_LIBRARIES``
 answers the requests of :mod:`consumers`. Parameter structures are passed as larger opaque blocks, which the System V
@@ -54,13 +55,16 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "llama_set_embeddings": (None, [ctypes.c_void_p, ctypes.c_bool]),
     "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
+    "llama_get_embeddings_seq": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
+    "llama_model_n_cls_out": (ctypes.c_uint32, [ctypes.c_void_p]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_free": (None, [ctypes.c_void_p]),
     "llama_model_free": (None, [ctypes.c_void_p]),
 }  # fmt: skip
 
-#: ``enum ggml_type``.
+#: ``enum ggml_type``; of ``llama_pooling_type``: as the file says.
 F32, F16 = 0, 1
+UNSPECIFIED = -1
 
 QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, user: None)
 
@@ -80,8 +84,8 @@ def load(folder: Path) -> ctypes.CDLL:
     return library
 
 
-def context_parameters(llama: ctypes.CDLL, positions: int) -> Opaque:
-    """The defaults but for sizes, flash attention and the types of the cache.
+def context_parameters(llama: ctypes.CDLL, positions: int, pooling: int = 0) -> Opaque:
+    """The defaults but for sizes, pooling, flash attention and the types of the cache.
 
     Releases put fields in between, so two places are found by their neighbours: the four enumerations that are -1 at
     first (the last is flash attention), and the types of the cache, both F16, behind two null pointers.
@@ -91,7 +95,7 @@ def context_parameters(llama: ctypes.CDLL, positions: int) -> Opaque:
     unspecified = raw.index(struct.pack("<4i", -1, -1, -1, -1))
     cache = raw.index(bytes(16) + struct.pack("<2i", F16, F16), unspecified) + 16
     struct.pack_into("<3I", made, 0, positions, positions, positions)
-    struct.pack_into("<i", made, unspecified + 4, 0)  # how embeddings are pooled
+    struct.pack_into("<i", made, unspecified + 4, pooling)  # how embeddings are pooled
     struct.pack_into("<i", made, unspecified + 12, 0)
     struct.pack_into("<2i", made, cache, F32, F32)
     return made
@@ -107,6 +111,8 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
     if not model:
         raise ValueError("llama.cpp does not load the model")
     count = len(request.prompt)
+    if said_by(llama, model, b"pooling_type") == b"4":
+        return np.stack([scores(llama, model, request.prompt[:stop]) for stop in range(1, count + 1)])
     context = llama.llama_init_from_model(model, context_parameters(llama, max(count, 64)))
     batch = llama.llama_batch_init(count, 0, 1)
     try:
@@ -138,15 +144,37 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
         llama.llama_model_free(model)
 
 
+def scores(llama: ctypes.CDLL, model: int, prompt: tuple[int, ...]) -> np.ndarray:
+    """The outputs of a classifier for a prompt, pooled as the file says."""
+    context = llama.llama_init_from_model(model, context_parameters(llama, 64, UNSPECIFIED))
+    batch = llama.llama_batch_init(len(prompt), 0, 1)
+    llama.llama_set_n_threads(context, 1, 1)
+    llama.llama_set_embeddings(context, True)
+    fill(batch, prompt)
+    if llama.llama_decode(context, batch):
+        raise ValueError("llama.cpp does not classify")
+    width = llama.llama_model_n_cls_out(model)
+    found = np.ctypeslib.as_array(llama.llama_get_embeddings_seq(context, 0), (width,)).copy()
+    llama.llama_batch_free(batch)
+    llama.llama_free(context)
+    return found
+
+
+def said_by(llama: ctypes.CDLL, model: int, key: bytes) -> bytes:
+    """What the metadata say under a key of the architecture, empty for nothing."""
+    said = ctypes.create_string_buffer(64)
+    llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
+    found = llama.llama_model_meta_val_str(model, said.value + b"." + key, said, len(said))
+    return said.value if found > 0 else b""
+
+
 def embeds(llama: ctypes.CDLL, model: int) -> bool:
     """The model is one of the encoders, which have no logits."""
     if not llama.llama_model_has_decoder(model):
         return True
     said = ctypes.create_string_buffer(64)
     llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
-    architecture = said.value
-    found = llama.llama_model_meta_val_str(model, architecture + b".attention.causal", said, len(said))
-    return bool(found > 0 and said.value == b"false" and b"bert" in architecture)
+    return said_by(llama, model, b"attention.causal") == b"false" and b"bert" in said.value
 
 
 def use_adapter(llama: ctypes.CDLL, model: int, context: int, path: str) -> None:

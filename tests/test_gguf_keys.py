@@ -84,6 +84,7 @@ UNREAD = {
     "granitemoe": {"deepstack_mapping"},
     "hunyuan_v1_moe": {"expert_shared_count"},
     "modernbert": {"attention.layer_norm_rms_epsilon"},
+    "modernbert_classifier": {"attention.layer_norm_rms_epsilon"},
     "qwen2_5_vl": {"attention.layer_norm_rms_epsilon"},
     "t5": {"attention.layer_norm_epsilon"},
     "t5_encoder": {"attention.layer_norm_epsilon"},

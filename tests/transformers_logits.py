@@ -1,6 +1,7 @@
 """Logits of all positions, by transformers, of the stored weights in float32; answers :mod:`consumers`.
 
-Of an encoder its last hidden states; an encoder with a decoder has the prompt in both.
+Of an encoder its last hidden states; an encoder with a decoder has the prompt in both. Of a classifier its outputs for
+every beginning of the prompt.
 
 An adapter is put on the model by peft.
 """
@@ -59,6 +60,10 @@ def rows(request: Request) -> np.ndarray:
     embeds = loader not in LANGUAGE
     asked |= {"decoder_input_ids": asked["input_ids"]} if loader is transformers.AutoModelForSeq2SeqLM else {}
     asked |= {} if embeds else {"use_cache": False}
+    if loader is transformers.AutoModelForSequenceClassification:
+        beginnings = (asked["input_ids"][:, :stop] for stop in range(1, len(request.prompt) + 1))
+        with torch.no_grad():
+            return np.concatenate([model.eval()(input_ids=ids).logits.numpy() for ids in beginnings])
     with torch.no_grad():
         found = model.eval()(**asked, return_dict=True)
     return np.asarray((found.last_hidden_state if embeds else found.logits)[0].float().numpy())
@@ -69,6 +74,8 @@ def class_of(config: Any) -> Any:
     name = str((config.architectures or [""])[0])
     if name.endswith("EncoderModel"):  # half of what the configuration describes
         return transformers.AutoModelForTextEncoding
+    if name.endswith("ForSequenceClassification"):
+        return transformers.AutoModelForSequenceClassification
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
     encoder = name.endswith("Model") and not name.endswith("LMHeadModel")

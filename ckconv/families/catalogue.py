@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,8 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
     """The family of a GGUF.
 
     Args:
-        has: the metadata has this key, after the architecture's prefix, and it says something.
+        has: the metadata has this key, after the architecture's prefix, and it says something; behind ``=``: there is a
+            tensor of this name.
     """
     for name in _naming(architecture, "gguf", "arch"):
         condition = _own_table(name)["gguf"].get("match")
@@ -146,8 +148,11 @@ def written_as(family: Family, engine: str) -> str:
 def _is_told(family: Family) -> bool:
     """There are GGUFs that are taken for this family's."""
     condition = family.in_gguf.condition
-    both = (True, False)
-    return condition is None or any(condition.value({"has": lambda key, said=said: said}) for said in both)
+    if condition is None:
+        return True
+    asked = list(dict.fromkeys(condition.asked))
+    files = (dict(zip(asked, there, strict=True)) for there in product((True, False), repeat=len(asked)))
+    return any(condition.value({"has": file.__getitem__}) for file in files)
 
 
 def families_of_engine(engine: str) -> list[Family]:

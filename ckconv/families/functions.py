@@ -166,6 +166,33 @@ def yarn_attention(stored: float, taken: float) -> float | None:
     return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
 
 
+def classifies(classes: object) -> bool:
+    """``architectures`` of a document name a classifier of texts."""
+    return isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
+
+
+def items(table: object) -> list[str]:
+    """The items of ``id2label``, in the order of their numbers, of which none is left out."""
+    if not isinstance(table, dict) or not table or {str(key) for key in table} != set(map(str, range(len(table)))):
+        raise ValueError("a label for every number from 0 on is expected")
+    return [str(table.get(str(n), table.get(n))) for n in range(len(table))]
+
+
+def labels_of(count: int) -> list[str]:
+    """What transformers calls labels that have no names."""
+    return [f"LABEL_{n}" for n in range(count)]
+
+
+def indexed(items: list[Any]) -> dict[str, Any]:
+    """``id2label``: number -> item."""
+    return {str(n): item for n, item in enumerate(items)}
+
+
+def indices(items: list[Any]) -> dict[str, int]:
+    """``label2id``: item -> number."""
+    return {str(item): n for n, item in enumerate(items)}
+
+
 BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
@@ -186,6 +213,11 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "classifies": classifies,
+    "items": items,
+    "labels_of": labels_of,
+    "indexed": indexed,
+    "indices": indices,
     "stride": stride,
     "letters": letters,
     "lettered": lettered,

@@ -29,7 +29,7 @@ from ckconv.families.keys import READERS
 from ckconv.families.merge import PARAMETER_CELLS
 
 #: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
-KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]")
+KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]", "str[]")
 
 #: Who takes a default: the classes of both libraries, and llama.cpp's loader.
 TAKERS = ("transformers", "mlx_lm", "llama_cpp")

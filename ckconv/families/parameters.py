@@ -133,7 +133,8 @@ class Values(Mapping[str, Any]):
             return self._there(cell)
         if cell.kind == "shape":
             shape = self._source.shape(cell.tensor)
-            return shape[cell.axis] if shape is not None else None
+            size = shape[cell.axis] if shape is not None else None
+            return size if size is None or cell.read is None else _with_it(cell.read, size, self)
         tensor = cell.kind == "tensor"
         stored: Any = self._source.numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:

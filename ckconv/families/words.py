@@ -111,8 +111,7 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
 
 def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
-    fields = {**FIELD_OF, "family": "family"}
-    return lambda *names: said(config, *(fields[name] for name in names if name in fields), format=format)
+    return lambda *names: said(config, *(FIELD_OF.get(name, name) for name in names), format=format)
 
 
 def without_noted(config: ModelConfig) -> ModelConfig:

@@ -156,6 +156,8 @@ def _facts(file: GgufFile, kind: str) -> dict[str, Any]:
 
 def _family(file: GgufFile, architecture: str) -> Family | None:
     def has(name: str) -> bool:
+        if name.startswith("="):
+            return any(tensor.name == name[1:] for tensor in file.tensors)
         return any(value_of(file.metadata, key) for key in keys_of(architecture, name))
 
     return family_of_gguf(architecture, has)

@@ -13,6 +13,8 @@ from ckconv.io.card import text_of_card
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 
+#: ``LLAMA_POOLING_TYPE_RANK``: the outputs of a classifier, which llama.cpp's converter leaves to a flag of its server.
+_RANK = 4
 _RERANKERS = ("qwen3-reranker", "qwen3-vl-reranker")
 
 _HINT = "take it out of modules.json for the embeddings before it"
@@ -50,6 +52,8 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
             "a Qwen3-Reranker ranks by its logits of yes and no; the GGUF is the plain language model, without the "
             "cls.output and the pooling RANK that llama.cpp's own converter makes for its server"
         )
+    if "labels" in family.parameters:
+        return {f"{family.gguf}.pooling_type": scalar("u32", _RANK)}
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return {}
     from ckconv.formats.safetensors.modules import kept_documents, modules_of, pooling_of

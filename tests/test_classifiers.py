@@ -1,0 +1,108 @@
+"""Classifiers and rerankers: what says how many outputs there are, and what is said where two sayings differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from family_cases import cases, checkpoint
+
+import ckconv
+from ckconv.errors import InputError, UnsupportedError
+
+
+def source(root: Path, name: str = "three_labels", family: str = "bert_classifier", **keys: Any) -> Path:
+    """The checkpoint of a case, with other keys in its document; ``None`` takes one out."""
+    case = next(case for case in cases(family) if case.name == name)
+    made = checkpoint(case.recorded, root, case.tokenizer)
+    said = {**config_of(made), **keys}
+    (made / "config.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    return made
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def without(names: Collection[str], path: Path, made: Path) -> Path:
+    """A GGUF without these keys and tensors."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(made, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in {*names, "general.architecture"}:
+            kind = field.types[0]
+            writer.add_key_value(key, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        if tensor.name not in names:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return made
+
+
+def test_labels_go_to_a_gguf_and_come_back(tmp_path: Path) -> None:
+    ckconv.convert(source(tmp_path / "hf"), tmp_path / "m.gguf", options=ckconv.Options(dtype="f32"))
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    said = config_of(tmp_path / "back")
+    assert said["architectures"] == ["BertForSequenceClassification"]
+    assert said["id2label"] == {"0": "negative", "1": "neutral", "2": "positive"}
+    assert said["label2id"] == {"negative": 0, "neutral": 1, "positive": 2}
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["bert.pooling_type"].contents() == gguf.PoolingType.RANK
+    assert ckconv.verify(tmp_path / "back", tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["one_label", "three_labels"])
+def test_a_gguf_that_names_no_labels_has_as_many_as_outputs(name: str, tmp_path: Path) -> None:
+    """Rerankers that were converted before llama.cpp's converter wrote them."""
+    root = source(tmp_path / "hf", name, "xlm_roberta_classifier")
+    ckconv.convert(root, tmp_path / "new.gguf", options=ckconv.Options(dtype="f32"))
+    keys = ("bert.classifier.output_labels", "bert.pooling_type")
+    ckconv.convert(without(keys, tmp_path / "new.gguf", tmp_path / "m.gguf"), f"{tmp_path / 'hf2'}/", to="safetensors")
+
+    count = {"one_label": 1, "three_labels": 3}[name]
+    assert config_of(tmp_path / "hf2")["id2label"] == {str(n): f"LABEL_{n}" for n in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"id2label": {"0": "a", "1": "b"}}, r"'classifier.bias' has shape \[3\], .* \[2\] .*id2label"),
+        ({"id2label": None, "num_labels": 4}, r"'classifier.bias' has shape \[3\], .* \[4\] .*id2label, num_labels"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label = .*a label for every number from 0 on is expected"),
+        ({"id2label": ["a", "b", "c"]}, "id2label = .*a label for every number from 0 on is expected"),
+        ({"id2label": {}}, "id2label = .*a label for every number from 0 on is expected"),
+    ],
+)
+def test_other_labels_than_outputs_are_an_error_of_the_source(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", **keys)
+
+    with pytest.raises(InputError, match=said) as refused:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert (refused.value.code, refused.value.exit_code) == ("model.config", 3)
+
+
+def test_a_classifier_without_its_layer_makes_no_checkpoint(tmp_path: Path) -> None:
+    """llama.cpp's converter drops the pooler of BERT, and transformers would make one up."""
+    ckconv.convert(source(tmp_path / "hf", "one_label"), tmp_path / "m.gguf")
+    theirs = without(("cls.weight", "cls.bias"), tmp_path / "m.gguf", tmp_path / "theirs.gguf")
+
+    with pytest.raises(UnsupportedError) as refused:
+        ckconv.convert(theirs, f"{tmp_path / 'back'}/", to="safetensors")
+    assert any("classifier.dense.weight" in said for said in (refused.value.message, *refused.value.details))
+
+
+def test_a_pair_of_texts_is_one_text_to_llama_cpp_and_a_note_says_so(tmp_path: Path) -> None:
+    ways = {"one_label": False, "three_labels": True}
+    for name, noted in ways.items():
+        report = ckconv.convert(source(tmp_path / name, name), tmp_path / f"{name}.gguf")
+        assert any("token_type_ids of 0" in note for note in report.plan.notes) is noted
