@@ -269,7 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         "families",
         "--family",
         Takes.FILES,
-        "Use your own family file (docs/adding-a-family.md); repeatable.",
+        "Read models as this shipped family, or use your own FILE.toml (docs/adding-a-family.md); repeatable.",
         **_ASIDE,
     ),
     Option(

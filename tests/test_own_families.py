@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.errors import CkconvError, InputError, UsageError
-from ckconv.families.catalogue import FAMILIES, own_families
+from ckconv.families.catalogue import FAMILIES, family_of_gguf, own_families
 from ckconv.families.check import check_family
-from ckconv.families.merge import FOLDER
+from ckconv.families.merge import FOLDER, merged
 from ckconv.options import Options
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
@@ -185,6 +185,174 @@ def test_a_file_that_changes_a_shipped_family_goes_first(tmp_path: Path) -> None
     ckconv.convert(FIXTURES / "zoo/olmo2.f32.gguf", f"{tmp_path}/hf/", to="safetensors", options=options)
 
     assert json.loads((tmp_path / "hf/config.json").read_text())["architectures"] == ["OtherForCausalLM"]
+
+
+def test_a_file_goes_before_families_whose_files_look_the_same(tmp_path: Path) -> None:
+    text = MINE.replace('arch = "mylmo"', 'arch = "olmo2", over = ["olmo2"]')
+
+    with own_families([written(tmp_path, text)]):
+        found = family_of_gguf("olmo2", lambda key: False)
+
+    assert found is not None
+    assert found.name == "mylmo"
+
+
+# Shipped families by name
+
+
+def test_a_model_is_read_as_the_family_that_is_named(tmp_path: Path, ckconv) -> None:
+    source = checkpoint(tmp_path)
+
+    made = ckconv("convert", source, tmp_path / "m.gguf", "--family", "olmo2", "--record")
+
+    assert made.code == 0, made.err
+    theirs = gguf.GGUFReader(FIXTURES / "zoo/olmo2.f32.gguf")
+    mine = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert mine.fields["general.architecture"].contents() == "olmo2"
+    assert {t.name: t.data.tobytes() for t in mine.tensors} == {t.name: t.data.tobytes() for t in theirs.tensors}
+    assert "the family file olmo2 was used: name it again" in ckconv("verify", tmp_path / "m.gguf", source).err
+    assert ckconv("verify", tmp_path / "m.gguf", source, "--family", "olmo2").code == 0
+
+
+def test_a_gguf_of_a_shared_architecture_is_read_as_the_family_that_is_named() -> None:
+    with own_families([Path("deepseek_v3")]):
+        found = family_of_gguf("deepseek2", lambda key: False)
+    assert found is not None
+    assert found.name == "deepseek_v3"
+    with own_families([Path("deepseek_v3"), Path("olmo2")]):
+        other = family_of_gguf("llama", lambda key: False)
+    assert other is not None
+    assert other.name == "llama"
+
+
+def test_of_a_named_family_what_it_does_not_list_is_refused(tmp_path: Path, ckconv) -> None:
+    source = checkpoint(tmp_path)
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "my_gate_scale": 2.5}))
+
+    result = ckconv("convert", source, tmp_path / "m.gguf", "--family", "olmo2")
+
+    assert result.code == 4
+    assert "my_gate_scale = 2.5, a key that ckconv does not know of" in result.err
+
+
+def test_a_name_of_no_family_is_refused(ckconv) -> None:
+    result = ckconv("convert", FIXTURES / "zoo/olmo2", "-", "--to", "gguf", "--family", "olmo9")
+    assert result.code == 2
+    assert "--family olmo9: neither one of the families that ckconv formats lists, nor a .toml file" in result.err
+
+
+# Closed files
+
+CLOSED = """[config.seen]
+vocab_size = "any"
+max_position_embeddings = "any"
+hidden_size = "any"
+intermediate_size = "any"
+num_hidden_layers = "any"
+num_attention_heads = "any"
+num_key_value_heads = "any"
+head_dim = ["any", "absent"]
+hidden_act = "silu"
+rms_norm_eps = "any"
+rope_theta = ["any", "absent"]
+"rope_parameters.rope_theta" = ["any", "absent"]
+"rope_parameters.rope_type" = ["default", "absent"]
+attention_bias = false
+tie_word_embeddings = false
+[metadata.seen]
+block_count = "any"
+context_length = "any"
+embedding_length = "any"
+feed_forward_length = "any"
+"attention.head_count" = "any"
+"attention.head_count_kv" = "any"
+"attention.layer_norm_rms_epsilon" = "any"
+"attention.key_length" = ["any", "absent"]
+"attention.value_length" = ["any", "absent"]
+vocab_size = "any"
+"rope.dimension_count" = "any"
+"rope.freq_base" = "any"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu', where mylmo was seen with 'silu'"),
+        ({"attention_bias": True}, "attention_bias = True, where mylmo was seen with False"),
+        ({"attention_bias": None}, "attention_bias = nothing, where mylmo was seen with False"),
+        ({"sliding_window": 7}, "sliding_window = 7, where mylmo was seen with nothing"),
+        ({"use_cache": False}, ""),
+    ],
+)
+def test_a_closed_file_takes_no_other_keys_and_values(change: Any, said: str, tmp_path: Path, ckconv) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE + CLOSED)
+    document = {**json.loads((source / "config.json").read_text()), **change}
+    (source / "config.json").write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
+
+    result = ckconv("convert", source, tmp_path / "m.gguf", "--family", mine)
+
+    assert (result.code, said in result.err) == (4 if said else 0, True), result.err
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("mylmo.logit_scale", "mylmo.logit_scale, a key that ckconv does not know of mylmo"),
+        ("mylmo.attention.causal", "attention.causal = True, where mylmo was seen with nothing"),
+    ],
+)
+def test_a_closed_file_takes_no_other_metadata(key: str, said: str, tmp_path: Path, ckconv) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE + CLOSED)
+    made = ckconv("convert", source, tmp_path / "m.gguf", "--family", mine)
+    assert made.code == 0, made.err
+    value = "true" if key.endswith("causal") else "2.5"
+    assert ckconv("edit", tmp_path / "m.gguf", tmp_path / "o.gguf", "--set-meta", f"{key}={value}").code == 0
+
+    result = ckconv("convert", tmp_path / "o.gguf", f"{tmp_path}/back/", "--to", "safetensors", "--family", mine)
+
+    assert result.code == 4
+    assert said in result.err
+
+
+def test_a_key_that_a_file_does_not_list_is_noted_where_it_says_so(tmp_path: Path, ckconv) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE + '[config]\nunknown = "noted"\n')
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "my_gate_scale": 2.5}))
+
+    result = ckconv("convert", source, tmp_path / "m.gguf", "--family", mine)
+
+    assert result.code == 0, result.err
+    assert "my_gate_scale" in result.err + result.out
+
+
+def test_what_was_not_measured_is_a_note(tmp_path: Path, ckconv) -> None:
+    text = MINE.replace("llama_cpp = { ", 'llama_cpp = { unmeasured = "nobody has run one", ')
+    source, mine = checkpoint(tmp_path), written(tmp_path, text)
+
+    result = ckconv("convert", source, tmp_path / "m.gguf", "--family", mine, "--record")
+
+    sentence = "that llama.cpp computes mylmo right was not measured: nobody has run one"
+    assert sentence in result.err + result.out
+    record = json.loads((tmp_path / "m.gguf.ckconv.json").read_text())
+    assert record["families"][0]["unmeasured"] == {"llama_cpp": "nobody has run one"}
+    assert ckconv("verify", tmp_path / "m.gguf", source, "--family", mine).code == 0
+
+
+# What is taken away
+
+
+def test_defaults_and_kinds_of_layers_are_taken_away(tmp_path: Path) -> None:
+    text = 'extends = "dots1"\nhuggingface = { model_type = "mine", class = "MineForCausalLM" }\n'
+    text += 'layers.dense = "absent"\n[tensors]\n"L.ffn.{gate,up,down}" = "absent"\n'
+    text += '[parameters]\nnorm_eps = { default = "absent" }\ncontext = { value = "4096" }\n'
+    table = merged(written(tmp_path, text, "mine"))
+
+    assert "dense" not in table["layers"]
+    assert "default" not in table["parameters"]["norm_eps"]
+    assert "default" not in table["parameters"]["context"]
 
 
 # Records

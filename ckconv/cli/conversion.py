@@ -56,7 +56,7 @@ _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.TYPES: {"metavar": "TYPE[,GLOB=TYPE...]"},
     Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
     Takes.PATH: {"type": PATH},
-    Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FILE"},
+    Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FAMILY"},
     Takes.EXISTING: {"type": click.Path(path_type=Path, exists=True, readable=False)},
 }
 

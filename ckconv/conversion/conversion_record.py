@@ -85,7 +85,12 @@ class Facts:
 
     def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
         self._plan, self._adapters, self._digests = plan, adapters, FileDigests()
-        self._families = [{"name": name, "sha256": digest} for name, digest in own_files().digests.items()]
+        own = own_files()
+        self._families: list[dict[str, Any]] = []
+        for name, digest in own.digests.items():
+            family = own.families.get(name.removesuffix(".toml"))
+            open = {row.name: row.unmeasured for row in family.engines.values() if row.unmeasured} if family else {}
+            self._families.append({"name": name, "sha256": digest, **({"unmeasured": open} if open else {})})
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ckconv.conversion.write import holes, write_frames
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
-from ckconv.families.own import own_files
+from ckconv.families.own import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
@@ -132,7 +132,7 @@ def absolute(options: Options) -> Options:
         imatrix=options.imatrix and Path(absolute_path(options.imatrix)),
         template=options.template and Path(absolute_path(options.template)),
         base=options.base and as_path(absolute_path(options.base)),
-        families=tuple(Path(absolute_path(path)) for path in options.families),
+        families=tuple(path if is_name(path) else Path(absolute_path(path)) for path in options.families),
     )
 
 

@@ -123,11 +123,22 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
         has: the metadata has this key, after the architecture's prefix, and it says something; behind ``=``: there is a
             tensor of this name.
     """
+    named = _named(architecture, "gguf", "arch")
+    if named is not None:
+        return named
     for name in _naming(architecture, "gguf", "arch"):
         condition = _own_table(name)["gguf"].get("match")
         if condition is None or parse(condition).value({"has": has}):
             return FAMILIES[name]
     return None
+
+
+def _named(word: str, section: str, key: str) -> Family | None:
+    """The shipped family as which a user wants a model to be read: one with this word, or else the only one."""
+    own = own_files()
+    fitting = [name for name in own.named if word in listed(_own_table(name).get(section, {}).get(key, []))]
+    alone = own.named if len(own.named) == 1 and not own.families else ()
+    return next((FAMILIES[name] for name in (*fitting, *alone)), None)
 
 
 def told_by_architecture(name: str) -> str:
@@ -183,6 +194,9 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
             an empty file without it.
     """
     said = defaultdict(lambda: None, document or {})
+    named = _named(model_type, "huggingface", "model_type") if document is not None else None
+    if named is not None:
+        return named
     for name in _naming(model_type, "huggingface", "model_type"):
         condition = _own_table(name)["huggingface"].get("match")
         with suppress(ExpressionError):  # a key that tells families apart may hold anything

@@ -69,7 +69,9 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
     """Key and expression of everything that is computed."""
     used = {letter for row in family.tensors.values() for letter in shapes.letters(row.fused_axes)}
     yield from ((f"axes.{letter}", expression) for letter, expression in family.axes.items() if letter in used)
-    yield from ((f"layers.{name}", expression) for name, expression in family.layers.items())
+    kinds = [one for row in family.tensors.values() for one in (row.layers, row.spare) if one]
+    asked = {name for one in (*kinds, *family.layers.values()) for name in one.names}
+    yield from ((f"layers.{name}", one) for name, one in family.layers.items() if name in asked)
     for letter, stack in family.stacks.items():
         yield f"stacks.{letter}.count", stack.count
     for name, row in family.tensors.items():

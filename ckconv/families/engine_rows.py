@@ -54,6 +54,7 @@ class Engine(NamedTuple):
         right_if: what must hold; otherwise the engine computes something else.
         same_if: what must hold for the engine to compute what transformers does; where it does not, a note says
             so, as nothing that a file could say would change it.
+        unmeasured: why nobody knows that it computes what the others do; a note says so.
         needs: keys of the document that its class cannot do without, or takes a default of its own for.
         reads: keys that its class reads where another library's goes by another key.
         ignores: parameters that it does not look at, though the format has them.
@@ -91,6 +92,7 @@ class Engine(NamedTuple):
     model_type: str = ""
     right_if: tuple[Condition, ...] = ()
     same_if: tuple[Condition, ...] = ()
+    unmeasured: str = ""
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ class Engine(NamedTuple):
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "transposed", "absent",
+        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "transposed", "absent", "unmeasured",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset(
@@ -144,6 +146,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         fields.get("model_type", ""),
         tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
         tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
+        str(fields.get("unmeasured", "")),
         texts(fields.get("needs")),
         texts(fields.get("reads")),
         texts(fields.get("ignores")),

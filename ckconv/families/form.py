@@ -157,6 +157,7 @@ _KEYS: dict[str, Form] = {
     "carried": _table_of(_text),
     "modifiers": _table_of(_or_table(_plain, {"neutral": _plain, "only": _text, "written": _flag})),
     "harmless": _list(_text),
+    "seen": _table_of(_plain),
 }
 _CONDITION = _or_table(_scalar, {"if": _scalar, "else": _text, "of": _many(_text), "hint": _text})
 _ENGINE = _or_table(
@@ -169,7 +170,7 @@ _ENGINE = _or_table(
             ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "floats"),
             _many(_text),
         ),
-        **dict.fromkeys(("as", "absent"), _text),
+        **dict.fromkeys(("as", "absent", "unmeasured"), _text),
         "biases": _many(_text),
         **dict.fromkeys(
             ("head_must_be_written", "interleaved", "slides", "neighbours", "scaled", "transposed", "unnamed"), _flag
@@ -185,7 +186,7 @@ _ROPE_TABLES = dict.fromkeys(("default", "unscaled"), _table_of(_scalar))
 _FORMS: dict[str, Form] = {
     "extends": _many(_text),
     "without": _list(_text),
-    "gguf": _table({"arch": _many(_text), "match": _scalar}),
+    "gguf": _table({"arch": _many(_text), "match": _scalar, "over": _many(_text)}),
     "huggingface": _table(
         {
             "model_type": _many(_text),
@@ -207,6 +208,7 @@ _FORMS: dict[str, Form] = {
         {
             **_KEYS,
             **dict.fromkeys(("written", "within"), _table_of(_plain)),
+            "unknown": _text,
             "rope": _table(
                 {
                     "by_layer": _flag,

@@ -121,7 +121,7 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     unknown, closed = unknown_keys(config, family, consumer)
-    modifiers += closed
+    modifiers += [*closed, *keys.unseen(_flat(_said_of_text(config)))]
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
@@ -207,7 +207,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
 
     A class of transformers that is known reads no key that the family's file does not list. Of any other code that is
     not known: of a class that is not the family's, of ``auto_map``, under a ``model_type`` that transformers does not
-    know, and of a family of one's own.
+    know, and of a family whose file is closed (``unknown``), as one's own are.
     """
     unknown = family.document.keys.unknown(_said_of_text(config))
     own = text_config(config)
@@ -215,7 +215,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     named = code or next(iter(_texts_of(own.get("architectures"))), "")
     if own is config and named and not _is_class_of(named, family):
         foreign = named
-    known = family.path.parent == FOLDER and _model_type(own, family) == own.get("model_type")
+    known = not family.document.closed and _model_type(own, family) == own.get("model_type")
     if known and not code and not foreign:
         return unknown, []
     whose = family.name if own.get("model_type") is None else f"{family.name} (model_type, architectures)"
@@ -223,6 +223,14 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     if code and foreign:
         refused.append(f"auto_map names {foreign}, {NO_CLASS} {family.name} (architectures, model_type)")
     return [key for key in unknown if own[key] is None], refused
+
+
+def _flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """What is said, by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
 
 
 def _code_of(config: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 ``carried`` (key -> ``transformers``, ``mlx_lm`` or ``both``) are keys that a rule of a reader looks at; ``modifiers``
 (key -> a neutral value, a list of them, or a table of ``neutral``, ``only`` and ``written``) change what is computed
 but for their neutral values: a text in ``[metadata]`` is an expression over the parameters; ``harmless`` change
-nothing. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``rope`` and
-``window``.
+nothing. ``seen`` (key -> values) closes the section: no other key, and no other value. ``[config]`` has further tables:
+``written`` (key -> constant of every document that is made), ``rope`` and ``window``, and ``unknown``: whether a key
+without a row is ``refused`` (what a user's file is taken for) or ``noted``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from ckconv.families.fields import Fields, listed, texts
 from ckconv.families.functions import PERIOD
 from ckconv.families.keys import READERS, Key, Keys, Kind
+from ckconv.families.merge import FOLDER
 from ckconv.families.parameter_rows import Parameter
 
 _SECTION = frozenset({"carried", "modifiers", "harmless"})
@@ -82,6 +84,7 @@ class Document(NamedTuple):
         keys: every key of a document.
         written: constants of a document that is made.
         within: what the class takes for keys that a table within another document leaves out, as released ones do.
+        closed: a key that no row has is refused, in metadata too; else a note names it.
     """
 
     keys: Keys
@@ -89,6 +92,7 @@ class Document(NamedTuple):
     within: Mapping[str, Any] = {}
     rope: RopeStyle = RopeStyle()
     window: WindowStyle = WindowStyle()
+    closed: bool = False
 
 
 class KeyRows(Fields):
@@ -97,7 +101,7 @@ class KeyRows(Fields):
     def document(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Document:
         """``[config]``."""
         self.where = "config"
-        self.fields(row, _SECTION | {"written", "within", "rope", "window"})
+        self.fields(row, _SECTION | {"written", "within", "rope", "window", "unknown", "seen"})
         cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
         readers: dict[str, set[str]] = {}
         for cell in cells:
@@ -106,22 +110,28 @@ class KeyRows(Fields):
         if row.get("rope", {}).get("mlx_lm") in ("base", "nowhere"):
             own["rope_scaling"] = READERS["transformers"]
         return Document(
-            Keys(name, self._keys(row, own, expressions=False)),
+            Keys(name, self._keys(row, own, expressions=False), self._seen(row)),
             dict(row.get("written", {})),
             dict(row.get("within", {})),
             self._rope(row.get("rope", {})),
             self._window(row.get("window", {})),
+            self.word(
+                row, "unknown", {"refused": True, "noted": False}, "noted" if self.path.parent == FOLDER else "refused"
+            ),
         )
 
     def metadata(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Keys:
         """``[metadata]``; the key of a derived parameter is a modifier that must be what it follows from."""
         self.where = "metadata"
-        self.fields(row, _SECTION)
+        self.fields(row, _SECTION | {"seen"})
         read = ((p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread)
         cells = [(p, cell) for p, cell in read if not cell.key.startswith("/")]  # others are the tokenizer's
         found = self._keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
         derived = {cell.key: Key(cell.key, Kind.MODIFIER, same_as=p.value) for p, cell in cells if p.value and cell.key}
-        return Keys(name, {**found, **derived})
+        return Keys(name, {**found, **derived}, self._seen(row))
+
+    def _seen(self, row: Mapping[str, Any]) -> dict[str, list[Any]]:
+        return {key: listed(values) for key, values in row.get("seen", {}).items()}
 
     def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
         found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}

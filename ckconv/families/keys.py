@@ -6,7 +6,7 @@ read: a report names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -69,11 +69,21 @@ class Key(NamedTuple):
         )
 
 
+#: Words of ``seen`` in place of a value: any, and none.
+ANY, NONE = "any", "absent"
+
+
 class Keys(NamedTuple):
-    """The keys of one family, or of one type of RoPE's scaling, by name."""
+    """The keys of one family, or of one type of RoPE's scaling, by name.
+
+    Attributes:
+        seen: key -> its values in the models that the file was made of, :data:`ANY` or :data:`NONE` among them; of a
+            list, its items. Empty for a file that is not closed so.
+    """
 
     name: str
     keys: Mapping[str, Key]
+    seen: Mapping[str, Sequence[Any]] = {}
 
     def reads(self, name: str, consumer: str) -> bool:
         """The consumer's class looks at this key, or at the table that it is in."""
@@ -98,6 +108,27 @@ class Keys(NamedTuple):
             if source not in self.keys[name].readers:
                 yield name
 
+    def unseen(self, said: Mapping[str, Any]) -> Iterator[str]:
+        """What is said, or not said, otherwise than in every model that the file was made of: "key = value, ..."."""
+        if not self.seen:
+            return
+        for name in sorted({*said, *self.seen}):
+            key = self.keys.get(name, self.keys.get(name.partition(".")[0]))
+            value, values = said.get(name), self.seen.get(name, (NONE,))
+            if key is not None and key.kind is Kind.HARMLESS:
+                continue
+            items = value if isinstance(value, list) and value else [NONE if value is None else value]
+            if not all(_among(item, values) for item in items):
+                meant = ", ".join("nothing" if one == NONE else repr(one) for one in values)
+                found = "nothing" if value is None else repr(value)
+                yield f"{name} = {found}, where {self.name} was seen with {meant},"
+
     def unknown(self, document: Iterable[str]) -> list[str]:
         """Keys that are in no row."""
         return sorted(name for name in document if name not in self.keys)
+
+
+def _among(value: Any, values: Sequence[Any]) -> bool:
+    if ANY in values and value != NONE:
+        return True
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)

@@ -125,8 +125,9 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
     for name in [parents] if isinstance(parents, str) else parents:
         inherited = merged(_parent(path, name, folder), folder=folder, depth=depth + 1, read=read)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
-        for style in ("rope", "window", "within"):
+        for style in ("rope", "window", "within", "unknown", "seen"):
             inherited.get("config", {}).pop(style, None)
+        inherited.get("metadata", {}).pop("seen", None)
         inherited.pop("huggingface", None)
         inherited.pop("gguf", None)
         _merge(result, inherited)
@@ -136,6 +137,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
     _merge(result, own)
     for section in ("tensors", "parameters"):
         result[section] = {name: row for name, row in result.get(section, {}).items() if row != "absent"}
+    result["layers"] = {kind: text for kind, text in result.get("layers", {}).items() if text != "absent"}
     return result
 
 
@@ -278,6 +280,8 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
     if not isinstance(before, dict) or not isinstance(row, dict):
         return row
     result = {**before, **row}
+    if result.get("default") == "absent" or ("value" in row and "default" not in row):
+        result.pop("default", None)
     for cell in cells:
         old, new = before.get(cell), row.get(cell)
         old, new = ({word: text} if isinstance(text, str) and text != "absent" else text for text in (old, new))

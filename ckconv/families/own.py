@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckconv.errors import UsageError
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import ExpressionError, parse
 from ckconv.families.fields import listed
@@ -37,12 +38,14 @@ class OwnFiles(NamedTuple):
     Attributes:
         families: name -> the family.
         tables: name -> the file's own table, without what it extends.
-        digests: file name -> SHA-256 of every file that a user brought, extended ones too.
+        digests: file name -> SHA-256 of every file that a user brought, extended ones too; of a shipped one, its name.
+        named: shipped families as which a user wants models to be read.
     """
 
     families: Mapping[str, Family] = {}
     tables: Mapping[str, Table] = {}
     digests: Mapping[str, str] = {}
+    named: tuple[str, ...] = ()
 
 
 _NONE = OwnFiles()
@@ -54,6 +57,11 @@ def own_files() -> OwnFiles:
     return _COUNTING.get() or _NONE
 
 
+def is_name(path: Path) -> bool:
+    """What a user gave is the name of a shipped family, and no file: those end in ``.toml``."""
+    return path.suffix != ".toml" and path.name == str(path)
+
+
 @contextmanager
 def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None]:
     """Let these files count, instead of any others; without a path, what counts already goes on to.
@@ -63,6 +71,7 @@ def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None
 
     Raises:
         InputError: ``family.file``, a file is malformed, or claims what it does not say that it changes.
+        UsageError: ``usage.flag``, there is no shipped family of a name.
     """
     if not paths:
         yield
@@ -82,14 +91,20 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
     families: dict[str, Family] = {}
     tables: dict[str, Table] = {}
     digests: dict[str, str] = {}
-    for path in dict.fromkeys(paths):
+    named = tuple(str(path) for path in dict.fromkeys(paths) if is_name(path))
+    for name in named:
+        if name not in shipped:
+            message = f"--family {name}: neither one of the families that ckconv formats lists, nor a .toml file"
+            raise UsageError("usage.flag", message)
+        digests[name] = hashlib.sha256(shipped[name].encode()).hexdigest()
+    for path in (path for path in dict.fromkeys(paths) if not is_name(path)):
         name, table = path.stem, read_file(path)
         if not re.fullmatch(_NAME, name):
             raise fault(path, "a family is called what its file is: letters, digits, '_', '-' and '.'")
         files = [file for file in files_of(path) if file.parent != FOLDER]
         contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
         family = _loaded(path, contents)
-        parents = listed(table.get("extends", []))
+        parents = [*listed(table.get("extends", [])), *listed(table.get("gguf", {}).get("over", []))]
         for other, theirs in tables.items():
             for claim in _claims(path, name, table, other, theirs):
                 raise fault(path, f"{claim}, and so does {families[other].path}")
@@ -101,7 +116,7 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
                 raise fault(path, f'{claim}, as the shipped family {other} does: extends = "{other}" changes that one')
         families[name], tables[name] = family, table
         digests |= {file.name: digest for file, digest in contents}
-    return OwnFiles(families, tables, digests)
+    return OwnFiles(families, tables, digests, named)
 
 
 @lru_cache(maxsize=32)

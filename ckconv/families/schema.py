@@ -194,7 +194,7 @@ class _Reader(Fields):
     def _match(self, section: str, word: str) -> Match:
         self.where = section
         row = self.fields(
-            self.table.get(section, {}), frozenset({word, "class", "match", "text", "tokens", "embeddings"})
+            self.table.get(section, {}), frozenset({word, "class", "match", "over", "text", "tokens", "embeddings"})
         )
         text = self.fields(row.get("text", {}), frozenset({"of", "prefix"}))
         return Match(

@@ -99,6 +99,8 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
+    if row and row.unmeasured:
+        yield f"that {loader.name} computes {family.name} right was not measured: {row.unmeasured}"
     for condition in row.same_if if row else ():
         yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
 

@@ -19,7 +19,7 @@ from ckconv.core.config import (
 )
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.functions import SLIDING
-from ckconv.families.keys import Kind, full_key
+from ckconv.families.keys import NOT_KNOWN, Kind, full_key
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
@@ -139,10 +139,13 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
     table, prefix = family.metadata.keys, f"{architecture}."
     scope = Values(family, KeySource(file, architecture), given=config.scope)
-    modifiers, unread = [], []
+    modifiers, unread = [], list[str]()
+    closed = family.document.closed or architecture not in family.in_gguf.names
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
-        if key is None and name.startswith(prefix):
+        if key is None and name.startswith(prefix) and closed:
+            modifiers.append(f"{name}, {NOT_KNOWN} {family.name},")
+        elif key is None and name.startswith(prefix):
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
             value = value_of(file.metadata, name)
@@ -151,10 +154,19 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
                 modifiers.append(f"{name}, an array,")
             elif value not in neutral:
                 modifiers.append(f"{name} = {value}")
+    own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}
+    modifiers += family.metadata.unseen(own)
     rotary = config.rope_theta is not None
     scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     modifiers += [unknown] if unknown else []
     return replace(config, modifiers=tuple(modifiers), unread=tuple(unread), rope_scaling=scaling)
+
+
+def _decoded(file: GgufFile, name: str) -> Any:
+    """The value under a key: a list, or a number as the shortest decimal of its float32."""
+    found = value_of(file.metadata, name)
+    value = found.decode() if isinstance(found, ArrayRef) else found
+    return shortest_float32(value) if isinstance(value, float) else value
 
 
 def _rope_scaling(
@@ -233,8 +245,7 @@ class KeySource:
         for name in keys_of(self._architecture, key):
             found = value_of(self._file.metadata, name)
             if found is not None:
-                value = found.decode() if isinstance(found, ArrayRef) else found
-                return shortest_float32(value) if isinstance(value, float) else value
+                return _decoded(self._file, name)
         return None
 
     def numbers(self, tensor: str) -> list[float] | None:
