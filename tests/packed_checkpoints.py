@@ -253,6 +253,60 @@ def bitnet_model(root: Path, decoder: Decoder, *, times: bool = False, **config:
     return model(root, decoder, pack, {"quant_method": "bitnet", "modules_to_not_convert": None, **kind}, **config)
 
 
+#: What the four-bit codes of bitsandbytes are: float32, as its ``quant_map`` stores them.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+FP4 = tuple(n / 12 for n in (0.0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3))
+
+
+def bitsandbytes_model(root: Path, decoder: Decoder, *, kind: str = "nf4", block: int = 64, double: int = 0,
+                       storage: str = "U8", **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Four bits with a scale for so many of them, in whatever row; ``double`` of the scales share one, if any."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng, size = np.random.default_rng(seed), shape[0] * shape[1]
+        codes, table = rng.integers(0, 16, size), np.array({"nf4": NF4, "fp4": FP4}[kind], np.float32)
+        blocks = -(-size // block)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(shape)}
+        scales = rng.uniform(0.01, 1, blocks).astype(np.float32)
+        made: Tensors = {".absmax": scales}
+        if double:
+            inner = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+            outer = rng.uniform(0.1, 1, -(-blocks // double)).astype(np.float32)
+            made = {".absmax": rng.integers(0, 256, blocks).astype(np.uint8), ".nested_absmax": outer,
+                    ".nested_quant_map": inner}  # fmt: skip
+            state |= {"nested_blocksize": double, "nested_dtype": "float32", "nested_offset": 0.3}
+            scales = inner[made[".absmax"]] * outer[np.arange(blocks) // double] + np.float32(0.3)
+        packed = (codes[::2] << 4 | codes[1::2]).astype(np.uint8)
+        each = {"U8": 1, "BF16": 2}[storage]
+        made |= {
+            "": Raw(storage, (len(packed) // each, 1), packed.tobytes()),
+            ".quant_map": table,
+            f".quant_state.bitsandbytes__{kind}": np.frombuffer(json.dumps(state).encode(), np.uint8),
+        }
+        values = table[codes] * np.repeat(scales, block)[:size]
+        return {f"{module}.weight{suffix}": array for suffix, array in made.items()}, values.reshape(shape)
+
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return model(root, decoder, pack, said, **config)
+
+
+def bitsandbytes_int8_model(root: Path, decoder: Decoder, **config: Any) -> dict[str, np.ndarray]:
+    """Bytes, which are parts of 127 of their row's scale."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        codes, scales = rng.integers(-127, 128, shape), rng.uniform(0.1, 1, shape[0]).astype(np.float32)
+        made = {"weight": codes.astype(np.int8), "SCB": scales, "weight_format": np.zeros((), np.uint8)}
+        values = codes.astype(np.float32) * scales[:, None] * np.float32(7.874015718698502e-3)
+        return {f"{module}.{name}": array for name, array in made.items()}, values
+
+    return model(root, decoder, pack, {"quant_method": "bitsandbytes", "load_in_8bit": True}, **config)
+
+
 def arrays_of(source: Path) -> dict[str, Raw]:
     """Every array of a checkpoint of one file, as bytes."""
     data = (source / "model.safetensors").read_bytes()

@@ -459,6 +459,20 @@ TENSORS = [
         (*PLAIN, "--dequantize"),
     ),
     Case(
+        "nf4 decoded: a wrong place in the table",
+        "packed:_table",
+        touched(lambda v: v[::-1].copy()),
+        "quantised/bnb-nf4",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "nf4 decoded: scales of other blocks",
+        "bitsandbytes:_scales",
+        touched(lambda v: v[::-1].copy()),
+        "quantised/bnb-nf4-double",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
         "int8 decoded: signs",
         "packed:rows_of",
         lambda real: lambda *parts: real(parts[0] ^ np.uint8(0x80), *parts[1:]),

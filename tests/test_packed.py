@@ -15,6 +15,8 @@ from packed_checkpoints import (
     arrays_of,
     awq_model,
     bitnet_model,
+    bitsandbytes_int8_model,
+    bitsandbytes_model,
     compressed_model,
     fp8_model,
     gptq_model,
@@ -46,6 +48,20 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         partial(bitnet_model, times=True),
         "BitNet, ternary, one scale a matrix: 7 matrices",
     ),
+    "nf4": (bitsandbytes_model, "bitsandbytes nf4, blocks of 64: 7 matrices"),
+    "nf4 with quantised scales": (
+        partial(bitsandbytes_model, double=4),
+        "bitsandbytes nf4, blocks of 64, double-quantised: 7 matrices",
+    ),
+    "fp4 in blocks of several rows, stored as bfloat16": (
+        partial(bitsandbytes_model, kind="fp4", block=4096, storage="BF16"),
+        "bitsandbytes fp4, blocks of 4096: 7 matrices",
+    ),
+    "nf4 in blocks that begin within rows": (
+        partial(bitsandbytes_model, block=256, double=3),
+        "bitsandbytes nf4, blocks of 256, double-quantised: 7 matrices",
+    ),
+    "int8 of bitsandbytes": (bitsandbytes_int8_model, "bitsandbytes int8, scales of whole rows: 7 matrices"),
     "int4 words": (
         compressed_model,
         "compressed-tensors pack-quantized, 4-bit, groups of 32: 7 matrices",

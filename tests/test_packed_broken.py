@@ -14,6 +14,8 @@ from checkpoints import Decoder, Raw, Tensors, save
 from packed_checkpoints import (
     awq_model,
     bitnet_model,
+    bitsandbytes_int8_model,
+    bitsandbytes_model,
     compressed_model,
     drawn,
     fp8_model,
@@ -30,7 +32,7 @@ Change = Callable[[Tensors, dict[str, Any]], None]
 
 def array(suffix: str, dtype: str, *shape: int) -> Change:
     """Another array of zeros in the place of one of the query projection's."""
-    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}[dtype]
+    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1}[dtype]
 
     def change(tensors: Tensors, config: dict[str, Any]) -> None:
         tensors[Q + suffix] = Raw(dtype, shape, bytes(int(np.prod(shape)) * size))
@@ -72,6 +74,21 @@ def filled(suffix: str, dtype: str, value: int) -> Change:
     return change
 
 
+STATE = ".weight.quant_state.bitsandbytes__nf4"
+
+
+def state(**keys: Any) -> Change:
+    """Other words in the ``quant_state`` of the query projection."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        text = json.dumps(json.loads(tensors[Q + STATE].data) | keys).encode()
+        tensors[Q + STATE] = Raw("U8", (len(text),), text)
+
+    return change
+
+
+FOUR = bitsandbytes_model
+DOUBLE = partial(bitsandbytes_model, double=4)
 FP8 = partial(fp8_model, block=(128, 128))
 ROWS = partial(scaled_fp8_model, strategy="channel")
 
@@ -100,6 +117,23 @@ BROKEN = {
     "a grid of scales": (FP8, array(".weight_scale_inv", "F32", 2, 1), "need [1, 1] scales, and there are [2, 1]"),
     "blocks of another size": (FP8, says(weight_block_size=[32, 32]), "need [2, 2] scales, and there are [1, 1]"),
     "scales of other rows": (ROWS, array(".weight_scale", "BF16", 32, 1), "no block size is declared"),
+    "a quant_state that is no JSON": (FOUR, array(STATE, "U8", 9), "quant_state is no JSON object"),
+    "a quant_state of another shape": (FOUR, state(shape=[64, 128]), "and quant_state says [64, 128]"),
+    "a quant_state of three axes": (FOUR, state(shape=[8, 8, 64]), "quant_state says shape [8, 8, 64]"),
+    "a quant_state with a negative length": (FOUR, state(shape=[-64, -64]), "quant_state says shape [-64, -64]"),
+    "a blocksize of nothing": (FOUR, state(blocksize=0), "quant_state says blocksize 0"),
+    "a blocksize of all": (FOUR, state(blocksize=1 << 40), "quant_state says blocksize 1099511627776"),
+    "a type that is no float": (FOUR, state(dtype="int8"), "dtype int8"),
+    "scales of other blocks": (FOUR, state(blocksize=32), "absmax has shape [64], the other arrays make it [128]"),
+    "a table of other length": (FOUR, array(".weight.quant_map", "F32", 8), "quant_map has shape [8]"),
+    "codes of fewer numbers": (FOUR, array(".weight", "U8", 99, 1), "weight has shape [99, 1] U8"),
+    "quantised scales without theirs": (DOUBLE, without(".weight.nested_absmax"), "absmax is quantised, and"),
+    "quantised scales without their offset": (DOUBLE, state(nested_offset=None), "absmax is quantised, and"),
+    "quantised scales of no blocks": (DOUBLE, state(nested_blocksize=0), "absmax is quantised, and"),
+    "quantised scales of other blocks": (DOUBLE, state(nested_blocksize=2), "nested_absmax has shape [16]"),
+    "scales of scales that are floats": (DOUBLE, array(".weight.absmax", "F32", 64), "absmax is F32, and there are"),
+    "nf4 without a quant_state": (FOUR, without(STATE), "belongs to no quantised matrix"),
+    "int8 with scales of other rows": (bitsandbytes_int8_model, array(".SCB", "F32", 32), "SCB has shape [32]"),
     "a ternary matrix with many scales": (
         bitnet_model,
         array(".weight_scale", "F32", 16),
@@ -159,8 +193,11 @@ def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp
         (FP8, filled(".weight_scale_inv", "F32", 0x7FC00000)),
         (compressed_model, filled(".weight_scale", "BF16", 0x7FC0)),
         (bitnet_model, filled(".weight_scale", "BF16", 0)),
+        (FOUR, filled(".weight.absmax", "F32", 0x7FC00000)),
+        (DOUBLE, filled(".weight.nested_absmax", "F32", 0x7FC00000)),
+        (bitsandbytes_int8_model, filled(".SCB", "F32", 0x7FC00000)),
     ],
-    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero"],
+    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero", "nf4", "nf4, quantised scales", "int8"],
 )
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_scales_that_are_no_numbers_are_said_and_not_decoded(
@@ -193,6 +230,27 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
     assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
     result = ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert (result.code, "AWQ of version gemv" in result.err) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "sentence"),
+    [
+        (FOUR, filled(".weight.quant_map", "F32", 0), "1 of NF4 with a table of its own (quant_map)"),
+        (FOUR, state(shape=[4096, 1]), "1 of NF4 with rows of an odd number of columns"),
+        (bitsandbytes_int8_model, array(".weight_format", "U8"), ""),
+    ],
+)
+def test_what_bitsandbytes_may_hold_and_is_not_read_is_named(
+    tmp_path: Path, ckconv, make: Callable[..., Any], change: Change, sentence: str
+) -> None:
+    source = tmp_path / "packed"
+    make(source, DECODER)
+    rewritten(source, change)
+    found = ckconv("inspect", source)
+    assert (found.code, sentence in found.out) == (0, True), found.out
+    result = ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert (result.code, sentence in result.err) == (4 if sentence else 0, True)
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
 
 
 def test_a_configuration_beside_config_json_counts_where_that_has_none(tmp_path: Path, ckconv) -> None:

@@ -14,10 +14,14 @@ import pytest
 from packed_checkpoints import arrays_of
 
 #: Of float32 scales the library's values were recorded before they are rounded to the model's type.
-FLOAT32 = {"fp8-block", "modelopt-fp8"}
+FLOAT32 = {"fp8-block", "modelopt-fp8", "bnb-int8"}
 
 NAMES = (
     "awq-g32",
+    "bnb-fp4-double",
+    "bnb-int8",
+    "bnb-nf4",
+    "bnb-nf4-double",
     "ct-fp8-channel-dynamic",
     "ct-fp8-tensor-static",
     "ct-w4-g32-actorder",

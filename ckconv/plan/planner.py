@@ -18,7 +18,6 @@ from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import LeftOut, Plan, Reason, missing_tensors
-from ckconv.quant.packed import is_scaled
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -125,11 +124,11 @@ class Planner(ABC):
 
     def decoded_as(self, tensor: Tensor) -> DType:
         """What blocks are decoded to: FP32, which holds the exact numbers, or what somebody asked for."""
-        from ckconv.quant.reexpress import library_type
+        from ckconv.quant.reexpress import library_type, rounds
 
         asked, library = self.options.dtype, library_type(tensor.dtype)
         note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(asked)
-        rounded = note is _EXACT and is_scaled(tensor.dtype)  # a quotient is
+        rounded = note is _EXACT and rounds(tensor.dtype)
         if note and library is not F32 and tensor.packed and not rounded and note not in self.notes:
             self.notes.append(note)
         if asked == "source":

@@ -147,6 +147,7 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     """How many groups of a packed matrix, or a triple, have a scale that is NaN."""
     import numpy as np
 
+    from ckconv.io.packed import numbers_alone
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.codec import to_float32
     from ckconv.quant.packed import numbers, scale_values, scheme_of
@@ -176,6 +177,9 @@ def _without_number(tensor: Tensor, files: Files) -> int:
             count += int(np.isnan(numbers(row, tensor.dtype).scales).any())
             continue
         own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
+        if scheme.number.size > own.size:  # they are quantised, too
+            many = numbers_alone(tensor, lambda array: RowReader(array, files))
+            return sum(int(np.isnan(numbers(rows, tensor.dtype).scales).sum()) for rows in many)
         number = scheme.number if own.size == 1 else own
         for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
             count += int(np.count_nonzero(np.isnan(scale_values(np.ascontiguousarray(rows), number))))

@@ -3,7 +3,7 @@
 However a quantiser lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
 hashed and be compared without being decoded. A row is, one after the other::
 
-    codes     u8 [columns]      one byte each, unsigned: integers, E4M3 or E2M1 (the low four bits)
+    codes     u8 [columns]      one byte each, unsigned: integers, E4M3, or places in a table of 16 (the low four bits)
     scales    number [groups]   as they are stored
     zeros     u8 [groups]       where integers have them: value = (code - zero) * scale
     factor    F32 [1]           where scales are themselves scaled (NVFP4)
@@ -32,15 +32,28 @@ if TYPE_CHECKING:
 
     Index = NDArray[np.int64]
 
-#: What codes are; ``INT`` of as many bits as the scheme says.
-INT, E4M3, E2M1 = "int", "E4M3", "E2M1"
+#: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
+INT, PARTS, E4M3, E2M1, NF4, FP4 = "int", "int/127", "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
+
+#: What the sixteen codes of bitsandbytes stand for (``get_4bit_type`` of its ``functional.py``, 0.50), as float32.
+MAPS = {
+    NF4: (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+    FP4: tuple(n / 12 for n in (0.0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3)),
+}  # fmt: skip
+
+#: What is multiplied with instead of a division by 127 (``int8_vectorwise_dequant``).
+_PART = 7.874015718698502e-3
 
 
 class Scheme(NamedTuple):
     """What the numbers of a packed matrix are.
 
     Attributes:
-        codes: ``INT``, ``E4M3`` or ``E2M1``.
+        codes: what they are: ``INT`` and the others.
         bits: of a code.
         group: columns that share a scale; the last group of a row may have fewer.
         number: type of the scales: a float, F8_E8M0, or F8_E4M3 (as U8 arrays hold them, too).
@@ -48,6 +61,7 @@ class Scheme(NamedTuple):
         factor: every row has a float32 number that its scales are multiplied with.
         divisor: they are divided by it instead.
         ordered: columns of a group are anywhere in the row.
+        library: float type that the library of the format computes values in; the scales' own where it says nothing.
     """
 
     codes: str
@@ -58,6 +72,7 @@ class Scheme(NamedTuple):
     factor: bool = False
     divisor: bool = False
     ordered: bool = False
+    library: DType | None = None
 
     def groups(self, columns: int) -> int:
         """How many scales a row of this many columns has."""
@@ -70,13 +85,14 @@ _SCHEMES: dict[DType, Scheme] = {}
 @cache
 def packed_type(scheme: Scheme, columns: int) -> DType:
     """The block type of rows of this many columns: a group is a block, or a whole row where groups are not alike."""
-    of = f"int{scheme.bits}" if scheme.codes == INT else f"FP{scheme.bits}"
+    of = {INT: f"int{scheme.bits}", E4M3: "FP8", E2M1: "FP4"}.get(scheme.codes, scheme.codes)
     one = columns % scheme.group or scheme.factor or scheme.ordered
     block = columns if one else scheme.group
     many = scheme.groups(block)
     size = block + many * (scheme.number.size + scheme.zeros) + 4 * scheme.factor + 4 * block * scheme.ordered
     also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("divisor", scheme.divisor), ("order", scheme.ordered))
-    words = (of, f"group {scheme.group}", str(scheme.number), *(word for word, there in also if there))
+    number = scheme.library if scheme.codes in MAPS or scheme.codes == PARTS else scheme.number
+    words = (of, f"group {scheme.group}", str(number), *(word for word, there in also if there))
     dtype = DType(" ".join(words), Kind.BLOCK, block, size)
     _SCHEMES[dtype] = scheme
     return dtype
@@ -150,7 +166,7 @@ def numbers(rows: Rows, dtype: DType) -> Numbers:
         parts.append(np.ascontiguousarray(rows[:, at : at + width]))
         at += width
     codes, scales, zeros, factors, order = parts
-    integer = scheme.codes == INT
+    integer = scheme.codes in (INT, PARTS)
     if integer and not scheme.zeros:
         zeros = np.full((len(rows), groups), 1 << scheme.bits - 1, np.uint8)
     return Numbers(
@@ -219,12 +235,24 @@ def decode(rows: Rows, dtype: DType) -> Floats:
         where = np.arange(columns) // scheme.group
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         if found.zeros is None:
-            values = looked_up(e4m3() if scheme.codes == E4M3 else e2m1(), found.codes)
+            values = looked_up(_table(scheme.codes), found.codes)
         else:
             values = found.codes.astype(np.float32)
             _each(values, found.zeros.astype(np.float32), where, np.subtract)
         _each(values, scales, where, np.multiply)
+        if scheme.codes == PARTS:
+            values *= np.float32(_PART)
     return values
+
+
+@cache
+def _table(codes: str) -> Floats:
+    """Values of codes that are no integers."""
+    import numpy as np
+
+    if codes in MAPS:
+        return np.array(MAPS[codes], np.float32)
+    return e4m3() if codes == E4M3 else e2m1()
 
 
 def _each(values: Floats, groups: Floats, where: Index | None, operation: np.ufunc) -> None:

@@ -199,8 +199,20 @@ def library_type(dtype: DType) -> DType:
     scheme, triple = scheme_of(dtype), triple_of(dtype)
     if scheme and scheme.divisor:
         return BF16
-    number = scheme.number if scheme else triple.number if triple and triple.quantization.has_biases else F32
+    number = (
+        (scheme.library or scheme.number)
+        if scheme
+        else triple.number
+        if triple and triple.quantization.has_biases
+        else F32
+    )
     return number if number in (F16, BF16) else F32
+
+
+def rounds(dtype: DType) -> bool:
+    """The float32 value of a code is rounded: a quotient, or the product of two float32 numbers."""
+    scheme = scheme_of(dtype)
+    return is_scaled(dtype) or (scheme is not None and scheme.library is not None)
 
 
 def bits_a_weight(dtype: DType) -> float:

@@ -288,6 +288,8 @@ def _module(
     if first.tensor.dtype.kind is Kind.BLOCK:  # blocks of a GGUF, and a scale of their scales beside them
         values, factor = _of_type(raw, first.tensor.dtype), _of_type(arrays[1], scaled.tensor.dtype)
         return None if values is None or factor is None else values * factor
+    if len(arrays) > 3 and arrays[3] is not None and name.endswith(".weight"):  # a matrix beside its quant_state
+        return _by_table(raw, rows, columns, [array[0] for array in arrays if array is not None])
     codes: NDArray[Any]
     zeros: NDArray[Any] = np.zeros((1, 1))
     if scheme.codes == "int" and name.endswith(".qweight"):
@@ -328,7 +330,28 @@ def _module(
         spread = [np.broadcast_to(part, (len(rows), max(part.shape[1], 1))) for part in (scales, zeros)]
         wide = [part[:, group] if part.shape[1] > 1 else part for part in spread]
         made: Doubles = (codes - wide[1]) * wide[0]
+        if scaled.tensor.source.endswith(".SCB"):
+            made = rounded(made, F32) * float(np.float32(7.874015718698502e-3))
     return made
+
+
+def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Doubles:
+    """Values of bitsandbytes' four bits: places in a table, two in a byte with the first one above.
+
+    Args:
+        first: a row of each array, of which those behind the first are one.
+    """
+    scales, table, state = first[1], first[2].view("<f4").astype(np.float64), json.loads(first[3].tobytes())
+    codes = np.stack([raw >> 4, raw & 15], axis=2).reshape(len(raw), -1)
+    block = (rows[:, None] * columns + np.arange(columns)) // state["blocksize"]
+    if len(first) > 4:
+        outer, inner = (array.view("<f4").astype(np.float64) for array in first[4:])
+        products = rounded(inner[scales[block]] * outer[block // state["nested_blocksize"]], F32)
+        scale = rounded(products + float(np.float32(state["nested_offset"])), F32)
+    else:
+        scale = scales.view("<f4").astype(np.float64)[block]
+    values: Doubles = table[codes] * scale
+    return values
 
 
 def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:

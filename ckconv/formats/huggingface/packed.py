@@ -24,7 +24,7 @@ from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Modul
 from ckconv.quant.triples import triple_type
 
 #: Suffixes that only packed modules have.
-_OWN = frozenset(s.removesuffix("?") for p in PACKINGS for s in p.arrays) - {".weight", ".scales"}
+_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales"})
 
 _KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
 
@@ -59,8 +59,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     settings = quantization_config(config, root)
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
-    suffixes = tuple(_OWN)
-    modules = dict(_modules(stored, method)) if any(tensor.name.endswith(suffixes) for tensor in stored) else {}
+    modules = dict(_modules(stored, method)) if any(tensor.name.endswith(_OWN) for tensor in stored) else {}
     if not modules or (method and method not in _KNOWN):
         foreign = foreign_quantizer(stored, settings)
         return Found(words=foreign, unread=foreign)
@@ -94,7 +93,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     rest = [tensor for tensor in stored if tensor.name not in arrays_of_modules]
     about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
     for alone in rest:
-        if f".{alone.name.rpartition('.')[2]}" in _OWN:
+        if alone.name.endswith(_OWN):
             faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantised matrix", tensor=alone.name)
     check_ignored(settings, stored, modules, faults)
     faults.check()

@@ -192,9 +192,10 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _table() -> tuple[Packing, ...]:
-    from ckconv.quant.packings import awq, bitnet, compressed, fp8, gptq, mx, nvfp4
+    from ckconv.quant.packings import awq, bitnet, bitsandbytes, compressed, fp8, gptq, mx, nvfp4
 
-    return tuple(one for layouts in (awq, bitnet, gptq, fp8, compressed, mx, nvfp4) for one in layouts.PACKINGS)
+    layouts = (awq, bitnet, bitsandbytes, gptq, fp8, compressed, mx, nvfp4)
+    return tuple(one for each in layouts for one in each.PACKINGS)
 
 
 PACKINGS = _table()
