@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import FIXTURES
 
-from ckconv.core.card import Card, card_of_keys, card_of_text, keys_of_card, text_of_card
+from ckconv.core.metadata import Card, card_of_keys, card_of_text, keys_of_card, text_of_card
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import FIXTURES
 
 import ckconv
+from ckconv.core.metadata import Content
 from ckconv.errors import VerifyError
-from ckconv.plan.content import Content
 from ckconv.verification.content import differences
 
 SOURCE = FIXTURES / "hf" / "qwen3-tied-bf16"

@@ -17,7 +17,7 @@ from conftest import FIXTURES
 from orders import to_canonical, to_stored
 from safetensors import safe_open
 
-from ckconv.core.names import parse, with_layer
+from ckconv.core.tensors import parse, with_layer
 from ckconv.families.axes import Move, move
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import Part, names_of

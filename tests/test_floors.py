@@ -67,7 +67,7 @@ SYSTEM_CALLS = {
 
 #: What makes an output, planners included: nothing that says "verified" may have any of it.
 WRITES = re.compile(
-    r"(engine|convert|conversion|publish)/|plan/(?!content)|(.*/)?(\w*plan\w*|write\w*|merged)$|"
+    r"(engine|convert|conversion|publish)/|plan/|(.*/)?(\w*plan\w*|write\w*|merged)$|"
     r"io/(stored|joined|together|uploads)|tokenizer/"
 )
 

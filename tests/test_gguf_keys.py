@@ -15,8 +15,7 @@ from models import Model
 
 import ckconv
 from ckconv import Options
-from ckconv.core.config import ModelConfig
-from ckconv.core.llama3_rope import rope_factors, rope_scaling_of
+from ckconv.core.config import ModelConfig, rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.keys import Kind

@@ -24,7 +24,7 @@ import pytest
 
 import ckconv
 from ckconv.__main__ import run
-from ckconv.core import typed
+from ckconv.core import metadata as typed
 from ckconv.verification.content import items_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -399,7 +399,7 @@ TENSORS = [
     ),
     Case(
         "factors of RoPE in reverse",
-        "llama3_rope:rope_factors",
+        "core.config:rope_factors",
         touched(lambda made: made[::-1]),
         HF,
         GGUF,
@@ -453,7 +453,7 @@ TENSORS = [
     ),
     Case(
         "FP8 decoded: values of other codes",
-        "floats:e4m3",
+        "core.dtypes:e4m3",
         touched(lambda v: with_first(v, lambda x: x + 1)),
         "quantised/fp8-block",
         (*PLAIN, "--dequantize"),

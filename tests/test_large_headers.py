@@ -16,7 +16,7 @@ from models import Model
 from test_memory import COMMAND, MB, peak
 
 from ckconv.cli.jsontext import json_parts
-from ckconv.core import made
+from ckconv.core import tensors as made
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.safetensors import header as safetensors_header
 from ckconv.formats.safetensors.read import read_safetensors
@@ -136,7 +136,7 @@ def test_a_text_of_four_megabytes_takes_a_small_multiple_of_them(
 def test_a_million_tensors_are_converted_in_600_megabytes(tmp_path: Path, format: str) -> None:
     """Of two conversions without what small models keep: what each tensor takes, and the rest once."""
     settings = """
-import ckconv.core.made as made
+import ckconv.core.tensors as made
 import ckconv.formats.safetensors.reference as reference
 made.KEPT = reference._MAX_HEADER = 0
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
-from ckconv.core.typed import Value, array, scalar
+from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.documents import chat_template
 from ckconv.tokenizer.files import TokenizerFiles

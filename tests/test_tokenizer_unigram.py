@@ -11,7 +11,7 @@ import pytest
 from conftest import FIXTURES
 from test_tokenizer_names import TEXTS
 
-from ckconv.core.typed import Value, scalar
+from ckconv.core.metadata import Value, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys

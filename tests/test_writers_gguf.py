@@ -14,7 +14,7 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv import Options
-from ckconv.core.typed import array, raw_array, scalar
+from ckconv.core.metadata import array, raw_array, scalar
 from ckconv.errors import UnsupportedError
 from ckconv.formats.gguf.spec import Record, header, header_bytes
 

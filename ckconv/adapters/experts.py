@@ -11,11 +11,9 @@ from dataclasses import replace
 
 from ckconv.adapters.model import matrix_shape, rows_of
 from ckconv.adapters.read import Collected
-from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain
-from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import AdapterModule, Role, Tensor, parse, with_layer
 
 #: What stands for the number of an expert in the path of all of them.
 NUMBER = "{e}"

@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from ckconv.adapters.model import rows_of
-from ckconv.core.adapters import Role
 from ckconv.core.layouts import merged
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Role, Tensor
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 from ckconv.adapters.model import Change, changes_of
 from ckconv.adapters.tied import said_once, untied
-from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, TensorIndex, matrix_of
+from ckconv.core.tensors import AdapterModule, Delta, Merge, Replacement, Rescale, Role, Tensor, TensorIndex, matrix_of
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 
 

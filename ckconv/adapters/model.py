@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import PARTS, parse, with_layer
-from ckconv.core.tensors import Tensor, TensorIndex, cut
+from ckconv.core.tensors import PARTS, Adapter, AdapterModule, Role, Tensor, TensorIndex, cut, parse, with_layer
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import canonical_shape
 from ckconv.families.schema import Family

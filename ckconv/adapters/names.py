@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckconv.adapters.places import Outputs, outputs_of
-from ckconv.core.adapters import BY_BASE
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import Name, parse, with_layer
+from ckconv.core.tensors import BY_BASE, Name, parse, with_layer
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, family_of_gguf
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ckconv.adapters.model import matrix_shape, rows_of
-from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import PARTS, parse, with_layer
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import PARTS, AdapterModule, Role, TensorIndex, parse, with_layer
 
 
 def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) -> TensorIndex:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.adapters.places import Outputs
-from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import transposed
-from ckconv.core.tensors import StoredTensor, Tensor, plain_tensor
+from ckconv.core.tensors import AdapterModule, Role, StoredTensor, Tensor, plain_tensor
 from ckconv.errors import Faults, quoted
 
 

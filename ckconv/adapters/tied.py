@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckconv.core.adapters import Role
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import Role, TensorIndex
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import Files
 from ckconv.io.tied import head_is_embedding

@@ -20,11 +20,10 @@ from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.parted import parted
 from ckconv.adapters.places import Outputs
-from ckconv.core.adapters import BY_BASE, Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
+from ckconv.core.tensors import BY_BASE, Adapter, AdapterModule, MetadataKind, Role, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.options import Options

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from ckconv.core.undecoded import valid
+from ckconv.core.non_utf8 import valid
 
 
 def json_parts(document: Mapping[str, Any]) -> Iterator[str]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.cli.render import printable
-from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Tensor, parse
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckconv.cli.render import cut
-from ckconv.core.card import Card
-from ckconv.core.names import parse
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.metadata import Card
+from ckconv.core.tensors import MetadataKind, TensorIndex, parse
 from ckconv.errors import CkconvError
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
 from ckconv.formats.gguf.values import MetaValue

@@ -13,7 +13,7 @@ from ckconv.cli.describe import Description
 from ckconv.cli.layermap import layer_map, role_of
 from ckconv.cli.overview import as_rows, overview
 from ckconv.cli.page import LEVELS, folded, framed, mapped, table, write
-from ckconv.core.names import parse
+from ckconv.core.tensors import parse
 from ckconv.errors import CkconvError, counted, shown
 
 if TYPE_CHECKING:

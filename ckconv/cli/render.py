@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckconv.cli.settings import Settings
-from ckconv.core.undecoded import each_text, valid
+from ckconv.core.non_utf8 import each_text, valid
 from ckconv.errors import CkconvError, OutputError, missing_package
 from ckconv.system import limits
 

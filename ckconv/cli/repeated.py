@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Tensor, parse
 from ckconv.errors import counted
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import print_report_lines
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.applicable import without_say_beside

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from ckconv.comparison.difference import Difference, incomparable
 from ckconv.comparison.factdiff import Facts, compare_facts
+from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
-from ckconv.core.names import is_bias
-from ckconv.core.rope import llama3_factors, same_factors
-from ckconv.core.tensors import Tensor, TensorIndex, plain_tensor, require_tensors
-from ckconv.core.towers import PREFIX
+from ckconv.core.tensors import PREFIX, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of

@@ -11,9 +11,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from ckconv.comparison.replan import content_of_plan, plan_again
-from ckconv.core.documents import CONFIG_NAME, METADATA
+from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.core.typed import scalar
 from ckconv.errors import CkconvError
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
-from ckconv.core.names import is_bias
-from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
+from ckconv.core.tensors import Tensor, TensorIndex, is_bias, require_tensors
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.io.files import Files

@@ -13,13 +13,13 @@ from typing import Any
 
 from ckconv.conversion.planning import make_plan
 from ckconv.core.dtypes import Kind
+from ckconv.core.metadata import Content
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
 from ckconv.plan.container import Container
-from ckconv.plan.content import Content
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import pieces_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.comparison.replan import content_of_plan, plan_again, restoring_again
 from ckconv.conversion.checksums import FileDigests, check_listed, check_sums
 from ckconv.conversion.readback import check_frame, check_kept
-from ckconv.core.beside import beside
+from ckconv.core.metadata import beside
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.conversion.checksums import FileDigests, seen_from
-from ckconv.core.beside import beside
+from ckconv.core.metadata import beside
+from ckconv.core.non_utf8 import each_text, valid
 from ckconv.core.tensors import TensorIndex
-from ckconv.core.undecoded import each_text, valid
 from ckconv.core.version import __version__
 from ckconv.errors import UsageError
 from ckconv.families.own import own_files

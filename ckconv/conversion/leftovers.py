@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.conversion import checksums
-from ckconv.core.beside import root_of
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, root_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, OutputError, UsageError, listed
 from ckconv.formats import FORMATS, format_of, load

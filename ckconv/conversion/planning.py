@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, UsageError, counted, listed, shown
 from ckconv.families.keys import CONSUMERS
@@ -108,7 +108,7 @@ def _keeping(plan: Plan) -> Plan:
 
 def _seen(step: Step) -> Step:
     """A step of a tower, of tensors by the names that they have beside a text model's."""
-    from ckconv.core.towers import of_tower
+    from ckconv.core.tensors import of_tower
 
     runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
     return step._replace(source=of_tower(step.source) if step.source else None, runs=runs)

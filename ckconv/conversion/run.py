@@ -27,7 +27,7 @@ from ckconv.conversion.sidefiles import (
 )
 from ckconv.conversion.stdout import write_stdout
 from ckconv.conversion.write import digested, holes, write_frames
-from ckconv.core.beside import beside
+from ckconv.core.metadata import beside
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.formats import format_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.conversion.write import NO_DIGEST
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import UsageError, VerifyError
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination

@@ -4,12 +4,198 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.rope import effective_scaling
 from ckconv.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+
+# The keys that ``config.json`` files have for the fields of a configuration, whatever the family.
+#
+# Source: C-Kernel-Engine's src/ckernel_ir.c, which searches a document for them in this order; they are those of the
+# configuration classes of transformers.
+
+CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
+    "num_layers": ("num_hidden_layers", "n_layer", "decoder_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "ffn_size": ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim", "decoder_ffn_dim"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size", "n_vocab"),
+    "context_length": (
+        "max_position_embeddings",
+        "n_positions",
+        "context_length",
+        "seq_len",
+        "max_target_positions",
+    ),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    "rope_theta": ("rope_theta", "rope_base"),
+    "rotary_dim": (),
+    "sliding_window": ("sliding_window",),
+    "num_experts": ("num_local_experts", "num_experts"),
+    "experts_used": ("num_experts_per_tok",),
+    "expert_ffn_size": ("moe_intermediate_size",),
+}
+
+
+# The numbers of a ``rope_scaling`` object.
+
+#: The largest float32, the type of such numbers in GGUF, and the smallest above 0.
+MAX_FLOAT32, MIN_FLOAT32 = (2 - 2**-23) * 2.0**127, 2.0**-149
+
+#: What Llama 3's scaling needs; transformers has no defaults for them.
+LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def scaled(kind: str, config: ModelConfig) -> str:
+    """That RoPE is scaled, and where a configuration says so."""
+    if config.raw:
+        return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
+    keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
+    return f"RoPE is scaled ({kind} by {', '.join(keys)})"
+
+
+#: What scales RoPE in a GGUF.
+SCALING_KEYS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
+
+
+def starts_behind(scaling: Mapping[str, Any], config: ModelConfig, context: int) -> bool:
+    """The scaling changes no angle within an output's context length.
+
+    A dynamic one starts behind the model's own (``dynamic_frequency_update`` of transformers, ``DynamicNTKScalingRoPE``
+    of mlx-lm).
+    """
+    return scaling.get("rope_type") == "dynamic" and 0 < context <= config.context_length
+
+
+def scales_by_one(scaling: Mapping[str, Any]) -> bool:
+    """Every angle is what it is without the scaling."""
+    numbers = (scaling.get("factor"), scaling.get("attention_factor", 1))
+    return scaling.get("rope_type") in ("linear", "yarn") and numbers == (1, 1)
+
+
+def behind_note(config: ModelConfig) -> str:
+    """That a scaling is left out because it starts behind the output's context."""
+    return f"{scaled('dynamic', config)} behind {config.context_length:,} tokens only: nothing is scaled up to there"
+
+
+def longrope_note(config: ModelConfig) -> str:
+    """When llama.cpp and transformers turn by the long factors (``llama_model::get_rope_factors``)."""
+    original = int((config.rope_scaling or {})["original_max_position_embeddings"])
+    both = f"of more than {original:,} tokens"
+    return f"longrope: llama.cpp uses the long factors for a context {both}, transformers in a sequence {both}"
+
+
+def same_factors_always(scaling: Mapping[str, Any]) -> bool:
+    """LongRoPE whose two sets of factors are one: of others mlx-lm takes the long ones for short sequences, too."""
+    return scaling.get("rope_type") == "longrope" and scaling.get("long_factor") == scaling.get("short_factor")
+
+
+def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
+    """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0 as a float32."""
+    found = [scaling.get(key) for key in keys]
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MAX_FLOAT32:
+            return None
+    return [float(number) for number in found if number is not None]
+
+
+#: Numbers that transformers' YaRN takes where they are not said (``_compute_yarn_parameters``).
+YARN_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+#: What each type of scaling computes with; other keys are read by nobody.
+_COMPUTES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": LLAMA3_NUMBERS,
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "llama_4_scaling_beta"),
+        *YARN_DEFAULTS,
+    ),
+}
+
+
+def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool) -> dict[str, Any]:
+    """A scaling without what says nothing: two that are equal here compute the same.
+
+    Args:
+        context: the model's context length, which YaRN takes for the original one where none is said.
+        latent: attention over latent vectors, which ``mscale_all_dim`` weighs besides.
+    """
+    kind = scaling.get("rope_type")
+    names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
+    said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
+    said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
+    if kind == "yarn" and scaling.get("factor"):
+        more = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+        said["attention_factor"] = yarn_scale(scaling["factor"], *more)
+        said |= {"mscale_all_dim": scaling.get("mscale_all_dim")} if latent else {}
+
+    def shortest(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [shortest(item) for item in value]
+        return (
+            shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        )
+
+    return {"rope_type": kind, **{key: shortest(value) for key, value in said.items()}}
+
+
+def yarn_scale(
+    factor: float, attention: float | None = None, mscale: float | None = None, all_dim: float | None = None
+) -> float:
+    """What YaRN multiplies cosines and sines by.
+
+    Source: ``_compute_yarn_parameters`` of transformers' modeling_rope_utils.py; ``mscale`` counts with
+    ``mscale_all_dim`` only, and neither beside an ``attention_factor``.
+    """
+    if attention is not None:
+        return float(attention)
+    growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+    return (growth * mscale + 1.0) / (growth * all_dim + 1.0) if mscale and all_dim else growth + 1.0
+
+
+def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """YaRN without an ``attention_factor`` that is what its readers compute where none is said, in float32."""
+    factor, said = scaling.get("factor"), scaling.get("attention_factor")
+    if said is None or not factor:
+        return dict(scaling)
+    default = yarn_scale(factor, None, scaling.get("mscale"), scaling.get("mscale_all_dim"))
+    kept = shortest_float32(float(said)) != shortest_float32(default)
+    return {key: value for key, value in scaling.items() if kept or key != "attention_factor"}
+
+
+#: Powers and quotients of float32 may differ by some units in the last place from library to library.
+_TOLERANCE = 1e-6
+
+
+def same_factors(one: bytes, other: bytes) -> bool:
+    """Two contents of ``rope_freqs.weight`` are the same, but for what libraries round differently."""
+    import numpy as np
+
+    a, b = np.frombuffer(one, "<f4"), np.frombuffer(other, "<f4")
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=_TOLERANCE, atol=0))
+
+
+def llama3_factors(config: ModelConfig) -> bytes | None:
+    """The content of ``rope_freqs.weight``, ``[rotary_dim / 2]`` float32; ``None`` for a model scaled otherwise."""
+    scaling = config.rope_scaling or {}
+    numbers = positive_numbers(scaling, LLAMA3_NUMBERS) if scaling.get("rope_type") == "llama3" else None
+    if numbers is None or config.rope_theta is None:
+        return None
+
+    factor, low, high, context = numbers
+    made = rope_factors(config.rope_theta, config.rotary_dim, factor, low=low, high=high, context=int(context))
+    return made.astype("<f4").tobytes()
+
 
 #: No model has more; a larger count is a hostile or broken header (malformed input 37).
 MAX_LAYERS = 65_536
@@ -329,3 +515,125 @@ def _comparable(value: object, config: ModelConfig) -> object:
     if isinstance(value, Mapping):
         return effective_scaling(value, config.context_length, latent="kv_rank" in config.own)
     return value
+
+
+# Llama 3's RoPE scaling, which a configuration names by four numbers and a GGUF by a tensor of factors.
+#
+# Source: ``LlamaModel.generate_extra_tensors`` of llama.cpp's converter; transformers' ``_compute_llama3_parameters``
+# divides the frequencies by the same factors.
+
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, ORIGINAL_CONTEXT = 1.0, 4.0, 8192
+
+
+def rope_factors(
+    theta: float,
+    rotary_dim: int,
+    factor: float,
+    *,
+    low: float = LOW_FREQ_FACTOR,
+    high: float = HIGH_FREQ_FACTOR,
+    context: int = ORIGINAL_CONTEXT,
+) -> Floats:
+    """What each of the ``rotary_dim / 2`` frequencies is divided by, as float32."""
+    import numpy as np
+
+    powers = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    frequencies = np.float32(1) / np.float32(theta) ** powers
+    wavelengths = np.float32(2 * math.pi) / frequencies
+    width = np.float32(high - low) or np.float32(1)  # Llama 4 Scout's two are equal, and no frequency is between them
+    smooth = (np.float32(context) / wavelengths - np.float32(low)) / width
+    with np.errstate(divide="ignore"):  # of what is not between them
+        between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
+    made = np.where(wavelengths < context / high, np.float32(1), between)
+    return np.where(wavelengths > context / low, np.float32(factor), made).astype(np.float32)
+
+
+def rope_scaling_of(factors: Floats, theta: float, rotary_dim: int) -> dict[str, Any] | None:
+    """The ``rope_scaling`` that gives these factors: ``{}`` for factors that scale nothing, ``None`` where none does.
+
+    Equal factors are a linear scaling. Between its two ends Llama 3's is ``1 / f = 1 / F + s * (1 - 1 / F)`` with
+    ``s = (context / wavelength - low) / (high - low)``, so every factor between them gives the context, once the two
+    constants are known: those of Llama 3 are tried first, then what a line through the factors says.
+    """
+    import numpy as np
+
+    if factors.shape != (rotary_dim // 2,) or not np.isfinite(factors).all() or factors.min() <= 0:
+        return None
+    if (factors == factors[0]).all():
+        factor = shortest_float32(float(factors[0]))
+        return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
+    for found in _candidates(factors.astype(np.float64), theta, rotary_dim):
+        made = rope_factors(theta, rotary_dim, found[0], low=found[1], high=found[2], context=found[3])
+        if found[3] > 0 and np.allclose(factors, made, rtol=_TOLERANCE, atol=0):
+            return {
+                "factor": found[0],
+                "high_freq_factor": found[2],
+                "low_freq_factor": found[1],
+                "original_max_position_embeddings": found[3],
+                "rope_type": "llama3",
+            }
+    return None
+
+
+def _candidates(factors: NDArray[Any], theta: float, rotary_dim: int) -> Iterator[tuple[float, float, float, int]]:
+    """Factor, low, high and original context that may give these factors."""
+    import numpy as np
+
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, rotary_dim, 2) / rotary_dim)
+    # The slowest frequency is divided by the whole factor, unless no frequency is that slow.
+    factor = float(factors[-1])
+    if factor > 1:
+        between = (factors > 1) & (factors < factor)
+        smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+        low, high = LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR
+        yield factor, low, high, ORIGINAL_CONTEXT
+        if between.any():
+            contexts = wavelengths[between] * (smooth * (high - low) + low)
+            yield factor, low, high, round(float(np.median(contexts)))
+        if between.sum() == 1:
+            yield from _one_between(factor, float(wavelengths[between][0]), float(smooth[0]), wavelengths, factors)
+        if between.sum() > 1:
+            yield from _fitted(factor, *np.polyfit(1 / wavelengths[between], smooth, 1))
+        if not between.any():
+            yield from _between(factor, wavelengths[factors == 1][-1], wavelengths[factors == factor][0])
+    # Every frequency lies before the slow end: the line through two of them says the factor.
+    slow = factors > 1
+    if slow.sum() > 1:
+        slope, start = np.polyfit(1 / wavelengths[slow], 1 / factors[slow], 1)
+        ratio = LOW_FREQ_FACTOR / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+        inverse = (start + ratio) / (1 + ratio)
+        if 0 < inverse < 1:
+            context = slope / (1 - inverse) * (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+            rounded = round(1 / inverse, 3)
+            yield rounded, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, round(float(context))
+
+
+def _fitted(factor: float, slope: float, start: float) -> Iterator[tuple[float, float, float, int]]:
+    """Constants of the line ``s = slope / wavelength + start``; they are known up to a common multiple."""
+    if slope <= 0 or start >= 0:
+        return
+    for low in (1.0, 0.5, 2.0, 4.0, 8.0):
+        high = low - low / start
+        for digits in (0, 1, 2, 4, 6):
+            width = round(high, digits) - low
+            if width > 0:
+                yield factor, low, round(high, digits), round(slope * width)
+
+
+def _one_between(
+    factor: float, wavelength: float, smooth: float, wavelengths: NDArray[Any], factors: NDArray[Any]
+) -> Iterator[tuple[float, float, float, int]]:
+    """A single frequency lies between the ends: any context up to the next wavelength fits, with a constant for it."""
+    slow = float(wavelengths[factors == factor].min())
+    for context in (math.floor(slow), round(math.sqrt(wavelength * slow)), math.ceil(wavelength) + 1):
+        if wavelength < context <= slow:
+            yield factor, 1.0, 1 + (context / wavelength - 1) / smooth, context
+
+
+def _between(factor: float, fast: float, slow: float) -> Iterator[tuple[float, float, float, int]]:
+    """No frequency lies between the ends: any boundary between its neighbours will do."""
+    if slow / fast >= HIGH_FREQ_FACTOR / LOW_FREQ_FACTOR:
+        yield factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, math.floor(slow)
+    for context in (math.floor(slow), round(math.sqrt(fast * slow))):
+        if context > fast:
+            yield factor, 1.0, round(1 + (context / fast - 1) / 2, 4), context

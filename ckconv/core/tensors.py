@@ -1,31 +1,312 @@
-"""The canonical tensor index: what a model is, whatever file it came from.
-
-A reader makes :class:`StoredTensor` s (what the file's header says, under the file's own names) and the
-architecture's rules turn them into canonical :class:`Tensor` s. No tensor data is read for either.
-"""
+"""The canonical tensor index: what a model or an adapter is, whatever file it came from."""
 
 from __future__ import annotations
 
 import enum
 import math
 import os
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+from ckconv.core.dtypes import float32
 from ckconv.core.layouts import Layout, plain
-from ckconv.core.made import made
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from ckconv.core.adapters import Adapter
     from ckconv.core.config import ModelConfig
     from ckconv.core.dtypes import DType
-    from ckconv.core.towers import Tower
 
+
+# Canonical tensor names: patterns, and names taken apart.
+#
+# ``{n}`` is the layer, ``{e}`` one of many experts. A name is looked up by replacing its whole-number segments, so a
+# table of patterns costs one dictionary look-up a tensor, whatever its length.
+
+#: Tensors that may be stored as one, rows one after the other: module of the whole -> those of its parts, in order.
+PARTS: dict[str, tuple[str, ...]] = {
+    "layers.{n}.attention.qkv": ("layers.{n}.attention.q", "layers.{n}.attention.k", "layers.{n}.attention.v"),
+    "layers.{n}.ffn.gate_up": ("layers.{n}.ffn.gate", "layers.{n}.ffn.up"),
+    "layers.{n}.linear.qkv": ("layers.{n}.linear.q", "layers.{n}.linear.k", "layers.{n}.linear.v"),
+    "layers.{n}.attention.kv_b_heads": ("layers.{n}.attention.k_b", "layers.{n}.attention.v_b"),
+    "layers.{n}.linear.qkvz": tuple(f"layers.{{n}}.linear.{part}" for part in ("q", "k", "v", "gate")),
+    "layers.{n}.linear.conv": ("layers.{n}.linear.conv_qk", "layers.{n}.linear.conv_v"),
+}
+QKV, GATE_UP, *_ = PARTS
+
+#: What the patterns of biases start with.
+_BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")
+
+
+#: Names that are kept taken apart: everybody asks, and few models have more.
+_KEPT = 4096
+
+
+class Name(NamedTuple):
+    """A name taken apart: its ``pattern``, and the ``layer`` and ``expert`` it names, ``None`` where it names none."""
+
+    pattern: str
+    layer: int | None
+    expert: int | None = None
+
+
+@lru_cache(maxsize=_KEPT)
+def parse(name: str) -> Name:
+    """Replace whole-number segments, the first by ``{n}``, the second by ``{e}``.
+
+    ``model.layers.7.mlp.experts.3.up_proj.weight`` -> ``model.layers.{n}.mlp.experts.{e}.up_proj.weight``, 7, 3. A
+    number written with leading zeros or in other digits is none: two spellings must not name one tensor.
+    """
+    parts = name.split(".")
+    numbers: list[int] = []
+    for position, part in enumerate(parts):
+        if part.isascii() and part.isdigit() and len(part) <= 9 and (part == "0" or part[0] != "0"):
+            if len(numbers) == 2:
+                return Name(name, None)
+            parts[position] = ("{n}", "{e}")[len(numbers)]
+            numbers.append(int(part))
+    return Name(".".join(parts), *numbers) if numbers else Name(name, None)
+
+
+@lru_cache(maxsize=_KEPT)
+def with_layer(pattern: str, layer: int | None) -> str:
+    """The name that a pattern gives for one layer."""
+    return pattern if layer is None else pattern.replace("{n}", str(layer))
+
+
+def is_bias(canonical: str) -> bool:
+    """A tensor that is added to something, so that one of zeros is the same as none; some formats store such zeros."""
+    return canonical.endswith((".bias", "_bias")) and parse(canonical).pattern.startswith(_BIASED)
+
+
+# What the tensors of an index are a tower of.
+
+
+class Tower(NamedTuple):
+    """A tower, beside which there is a text model that sees with it.
+
+    Attributes:
+        family: of towers, by name.
+        parameters: by the names of the family's file.
+        modifiers: whatever else changes what is computed, as "key = value" of the source.
+        unread: keys of the source that no class of the family is known to read.
+        others: what the preprocessor's document says otherwise than the parameters, as "key = value".
+    """
+
+    family: str
+    parameters: Mapping[str, Any]
+    modifiers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+#: What stands before the names of a tower's tensors in the index of a model that has both.
+PREFIX = "tower."
+
+
+def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
+    """The index of a text model and of the tower beside it, of two files or of one checkpoint."""
+    own = {f"{PREFIX}{name}": of_tower(tensor) for name, tensor in tower.tensors.items()}
+    seen = {name: tuple(f"{PREFIX}{each}" for each in names) for name, names in tower.canonical_of.items()}
+    known = {*tower.canonical_of, *(item.stored.name for item in tower.dropped)}
+    beside = () if text.path == tower.path else tower.unknown
+    return replace(
+        text,
+        files=tuple(dict.fromkeys((*text.files, *tower.files))),
+        stored=tuple(dict.fromkeys((*text.stored, *tower.stored))),
+        tensors={**text.tensors, **own},
+        canonical_of={**text.canonical_of, **seen},
+        dropped=(*text.dropped, *tower.dropped),
+        unknown=(*(stored for stored in text.unknown if stored.name not in known), *beside),
+        identities={**text.identities, **tower.identities},
+        tower=tower.tower,
+    )
+
+
+def of_tower(tensor: Tensor) -> Tensor:
+    """A tensor of a tower under the name that it has in the index of a model that has both."""
+    return replace(tensor, name=f"{PREFIX}{tensor.name}")
+
+
+def parted(index: TensorIndex) -> tuple[TensorIndex, dict[str, Tensor]]:
+    """The text model of :func:`joined`, and the tensors of the tower by the names that its rows have for them."""
+    seen = {name.removeprefix(PREFIX): one for name, one in index.tensors.items() if name.startswith(PREFIX)}
+    text = {name: tensor for name, tensor in index.tensors.items() if not name.startswith(PREFIX)}
+    return replace(index, tensors=text, tower=None), seen
+
+
+# What an adapter is, whatever file it came from: for each module of a base model, what its matrix changes by.
+#
+# The tensors of an adapter stand in a :class:`~ckconv.core.tensors.TensorIndex` like those of a model, named
+# ``MODULE.ROLE`` (:class:`Role`), in one orientation for every format: a LoRA's ``lora_a`` is ``[rank, in]``, its
+# ``lora_b`` ``[out, rank]``, and the matrix ``[out, in]`` of the base, rows in canonical order, changes by
+# ``scale * lora_b @ lora_a``. The scale is part of the layout of ``lora_b``
+# (:attr:`~ckconv.core.layouts.Layout.scale`), so that two adapters whose canonical values are equal change a model
+# alike, wherever each of them keeps its scale. An embedding is no exception: its rows are the vocabulary.
+#
+# Scales are float32 numbers: PyTorch, MLX and llama.cpp all multiply float32 values by them.
+
+
+class Role(enum.StrEnum):
+    """What a tensor of an adapter is to its module.
+
+    ``lora_a`` ``[rank, in]`` and ``lora_b`` ``[out, rank]``; ``lora_bias`` ``[out]``, which the scale multiplies too;
+    ``magnitude``, what DoRA makes the norms of the merged rows (of an embedding: columns); ``ia3``, what the module's
+    outputs, or in a feed-forward its inputs, are multiplied by; ``rows``, what replaces single rows of a table;
+    ``saved_weight`` and ``saved_bias``, whole tensors that replace the base's.
+    """
+
+    A = "lora_a"
+    B = "lora_b"
+    BIAS = "lora_bias"
+    MAGNITUDE = "magnitude"
+    IA3 = "ia3"
+    ROWS = "rows"
+    SAVED_WEIGHT = "saved_weight"
+    SAVED_BIAS = "saved_bias"
+
+
+#: The end of a sentence about a place that only the base model's numbers say: where no base is known, naming it helps.
+BY_BASE = "which follows from the base model"
+
+
+class AdapterModule(NamedTuple):
+    """One module of the base model, and what changes it.
+
+    Attributes:
+        name: canonical (``layers.0.attention.q``), or as the file has it where there is no rule for it.
+        path: as the file calls it (``model.layers.0.self_attn.q_proj``).
+        roles: which tensors there are; the index has each as ``NAME.ROLE``.
+        rank: columns of ``lora_b``, 0 where there is none.
+        alpha: what the file says of the scale, ``None`` where it says nothing.
+        scale: the effective one, a float32 number; 1 without LoRA.
+        embedding: the module is a table that is looked up, not a matrix that is multiplied.
+        feedforward: ``ia3`` multiplies the module's inputs.
+        replaced: which rows of the base's matrix those of ``rows`` replace.
+    """
+
+    name: str
+    path: str
+    roles: tuple[Role, ...]
+    rank: int = 0
+    alpha: float | None = None
+    scale: float = 1.0
+    embedding: bool = False
+    feedforward: bool = False
+    replaced: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The method, for people: ``lora``, ``dora``, ``ia3``, ``rows`` or ``full``."""
+        if Role.IA3 in self.roles:
+            return "ia3"
+        if Role.ROWS in self.roles:
+            return "rows"
+        if Role.B not in self.roles:
+            return "full"
+        return "dora" if Role.MAGNITUDE in self.roles else "lora"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Everything about an adapter but its tensors.
+
+    Attributes:
+        method: ``LoRA``, ``DoRA``, ``IA3`` or ``full``.
+        base_name: what the adapter calls its base model; empty where it does not say.
+        modules: by canonical name, in file order.
+        unsupported: what the file says of the computation that ckconv has no rule for; each stops every use of it.
+        base: the base model's hyper-parameters, where it was named and found.
+        document: the configuration as the file has it.
+        ties: what it changes of a tied model's embedding changes the output head too.
+        base_index: the base model's tensors, where they were found.
+    """
+
+    method: str
+    base_name: str
+    modules: Mapping[str, AdapterModule]
+    unsupported: tuple[str, ...] = ()
+    base: ModelConfig | None = None
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    ties: bool = True
+    base_index: TensorIndex | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def replaced(self) -> dict[str, tuple[int, ...]]:
+        """Module -> the rows of it that others replace, of each that has such."""
+        return {name: module.replaced for name, module in self.modules.items() if module.replaced}
+
+
+def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -> float:
+    """``alpha / rank``, or ``alpha / sqrt(rank)`` with rsLoRA (peft's ``LoraLayer.update_layer``)."""
+    return float32(alpha / (math.sqrt(rank) if rank_stabilised else rank))
+
+
+# Sequences whose items are made when they are asked for: of a million tensors every object that is kept counts.
+
+T = TypeVar("T")
+
+#: Items that are kept: as many tensors as large models have.
+KEPT = 1 << 16
+
+
+class Made(Sequence[T]):
+    """``count`` items, each made anew whenever it is asked for."""
+
+    __slots__ = ("_count", "_make")
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        """Make nothing yet.
+
+        Args:
+            make: the item of a place, the same each time.
+        """
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, range(self._count))
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        if isinstance(at, slice):
+            return tuple(map(self._make, range(self._count)[at]))
+        return self._make(at if 0 <= at < self._count else range(self._count)[at])
+
+
+def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
+    """``count`` items: kept where they are few, else made whenever they are asked for."""
+    return tuple(map(make, range(count))) if count <= KEPT else Made(count, make)
+
+
+def chained(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+    """The items of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = array("Q", accumulate(map(len, parts)))
+
+    def item(at: int) -> T:
+        number = bisect_right(ends, at)
+        return parts[number][at - ends[number]]
+
+    return made(ends[-1] if ends else 0, item)
+
+
+# The canonical tensor index: what a model is, whatever file it came from.
+#
+# A reader makes :class:`StoredTensor` s (what the file's header says, under the file's own names) and the
+# architecture's rules turn them into canonical :class:`Tensor` s. No tensor data is read for either.
 
 #: Offsets and sizes are signed 64-bit numbers to every operating system.
 MAX_BYTES = (1 << 63) - 1

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
-from ckconv.core.names import Name, parse, with_layer
-from ckconv.core.tensors import Dropped, StoredTensor, Tensor, cut, matrix_of, plain_tensor
+from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix_of, parse, plain_tensor, with_layer
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout, with_factor

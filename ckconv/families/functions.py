@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ckconv.core.config import shortest_float32
-from ckconv.core.rope import yarn_scale
+from ckconv.core.config import shortest_float32, yarn_scale
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 #: Gemma 3's period, where nothing else is said.

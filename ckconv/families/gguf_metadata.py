@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import text_key
-from ckconv.core.typed import Value, array, scalar
+from ckconv.core.metadata import Value, array, scalar, text_key
 from ckconv.families.keys import full_key
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import parse
+from ckconv.core.tensors import parse
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.keys import MLX_LM
 from ckconv.families.parameter_rows import Parameter

@@ -19,7 +19,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
-from ckconv.core.documents import text_key
+from ckconv.core.metadata import text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_class, family_of_model_type

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.config import NUMBERS, REAL, Fail, checked_number
-from ckconv.core.rope import same_factors_always, without_yarn_default
+from ckconv.core.config import NUMBERS, REAL, Fail, checked_number, same_factors_always, without_yarn_default
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.rope_keys import ROPE_KEYS

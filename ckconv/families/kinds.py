@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.dtypes import F32, DType, float32
 from ckconv.core.dtypes import Kind as Kinds
-from ckconv.core.floats import float32
 from ckconv.core.layouts import Axis, Layout, merged, strip
-from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor, matrix_of
+from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.names import GGUF, Part, Stored, heads_of, names_of

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.names import PARTS, Name, parse
+from ckconv.core.tensors import PARTS, Name, parse
 from ckconv.families.catalogue import FAMILIES, checksum_of_files
 from ckconv.families.kinds import has_transposed
 from ckconv.families.names import HF, MLX, Stored, names_of

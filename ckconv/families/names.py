@@ -1,7 +1,7 @@
 """A family's tensor rows, compiled for one format: patterns of stored names, and what such a tensor holds.
 
-A name is looked up by replacing its whole-number segments by ``{n}`` and ``{e}`` (:func:`ckconv.core.names.parse`), so
-a model costs one dictionary look-up a tensor, whatever its length.
+A name is looked up with its whole-number segments replaced (:func:`ckconv.core.tensors.parse`: ``{n}``, ``{e}``), so a
+model costs one dictionary look-up a tensor, whatever its length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ckconv.core.names import PARTS, parse
+from ckconv.core.tensors import PARTS, parse
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
@@ -263,7 +263,7 @@ def _full(pattern: str, cell: Cell, kind: str) -> str:
 
 
 def _numbered(name: str) -> str:
-    """The hole of a stack as :func:`ckconv.core.names.parse` calls it: outside of layers the only number."""
+    """The hole of a stack as :func:`ckconv.core.tensors.parse` calls it: outside of layers the only number."""
     hole = "{e}" if "{n}" in name else "{n}"
     start = name.find("{")
     while start >= 0:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from ckconv.core.names import GATE_UP, PARTS, QKV
+from ckconv.core.tensors import GATE_UP, PARTS, QKV
 from ckconv.families import axes as shapes
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.names import PARTS
+from ckconv.core.tensors import PARTS
 from ckconv.families.axes import expanded
 from ckconv.families.engine_rows import Engine, engine
 from ckconv.families.expressions import Expression

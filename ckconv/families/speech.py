@@ -8,7 +8,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ckconv.core.names import with_layer
+from ckconv.core.tensors import with_layer
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, names_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, shortest_float32
-from ckconv.core.towers import Tower
+from ckconv.core.tensors import Tower
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalise
 from ckconv.families.expressions import Expression, ExpressionError

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.beside import beside
+from ckconv.core.metadata import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names

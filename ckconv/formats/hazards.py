@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckconv.core.beside import root_of
+from ckconv.core.metadata import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
 from ckconv.formats.safetensors.spec import is_pickle

@@ -26,7 +26,7 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
     tower = other.facts.get("kind") == "mmproj"
     if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
-    from ckconv.core.towers import joined
+    from ckconv.core.tensors import joined
     from ckconv.formats.huggingface.tower import tower_index
 
     found = tower_index(index)
@@ -39,7 +39,7 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
     Raises:
         UsageError: ``usage``, one of the two is something else.
     """
-    from ckconv.core.towers import joined
+    from ckconv.core.tensors import joined
 
     tower = open_index(as_path(mmproj))
     if tower.tower is None or tower.config is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckconv.core.card import Card, card_of_keys, card_of_text
+from ckconv.core.metadata import Card, card_of_keys, card_of_text
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError
 from ckconv.io.bytesource import open_source

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckconv.core.dtypes import DType
-from ckconv.core.floats import float32
+from ckconv.core.dtypes import DType, float32
 from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor
 from ckconv.errors import UnsupportedError
 from ckconv.io.rows import RowReader

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.core.config import FIELD_OF, LEFT_OUT, ModelConfig
-from ckconv.core.rope import MAX_FLOAT32
+from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, ModelConfig
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError

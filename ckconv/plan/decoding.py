@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from ckconv.core.dtypes import DType
-from ckconv.core.names import parse
+from ckconv.core.tensors import parse
 from ckconv.quant.convert import decodable
 
 #: Globs that a hint names at most.

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import parse
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import counted, quoted
 from ckconv.families.elsewhere import classes_of, known_by
 from ckconv.families.naming_schemes import is_beside_text

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.names import parse
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS

@@ -8,8 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.dtypes import BF16, DType
-from ckconv.core.names import is_bias, parse
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
@@ -100,7 +99,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
         return SourceFacts()
-    from ckconv.core.adapters import Role
+    from ckconv.core.tensors import Role
 
     pairs = [
         (f"{module.name}.{role.value}", f"{module.name}.{kind}")

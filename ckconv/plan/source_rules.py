@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from ckconv.core.names import parse
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import counted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import own_document

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ckconv.core.made import chained
-from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, cut
+from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, chained, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
 from ckconv.plan.decoding import joined

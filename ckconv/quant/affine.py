@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, F16, DType
-from ckconv.core.floats import holds
+from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.codec import from_float32
 from ckconv.quant.mlx import pack

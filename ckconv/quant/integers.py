@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, F16, DType
-from ckconv.core.floats import holds
+from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.quant import affine, packed
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32

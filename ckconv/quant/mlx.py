@@ -24,7 +24,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.floats import e2m1, e4m3, e8m0, round_to
+from ckconv.core.dtypes import e2m1, e4m3, e8m0, round_to
 from ckconv.errors import CkconvError, InputError
 from ckconv.quant.codec import to_float32
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import BF16, DTYPES, DType
-from ckconv.core.floats import e4m3
+from ckconv.core.dtypes import BF16, DTYPES, DType, e4m3
 from ckconv.quant.affine import Repacked
 from ckconv.quant.mlx import Quantization, Triple, pack, unpack
 from ckconv.quant.packed import DIVISOR, FACTOR, is_scaled, numbers, rows_of, scheme_of

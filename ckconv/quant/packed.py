@@ -20,8 +20,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, DType, Kind
-from ckconv.core.floats import e2m1, e4m3, e8m0
+from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0
 from ckconv.quant.codec import looked_up, to_float32
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, num
 
 def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
     """The same for MLX: codes, scales and biases, each array for itself; ``codes=False`` leaves the first empty."""
-    from ckconv.core.floats import round_to
+    from ckconv.core.dtypes import round_to
     from ckconv.quant.quantise_mlx import quantise_triple
 
     _check_finite(floats)

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DType
-from ckconv.core.floats import e4m3, e8m0, round_to
+from ckconv.core.dtypes import DType, e4m3, e8m0, round_to
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32
 from ckconv.quant.mlx import pack

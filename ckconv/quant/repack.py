@@ -38,8 +38,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, DType
-from ckconv.core.floats import holds
+from ckconv.core.dtypes import BF16, DTYPES, F16, DType, holds
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks

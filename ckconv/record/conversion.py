@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.non_utf8 import each_text, escaped, unescaped, valid
 from ckconv.core.tensors import TensorIndex
-from ckconv.core.undecoded import each_text, escaped, unescaped, valid
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
-from ckconv.core.towers import PREFIX
+from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.beside import root_of
-from ckconv.core.documents import document_of, text_key
+from ckconv.core.metadata import document_of, root_of, text_key
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.bytesource import open_source

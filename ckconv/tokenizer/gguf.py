@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.core.typed import Value, array, scalar
+from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles, equal_tokens
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece, of_same_words
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from ckconv.core.typed import Value, array, raw_array, scalar
+from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.added import added_tokens, of_settings, words_of_document
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ckconv.core.typed import Value, array, scalar
+from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer.added import content_of
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL

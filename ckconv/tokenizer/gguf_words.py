@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckconv.core.typed import Value
-from ckconv.core.undecoded import is_text
+from ckconv.core.metadata import Value
+from ckconv.core.non_utf8 import is_text
 from ckconv.tokenizer.added import Added, added_tokens
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED

@@ -12,7 +12,7 @@ from itertools import chain
 from json import JSONEncoder
 from typing import Any
 
-from ckconv.core.undecoded import is_text
+from ckconv.core.non_utf8 import is_text
 from ckconv.publish.files import SideFile, side_file
 from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from struct import unpack_from
 from typing import Any
 
-from ckconv.core.typed import STRING, U32, U64, VALUE_TYPES_BY_NAME, Value
+from ckconv.core.metadata import STRING, U32, U64, VALUE_TYPES_BY_NAME, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.beside import root_of
+from ckconv.core.metadata import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.tokenizer.files import LeftOut, equal_tokens

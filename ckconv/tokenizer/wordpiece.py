@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckconv.core.typed import array, scalar
+from ckconv.core.metadata import array, scalar
 from ckconv.publish.files import SideFile
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of

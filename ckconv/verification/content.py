@@ -10,12 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.config import config_differences
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import text_key
-from ckconv.core.tensors import TensorIndex
-from ckconv.core.towers import PREFIX, Tower
-from ckconv.core.typed import VALUE_TYPES_BY_NAME, Value
+from ckconv.core.config import CONFIG_KEYS, config_differences
+from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
+from ckconv.core.tensors import PREFIX, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_defaults import UNREAD, default_of, is_recorded
@@ -28,7 +25,6 @@ from ckconv.formats.bump.spec import FOOTER_NAME
 from ckconv.formats.gguf.spec import LENGTH, VERSION
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, parse_object
-from ckconv.plan.content import Content
 
 CODE = "side.json"
 _JSON = Document("the file", CODE, CODE, 1 << 30)

@@ -17,10 +17,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.beside import beside
-from ckconv.core.config import shortest_float32
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
+from ckconv.core.config import CONFIG_KEYS, shortest_float32
+from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import FAMILIES

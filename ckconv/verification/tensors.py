@@ -16,19 +16,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
-from ckconv.core.names import is_bias
-from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import (
+    PREFIX,
     Checksum,
     Extent,
     MetadataKind,
     Named,
     Tensor,
     TensorIndex,
+    is_bias,
     plain_tensor,
 )
-from ckconv.core.towers import PREFIX
 from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.tied_head import as_head

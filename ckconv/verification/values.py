@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ckconv.adapters.model import changes_of
-from ckconv.core.adapters import Role
-from ckconv.core.beside import beside
-from ckconv.core.documents import document_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP, plain
+from ckconv.core.metadata import beside, document_of
+from ckconv.core.tensors import Role
 from ckconv.io.rows import RowReader
 from ckconv.quant.packed import Scheme, scheme_of
 from ckconv.quant.triples import triple_of

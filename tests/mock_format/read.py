@@ -9,10 +9,10 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError
 from ckconv.io.bytesource import ByteSource, open_source
-from ckconv.plan.content import Content
 
 MAGIC = b"MOCKFILE"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
-from ckconv.core.names import parse
+from ckconv.core.tensors import parse
 from ckconv.errors import counted
 from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks
 from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.core.names import parse
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.families.presence import used
 from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.read5 import row_family

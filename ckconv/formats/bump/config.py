@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import (
+    CONFIG_KEYS,
     FIELD_OF,
     NUMBERS,
     REAL,
@@ -17,8 +18,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
 from ckconv.families.parameters import ExpressionError, ParameterError, Values

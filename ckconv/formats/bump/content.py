@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.beside import document_beside, other_bumps
 from ckconv.formats.bump.manifest import MANIFEST_NAME
@@ -15,7 +15,6 @@ from ckconv.formats.bump.spec import FOOTER_NAME, fields_of
 from ckconv.formats.bump.trained import manifest_of
 from ckconv.io.bytesource import open_source
 from ckconv.plan.container import Along
-from ckconv.plan.content import Content
 from ckconv.plan.steps import Plan
 
 

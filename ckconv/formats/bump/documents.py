@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf

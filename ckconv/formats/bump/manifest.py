@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.names import with_layer
+from ckconv.core.tensors import with_layer
 from ckconv.errors import Faults, InputError, listed, quoted
 from ckconv.formats.bump.placement import Placed, slots_of
 from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, TYPE_WORDS, SlotTable, key_of, with_optional

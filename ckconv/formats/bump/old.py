@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import MAX_DIMENSION
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION
 from ckconv.core.dtypes import F32
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import load_config

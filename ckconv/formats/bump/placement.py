@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
-from ckconv.core.names import with_layer
-from ckconv.core.tensors import matrix_of
+from ckconv.core.tensors import matrix_of, with_layer
 from ckconv.families.kinds import canonical_shape
 from ckconv.families.names import shift_of
 from ckconv.families.schema import Family

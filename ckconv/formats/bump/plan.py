@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ckconv.core.config import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.names import parse, with_layer
-from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
-from ckconv.core.tensors import Extent, Tensor, TensorIndex
+from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, names_of
 from ckconv.families.naming_schemes import beside_text, part_hint

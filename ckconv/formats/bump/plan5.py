@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.names import is_bias, parse, with_layer
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, is_bias, parse, with_layer
 from ckconv.families.ages import Age
 from ckconv.families.catalogue import families_of_engine
 from ckconv.families.parameters import scope_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, counted
 from ckconv.formats.bump.beside import document_beside

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
-from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.dtypes import BUMP_CODES
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, listed, quoted
 from ckconv.formats.bump.ages import right_of_bump3

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.ages import ages

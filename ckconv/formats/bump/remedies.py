@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import combinations, product
 
 from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Tensor, parse
 from ckconv.options import Options
 from ckconv.plan.decoding import decode
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
-from ckconv.core.names import with_layer
+from ckconv.core.tensors import with_layer
 from ckconv.errors import InputError
 from ckconv.families.schema import Family
 from ckconv.formats.bump.flavours import Flavour

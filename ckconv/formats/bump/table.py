@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType, Kind
-from ckconv.core.names import with_layer
-from ckconv.core.tensors import Extent, StoredTensor, Tensor
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, with_layer
 from ckconv.errors import InputError, counted, listed
 from ckconv.formats.bump.placement import Geometry, Placed, place, slots_of
 from ckconv.formats.bump.slots import CANONICAL, Slot, SlotTable

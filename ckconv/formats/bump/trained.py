@@ -17,8 +17,7 @@ from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.dtypes import F32
-from ckconv.core.names import parse
-from ckconv.core.tensors import Dropped, Extent, StoredTensor, TensorIndex
+from ckconv.core.tensors import Dropped, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.presence import always, switches, used

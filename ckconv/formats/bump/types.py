@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
-from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Tensor, parse, with_layer
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.slots import Slot
 from ckconv.plan.decoding import decoding_hint

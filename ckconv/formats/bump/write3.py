@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align, fields_of

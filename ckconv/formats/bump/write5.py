@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import (
     EXTENDED_HEADER_BYTES,

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from ckconv.adapters.names import family_named, gguf_module_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.read import Collected, Collector, Part, Shape
-from ckconv.core.adapters import BY_BASE, Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
+from ckconv.core.tensors import BY_BASE, Adapter, MetadataKind, Role, StoredTensor, Tensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import is_regrouped

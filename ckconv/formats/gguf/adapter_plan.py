@@ -11,13 +11,11 @@ from functools import partial
 from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
-from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.floats import float32
+from ckconv.core.dtypes import float32
 from ckconv.core.layouts import headed, plain
-from ckconv.core.names import PARTS, parse
-from ckconv.core.tensors import Tensor
-from ckconv.core.typed import Value, scalar
+from ckconv.core.metadata import Value, scalar
+from ckconv.core.tensors import PARTS, AdapterModule, Role, Tensor, effective_scale, parse
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import is_regrouped

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.metadata import Content, numbered
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.gguf.keys import copied
 from ckconv.formats.gguf.read_header import read_header
 from ckconv.formats.gguf.scales import has_scales
 from ckconv.io.bytesource import open_source
-from ckconv.plan.content import Content, numbered
 
 
 def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:

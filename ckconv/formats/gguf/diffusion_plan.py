@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ckconv.core.dtypes import BF16, F32, DType
+from ckconv.core.metadata import Value, scalar
 from ckconv.core.tensors import StoredTensor, plain_tensor
-from ckconv.core.typed import Value, scalar
 from ckconv.families.diffusion import Diffusion, diffusion_of
 from ckconv.families.gguf_metadata import type_keys
 from ckconv.formats.gguf.entries import Entry

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.made import made
-from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, matrix_of, plain_tensor
+from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, made, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import layout_in

@@ -26,7 +26,7 @@ from ckconv.formats.gguf.spec import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
 if TYPE_CHECKING:
-    from ckconv.core.towers import Tower
+    from ckconv.core.tensors import Tower
     from ckconv.formats.safetensors.adapter_base import Opener
 
 

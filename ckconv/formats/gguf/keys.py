@@ -7,9 +7,18 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from ckconv.core.card import keys_of_card
+from ckconv.core.metadata import (
+    STRING,
+    VALUE_TYPES_BY_NAME,
+    Value,
+    ValueType,
+    array,
+    keys_of_card,
+    raw_array,
+    scalar,
+    string,
+)
 from ckconv.core.tensors import TensorIndex
-from ckconv.core.typed import STRING, VALUE_TYPES_BY_NAME, Value, ValueType, array, raw_array, scalar, string
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
 from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION

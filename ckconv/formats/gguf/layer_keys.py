@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32
 from ckconv.core.layouts import plain
-from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import Extent, Tensor, TensorIndex
-from ckconv.core.typed import Value, array
+from ckconv.core.metadata import Value, array
+from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.errors import InputError
 from ckconv.families import axes as shapes
 from ckconv.families.names import canonical_pattern

@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ckconv.core.config import ModelConfig
+from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.made import made
-from ckconv.core.rope import behind_note, llama3_factors, longrope_note, starts_behind
-from ckconv.core.tensors import Extent, Tensor
-from ckconv.core.typed import Value, scalar
+from ckconv.core.metadata import Value, scalar
+from ckconv.core.tensors import Extent, Tensor, made
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.gguf_metadata import (
     directory_name,

@@ -5,9 +5,8 @@ Source: ``_try_set_pooling_type`` of llama.cpp's converter.
 
 from __future__ import annotations
 
-from ckconv.core.beside import beside, root_of
+from ckconv.core.metadata import Value, beside, root_of, scalar
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
 from ckconv.io.card import text_of_card
 from ckconv.plan.planner import HEAD

@@ -8,9 +8,8 @@ from struct import unpack
 from typing import NamedTuple
 
 from ckconv.core.dtypes import F32
-from ckconv.core.made import chained
-from ckconv.core.tensors import StoredTensor
-from ckconv.core.typed import VALUE_TYPES_BY_NAME
+from ckconv.core.metadata import VALUE_TYPES_BY_NAME
+from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.read_header import GgufShard, read_header
 from ckconv.formats.gguf.spec import MAX_SHARDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, ShardName, parse_shard_name

@@ -7,8 +7,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+from ckconv.core.metadata import U32
 from ckconv.core.tensors import StoredTensor
-from ckconv.core.typed import U32
 from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.records import check_extents, check_offsets, checked_name, read_records

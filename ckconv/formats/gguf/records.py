@@ -12,9 +12,9 @@ from struct import Struct, error
 from typing import NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type
+from ckconv.core.metadata import U32, U64
+from ckconv.core.non_utf8 import is_text
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, stored_tensors
-from ckconv.core.typed import U32, U64
-from ckconv.core.undecoded import is_text
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.spec import MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up

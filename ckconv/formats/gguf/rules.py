@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckconv.core.config import ModelConfig
-from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
+from ckconv.core.config import (
+    LLAMA3_NUMBERS,
+    MAX_FLOAT32,
+    MIN_FLOAT32,
+    ModelConfig,
+    positive_numbers,
+    scaled,
+    starts_behind,
+)
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.presence import conditional, everywhere, loaded, required

@@ -27,7 +27,7 @@ from io import BytesIO
 from struct import Struct
 from typing import NamedTuple
 
-from ckconv.core.typed import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
+from ckconv.core.metadata import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)

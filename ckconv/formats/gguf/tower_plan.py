@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ckconv.core.dtypes import F16, DType
-from ckconv.core.names import parse, with_layer
-from ckconv.core.towers import Tower
-from ckconv.core.typed import Value
+from ckconv.core.metadata import Value
+from ckconv.core.tensors import Tower, parse, with_layer
 from ckconv.errors import InputError, listed
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import general_keys, keys_of_entries, size_label, type_keys

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from struct import Struct
 
-from ckconv.core.typed import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, ValueType
+from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, ValueType
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.spec import MAX_ARRAY_ELEMENTS, MAX_STRING_BYTES

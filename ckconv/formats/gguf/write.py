@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckconv.core.made import made
-from ckconv.core.typed import Value
+from ckconv.core.metadata import Value, numbered
+from ckconv.core.tensors import made
 from ckconv.formats.gguf.keys import SPLIT_KEYS
 from ckconv.formats.gguf.spec import VERSION, Record, align_up, header
 from ckconv.plan.container import Container, Frame
-from ckconv.plan.content import numbered
 from ckconv.plan.steps import OutputFile
 
 

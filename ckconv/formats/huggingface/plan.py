@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType
-from ckconv.core.names import GATE_UP, PARTS, QKV, parse
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import GATE_UP, PARTS, QKV, Tensor, parse
 from ckconv.errors import counted
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import joined_metadata, text_key, unquantised, without_stale
+from ckconv.core.metadata import joined_metadata, text_key, unquantised, without_stale
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalise, fitted, notes_on, plain_item

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import document_of
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import Tensor, TensorIndex, cut, matrix_of
-from ckconv.core.towers import joined
+from ckconv.core.metadata import document_of
+from ckconv.core.tensors import Tensor, TensorIndex, cut, joined, matrix_of
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import plain_item
 from ckconv.families.config_source import ConfigSource

@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckconv.core.documents import QUANTIZATION_KEYS, document_of
 from ckconv.core.dtypes import F32, Kind
-from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor, TensorIndex
-from ckconv.core.towers import PREFIX, parted
+from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
+from ckconv.core.tensors import PREFIX, Tensor, TensorIndex, parse, parted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of

@@ -14,9 +14,8 @@ from typing import Any
 
 from ckconv.adapters.names import families_of, local_path, module_of, placed
 from ckconv.adapters.read import Collector, Part, Shape
-from ckconv.core.adapters import Adapter, Role
-from ckconv.core.floats import float32
-from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.core.dtypes import float32
+from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base

@@ -9,9 +9,9 @@ from typing import Any
 
 from ckconv.adapters.names import local_path, path_of
 from ckconv.adapters.write import NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
-from ckconv.core.adapters import Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, transposed
+from ckconv.core.tensors import Role
 from ckconv.errors import quoted
 from ckconv.families.names import MLX
 from ckconv.formats.mlx.spec import MLX_NAME

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.core.config import ModelConfig
-from ckconv.core.rope import same_factors_always, scaled
+from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Engine
 from ckconv.families.rope_keys import ROPE_KEYS

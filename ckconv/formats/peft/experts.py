@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 from ckconv.adapters.places import Side, Sides, sides_of
 from ckconv.adapters.read import Collector, Part
-from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Layout, Strip, merged
-from ckconv.core.names import parse, with_layer
-from ckconv.core.tensors import Tensor, plain_tensor
+from ckconv.core.tensors import AdapterModule, Role, Tensor, effective_scale, parse, plain_tensor, with_layer
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import kind_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.adapters.experts import NUMBER, one_by_one
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
-from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.families.names import HF

@@ -14,9 +14,8 @@ from ckconv.adapters.experts import experts_together
 from ckconv.adapters.names import families_of, module_of, placed
 from ckconv.adapters.places import Outputs
 from ckconv.adapters.read import Collector, Part, Shape, vector
-from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import Dropped, StoredTensor, TensorIndex
+from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
 from ckconv.formats.peft.experts import add_experts

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.adapters.model import matrix_shape
-from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import CONFIG_NAME
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.tensors import AdapterModule, Role, Tensor, TensorIndex
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT

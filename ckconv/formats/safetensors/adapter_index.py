@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckconv.adapters.read import Collected
-from ckconv.core.adapters import Adapter
-from ckconv.core.documents import joined_metadata
-from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
+from ckconv.core.metadata import joined_metadata
+from ckconv.core.tensors import Adapter, Dropped, MetadataKind, StoredTensor, TensorIndex
 from ckconv.formats.safetensors.read import SafetensorsFile
 
 

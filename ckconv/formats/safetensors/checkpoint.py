@@ -8,12 +8,9 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
-from ckconv.core.card import text_of_card
-from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
-from ckconv.core.made import chained
-from ckconv.core.names import parse
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
+from ckconv.core.metadata import METADATA, text_of_card
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, chained, parse
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.diffusion import diffuses
 from ckconv.families.huggingface_classes import needs

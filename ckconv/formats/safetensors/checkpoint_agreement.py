@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import ModelConfig, config_differences
-from ckconv.core.rope import same_factors_always
+from ckconv.core.config import ModelConfig, config_differences, same_factors_always
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.gguf_metadata import own_document

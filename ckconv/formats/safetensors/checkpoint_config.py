@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import CONFIG_NAME, document_of, text_key, unquantised, without_stale
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.metadata import CONFIG_NAME, document_of, text_key, unquantised, without_stale
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit, is_on

@@ -7,12 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.core.beside import beside
-from ckconv.core.documents import CONFIG_NAME, METADATA
 from ckconv.core.dtypes import DType, Kind
-from ckconv.core.made import made
-from ckconv.core.names import parse
-from ckconv.core.tensors import Dropped, StoredTensor, Tensor, plain_tensor
+from ckconv.core.metadata import CONFIG_NAME, METADATA, beside
+from ckconv.core.tensors import Dropped, StoredTensor, Tensor, made, parse, plain_tensor
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS

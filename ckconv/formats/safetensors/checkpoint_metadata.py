@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ckconv.core.documents import METADATA
+from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.naming_schemes import NAMES_KEY

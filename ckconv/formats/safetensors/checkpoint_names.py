@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.layouts import Layout
-from ckconv.core.names import parse, with_layer
+from ckconv.core.tensors import parse, with_layer
 from ckconv.families.kinds import factor_of, layout_in
 from ckconv.families.names import Stored
 from ckconv.families.naming_schemes import fusion_names, scheme_names

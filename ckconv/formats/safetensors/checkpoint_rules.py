@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ckconv.core.config import ModelConfig
-from ckconv.core.names import GATE_UP
-from ckconv.core.rope import scaled
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.config import ModelConfig, scaled
+from ckconv.core.tensors import GATE_UP, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit
 from ckconv.families.kinds import has_transposed

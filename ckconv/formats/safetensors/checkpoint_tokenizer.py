@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckconv.core.beside import root_of
-from ckconv.core.documents import METADATA
+from ckconv.core.metadata import METADATA, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE

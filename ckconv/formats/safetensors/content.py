@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.beside import beside
-from ckconv.core.documents import METADATA, document_of
+from ckconv.core.metadata import METADATA, Content, beside, document_of, numbered
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_METADATA, is_pickle
 from ckconv.options import PACKED
-from ckconv.plan.content import Content, numbered
 
 
 def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:

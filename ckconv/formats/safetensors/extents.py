@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DType
-from ckconv.core.made import made
-from ckconv.core.tensors import StoredTensor
+from ckconv.core.tensors import StoredTensor, made
 from ckconv.errors import Faults, counted, quoted
 from ckconv.formats.safetensors.spec import TOO_LARGE
 

@@ -19,9 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.documents import CONFIG_NAME
-from ckconv.core.made import chained
-from ckconv.core.tensors import StoredTensor
+from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.families.reference import PARAMS_NAME, WEIGHTS
 from ckconv.formats.safetensors.consolidated import described, parts_of, put_together

@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
+from ckconv.core.metadata import METADATA
 from ckconv.errors import InputError, listed
 from ckconv.formats.safetensors.spec import LENGTH_BYTES, MAX_HEADER, MAX_NAME, TOO_LARGE
 from ckconv.io.json import Document, parse_object, repeated

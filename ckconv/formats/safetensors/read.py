@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
-from ckconv.core.made import made
-from ckconv.core.tensors import Extent, StoredTensor
+from ckconv.core.metadata import METADATA
+from ckconv.core.tensors import Extent, StoredTensor, made
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, quoted
 from ckconv.formats.safetensors.extents import PARTIAL, check_extents
 from ckconv.formats.safetensors.header import Alike, Header

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.config import ModelConfig
-from ckconv.core.rope import scaled
+from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.words import family_of
 from ckconv.io.files import Files
@@ -66,7 +65,7 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
 def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None:
     import numpy as np
 
-    from ckconv.core.llama3_rope import rope_scaling_of
+    from ckconv.core.config import rope_scaling_of
     from ckconv.io.rows import RowReader
     from ckconv.quant.codec import to_float32
 

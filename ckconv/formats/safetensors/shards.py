@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ckconv.core.documents import METADATA
-from ckconv.core.made import chained, made
+from ckconv.core.metadata import METADATA
+from ckconv.core.tensors import chained, made
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 
-from ckconv.core.documents import METADATA
+from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES
 
 #: Bytes of the length field in front of the header.

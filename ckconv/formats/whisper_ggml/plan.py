@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from ckconv.core.documents import document_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import plain
-from ckconv.core.names import parse
-from ckconv.core.tensors import Extent, Tensor, matrix_of
+from ckconv.core.metadata import document_of
+from ckconv.core.tensors import Extent, Tensor, matrix_of, parse
 from ckconv.families.speech import speech, speech_tensors
 from ckconv.formats.whisper_ggml.read import header_of, inside, keys_of
 from ckconv.formats.whisper_ggml.spec import BINS, FILE_TYPES, MAGIC, MODEL_NAME, NAME, filters, words

@@ -9,6 +9,7 @@ from struct import unpack
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, DType
+from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Item, canonicalise
@@ -17,7 +18,6 @@ from ckconv.families.speech import USUAL, speech, speech_document, speech_family
 from ckconv.families.words import said_of
 from ckconv.formats.whisper_ggml.spec import BINS, MAGIC, MAX_AXES, NAME, VERSION_FACTOR, filters, words
 from ckconv.io.bytesource import ByteSource, open_source
-from ckconv.plan.content import Content
 
 #: Bytes that are read at once: of words, and where a tensor is described.
 _WINDOW, _RECORD = 1 << 20, 1 << 8

@@ -1,10 +1,4 @@
-r"""Names that are not UTF-8, as text that every parser of JSON takes.
-
-Python has a byte of a file name that is not UTF-8 as half of a surrogate pair, U+DC80 to U+DCFF (``surrogateescape``).
-JSON can write such a half, and most parsers refuse it or make another character of it. So the byte becomes ``\xff``,
-and any other half ``\ud83d``. A backslash that would read as the beginning of one becomes ``\x5c``: no two texts become
-the same.
-"""
+"""Names that are not UTF-8, as text that every JSON parser accepts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,341 @@
+"""Metadata besides the tensors: typed values, model cards, documents, and side files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.core.dtypes import Kind
+from ckconv.core.tensors import TensorIndex
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import StoredTensor
+
+
+# Metadata values that say their type, and their bytes: those of GGUF.
+#
+# Numbers are little-endian, counts and lengths 64 bits. Source: ``docs/gguf.md`` of ggml-org/ggml.
+
+U32 = Struct("<I")
+U64 = Struct("<Q")
+
+
+class ValueType(NamedTuple):
+    """A type of metadata value. ``code`` is its format for :mod:`struct`, ``size`` its bytes; strings have neither."""
+
+    id: int
+    name: str
+    code: str = ""
+    size: int = 0
+
+    @property
+    def integer(self) -> bool:
+        """Whole numbers, ``bool`` not among them."""
+        return self.code in "bBhHiIqQ" and self.size > 0
+
+
+STRING = ValueType(8, "str")
+ARRAY = ValueType(9, "arr")
+BOOL = ValueType(7, "bool", "?", 1)
+
+#: id -> type (``enum gguf_type``).
+VALUE_TYPES: dict[int, ValueType] = {
+    t.id: t
+    for t in (
+        ValueType(0, "u8", "B", 1),
+        ValueType(1, "i8", "b", 1),
+        ValueType(2, "u16", "H", 2),
+        ValueType(3, "i16", "h", 2),
+        ValueType(4, "u32", "I", 4),
+        ValueType(5, "i32", "i", 4),
+        ValueType(6, "f32", "f", 4),
+        BOOL,
+        STRING,
+        ARRAY,
+        ValueType(10, "u64", "Q", 8),
+        ValueType(11, "i64", "q", 8),
+        ValueType(12, "f64", "d", 8),
+    )
+}
+VALUE_TYPES_BY_NAME: dict[str, ValueType] = {t.name: t for t in VALUE_TYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A metadata value as it is written: its ``type`` (``u32``, ``arr[str]``), and the bytes behind the type's number.
+
+    Those of an array begin with the element type and the count.
+    """
+
+    type: str
+    payload: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, the type's number included."""
+        return U32.size + len(self.payload)
+
+
+def scalar(type: str, value: str | int | float | bool) -> Value:
+    """A value of a scalar type.
+
+    Raises:
+        struct.error, OverflowError: the number does not fit into the type.
+    """
+    return Value(type, _elements(VALUE_TYPES_BY_NAME[type], (value,)))
+
+
+def array(type: str, values: Sequence[str | int | float | bool]) -> Value:
+    """An array of ``type`` elements.
+
+    Raises:
+        struct.error, OverflowError: as :func:`scalar`.
+    """
+    kind = VALUE_TYPES_BY_NAME[type]
+    return raw_array(type, len(values), _elements(kind, values))
+
+
+def raw_array(type: str, count: int, elements: bytes) -> Value:
+    """An array whose elements are there as a file of version 2 or 3 stores them."""
+    return Value(f"arr[{type}]", U32.pack(VALUE_TYPES_BY_NAME[type].id) + U64.pack(count) + elements)
+
+
+def _elements(kind: ValueType, values: Sequence[str | int | float | bool]) -> bytes:
+    if kind is STRING:
+        return b"".join(string(str(value)) for value in values)
+    return pack(f"<{len(values)}{kind.code}", *values)
+
+
+def string(text: str) -> bytes:
+    """A length and UTF-8; lone surrogates become the bytes that they stand for (``surrogateescape``)."""
+    data = text.encode("utf-8", "surrogateescape")
+    return U64.pack(len(data)) + data
+
+
+# A configuration and a header's own metadata as one mapping: that of an index.
+
+#: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
+CONFIG_NAME = "config.json"
+
+#: The key of a safetensors header's own metadata.
+METADATA = "__metadata__"
+
+
+def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping of a header's own ``__metadata__``, marked as such, and a configuration."""
+    return {**{f"{METADATA}.{key}": value for key, value in header.items()}, **document}
+
+
+def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration out of :func:`joined_metadata`."""
+    return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}
+
+
+#: What a configuration of several modalities calls the text part's: transformers' classes, and InternVL's own code.
+_TEXT_KEYS = ("text_config", "llm_config")
+
+
+def text_key(document: Mapping[str, Any]) -> str:
+    """The key of the text part's configuration; empty where the document is that of a text model."""
+    return next((key for key in _TEXT_KEYS if isinstance(document.get(key), dict)), "")
+
+
+#: Keys of ``config.json`` about how tensors are quantised: MLX's, everybody's, and compressed-tensors' old one.
+QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
+
+
+def unquantised(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
+    """A configuration without what it says of quantisation, in its inner ones too.
+
+    Args:
+        by: of objects that have this key, what they say stays.
+    """
+    return {
+        key: unquantised(value, by=by) if key.endswith("_config") and isinstance(value, dict) else value
+        for key, value in document.items()
+        if key not in QUANTIZATION_KEYS or (by and (not isinstance(value, dict) or by in value))
+    }
+
+
+def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -> dict[str, Any]:
+    """A configuration without MLX's word that matrices are quantised, where all of them are floats.
+
+    MLX's objects name no ``quant_method``, without which transformers does not load a model.
+    """
+    dense = all(tensor.dtype.kind is Kind.FLOAT for tensor in stored if len(tensor.shape) > 1)
+    return unquantised(document, by="quant_method") if dense else dict(document)
+
+
+# What a model card says of a model: the front matter of a README.md, or the ``general.*`` keys of typed metadata.
+#
+# Sources: "Model card metadata" of the hub's documentation (``modelcard.md`` of huggingface/hub-docs); ``Keys.General``
+# of gguf-py, and ``Metadata`` there, which has base models and datasets as ``organization``, ``name`` and ``repo_url``.
+
+#: Between these lines stands what is YAML.
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+
+#: Where the hub has a model, and a dataset.
+_HUB = "https://huggingface.co/"
+_DATASETS = f"{_HUB}datasets/"
+
+#: Models and datasets that a card names at most; more are no card.
+_MOST = 64
+
+
+class Card(NamedTuple):
+    """What is said of a model. Models and datasets are ``ORGANIZATION/NAME``, or a name alone."""
+
+    license: str = ""
+    license_name: str = ""
+    license_link: str = ""
+    base_models: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+
+
+#: Field -> its key in the front matter, and behind ``general.``.
+_TEXTS: Mapping[str, tuple[str, str]] = {
+    "license": ("license", "license"),
+    "license_name": ("license_name", "license.name"),
+    "license_link": ("license_link", "license.link"),
+}
+_LISTS: Mapping[str, tuple[str, str]] = {"languages": ("language", "languages"), "tags": ("tags", "tags")}
+#: The same of lists whose items have keys of their own, and where the hub has them.
+_NAMED: Mapping[str, tuple[str, str, str]] = {
+    "base_models": ("base_model", "base_model", _HUB),
+    "datasets": ("datasets", "dataset", _DATASETS),
+}
+
+
+def card_of_text(text: str) -> Card:
+    """The card of a README.md; an empty one where it has no front matter, or none that is YAML."""
+    front = _FRONT_MATTER.match(text)
+    if front is None:
+        return Card()
+    import yaml
+
+    try:
+        said = yaml.load(front[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return Card()
+    if not isinstance(said, dict):
+        return Card()
+    found: dict[str, Any] = {field: _text(said.get(key)) for field, (key, _) in _TEXTS.items()}
+    found |= {field: _texts(said.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
+    return Card(**found)
+
+
+def text_of_card(card: Card, more: Mapping[str, str]) -> str:
+    """A README.md that says it; empty where there is nothing to say.
+
+    Args:
+        more: keys that stand at the end (``library_name``).
+    """
+    said: dict[str, Any] = {key: getattr(card, field) for field, (key, _) in _TEXTS.items()}
+    lists = {key: [*getattr(card, field)] for field, (key, *_) in (*_NAMED.items(), *_LISTS.items())}
+    said = {key: value for key, value in (said | lists).items() if value}
+    if not said:
+        return ""
+    import yaml
+
+    return f"---\n{yaml.safe_dump({**said, **more}, sort_keys=False, allow_unicode=True)}---\n"
+
+
+def card_of_keys(keys: Mapping[str, Any]) -> Card:
+    """The card of ``general.*`` keys, whose arrays are lists."""
+    found: dict[str, Any] = {field: _text(keys.get(f"general.{key}")) for field, (_, key) in _TEXTS.items()}
+    found |= {field: _texts(keys.get(f"general.{key}")) for field, (_, key) in _LISTS.items()}
+    found |= {field: (*_items(keys, f"general.{key}", place),) for field, (_, key, place) in _NAMED.items()}
+    return Card(**found)
+
+
+def keys_of_card(card: Card) -> dict[str, str | int | list[str]]:
+    """The ``general.*`` keys that say it, as llama.cpp's converter has them."""
+    keys: dict[str, str | int | list[str]] = {}
+    for attribute, (_, key) in _TEXTS.items():
+        keys[f"general.{key}"] = getattr(card, attribute)
+    for attribute, (_, key, place) in _NAMED.items():
+        items = getattr(card, attribute)
+        keys[f"general.{key}.count"] = len(items)
+        for number, item in enumerate(items):
+            organization, _, name = item.rpartition("/")
+            start = f"general.{key}.{number}"
+            keys |= {f"{start}.name": _title(name), f"{start}.organization": _title(organization)}
+            keys[f"{start}.repo_url"] = f"{place}{item}" if organization else ""
+    for attribute, (_, key) in _LISTS.items():
+        keys[f"general.{key}"] = [*getattr(card, attribute)]
+    return {key: value for key, value in keys.items() if value}
+
+
+def _items(keys: Mapping[str, Any], start: str, place: str) -> Iterator[str]:
+    """The hub's name where a key has it, which the title of it does not say again."""
+    count = keys.get(f"{start}.count")
+    for number in range(min(count, _MOST) if isinstance(count, int) else 0):
+        said = {key: _text(keys.get(f"{start}.{number}.{key}")) for key in ("repo_url", "organization", "name")}
+        url = said["repo_url"].rstrip("/")
+        if url.startswith(place) and url.removeprefix(place).count("/") == 1:
+            yield url.removeprefix(place)
+        elif said["name"]:
+            yield said["name"]
+
+
+def _title(word: str) -> str:
+    """``smol-lm2 v2`` -> ``Smol Lm2 v2``: words of lower case are capitalised, versions and numbers are not."""
+    return " ".join(
+        part.title() if part.islower() and not re.match(r"^(v\d+(?:\.\d+)*|\d.*)$", part) else part
+        for part in word.replace("-", " ").split()
+    )
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Texts, one alone as a list of it. YAML takes the code of Norwegian for a truth value."""
+    values = value if isinstance(value, list) else [value]
+    values = ["no" if item is False else item for item in values]
+    return tuple(dict.fromkeys(item.strip() for item in values[:_MOST] if isinstance(item, str) and item.strip()))
+
+
+# The files beside a model, by what they are called from there.
+
+
+def root_of(index: TensorIndex) -> Path:
+    """The directory that a model lies in."""
+    return index.path if index.path.is_dir() else index.path.parent
+
+
+def beside(index: TensorIndex) -> dict[str, Path]:
+    """Name, with its directory where it lies in one -> file."""
+    parts = {f"{path.parent.name}/{path.name}": path for path in index.part_files}
+    return {**{path.name: path for path in index.side_files}, **parts}
+
+
+# What a model says besides its tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Everything that is no tensor.
+
+    Attributes:
+        keys: header fields and metadata, by name. Two that are equal say the same.
+        files: documents within the files, by what a person is told they are; content of a file beside them, if it is
+            known without a path.
+        paths: name that readers look for -> the file beside the model.
+    """
+
+    keys: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    paths: Mapping[str, Path] = field(default_factory=dict)
+
+
+def numbered(key: str, number: int) -> str:
+    """Only the first file of a set says anything of the model."""
+    return key if number == 0 else f"file {number + 1}: {key}"
