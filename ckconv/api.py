@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckconv.conversion.progress import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
+    from ckconv.plan.container import Late
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
@@ -231,30 +232,46 @@ def edit(
     force: bool = False,
     progress: Watcher | None = None,
 ) -> Report:
-    """Write a model again with another header; its tensors stay byte for byte.
+    """Write a model again with other metadata; its tensors stay byte for byte.
 
     Args:
         target: where it goes; ``None`` for the place of ``source``, a single file, which gets a new one in its stead:
             no byte of the old one is overwritten. A ``NAME.sha256`` beside it is written anew then.
+        set_meta: key and value, as text: of a GGUF's metadata, of a checkpoint's ``config.json``,
+            ``generation_config.json`` and ``tokenizer_config.json`` (``FILE:KEY`` names one), or of the headers of its
+            files (``__metadata__.KEY``). Values have the type that readers want; ``eos_token`` takes a token's text.
+        drop_meta: globs over keys.
 
     Raises:
         UsageError: nothing would change, or not so; ``usage.in-place``, what lies beside ``source`` speaks of its
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.conversion.leftovers import check_in_place
     from ckconv.conversion.run import run
+
+    plan, place, late = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
+    in_place = target is None
+    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=progress)
+
+
+def prepare_edit(
+    source: StrPath,
+    target: StrPath | None,
+    *,
+    set_meta: Sequence[tuple[str, str]] = (),
+    drop_meta: Sequence[str] = (),
+) -> tuple[Plan, Destination, Sequence[Late]]:
+    """The plan of :func:`edit`, where it goes, and the checksums beside it; nothing is written."""
+    from ckconv.conversion.leftovers import check_in_place
     from ckconv.conversion.sidefiles import late_files
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
     index = open_index(as_path(source))
     options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
-    in_place = target is None
     plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
-    summed = in_place and check_in_place(index, place)
-    late = late_files(plan, place, checksums=summed)
-    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=progress)
+    summed = target is None and check_in_place(index, place)
+    return plan, place, late_files(plan, place, checksums=summed)
 
 
 def verify(

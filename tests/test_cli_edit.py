@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_the_value_may_be_a_file(model: Path, ckconv) -> None:
 def test_a_checkpoint_keeps_what_lies_beside_it(tmp_path: Path, ckconv) -> None:
     source = shutil.copytree(QWEN2, tmp_path / "source")
     (source / "NOTICE.txt").write_text("of whom it is")
-    assert ckconv("edit", source, f"{tmp_path}/new/", "--set-meta", "note=hi").code == 0
+    assert ckconv("edit", source, f"{tmp_path}/new/", "--set-meta", "__metadata__.note=hi").code == 0
 
     with safe_open(tmp_path / "new" / "model.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt", "note": "hi"}
@@ -147,3 +148,147 @@ def test_only_one_file_is_edited_in_place(model: Path, ckconv) -> None:
     for path in (QWEN2, FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf", link):
         found = ckconv("edit", path, "--in-place", "--set-meta", "a=b")
         assert (found.code, "error[usage.in-place]" in found.err) == (2, True)
+
+
+# Documents of a checkpoint
+
+
+def edited(tmp_path: Path, ckconv, *flags: str, source: Path = QWEN2) -> tuple[dict[str, dict], str]:
+    """Every JSON document of a copy in which something was changed, and what was said."""
+    out = tmp_path / "out"
+    found = ckconv("edit", source, f"{out}/", *flags)
+    assert found.code == 0, found.err
+    names = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+    return {name: json.loads((out / name).read_text()) for name in names if (out / name).exists()}, found.out
+
+
+@pytest.mark.parametrize(
+    ("flag", "file", "key", "value", "line"),
+    [
+        ("rms_norm_eps=1e-5", "config.json", "rms_norm_eps", 1e-5, "config.json: rms_norm_eps: 1e-06 -> 1e-05"),
+        ("rope_theta=500000", "config.json", "rope_theta", 5e5, "config.json: rope_theta: 10000.0 -> 500000.0"),
+        ("use_cache=false", "config.json", "use_cache", False, "config.json: use_cache: true -> false"),
+        ("eos_token_id=[1,2]", "generation_config.json", "eos_token_id", [1, 2],
+         "generation_config.json: eos_token_id: 2 -> [1, 2]"),
+        ("temperature=1", "generation_config.json", "temperature", 1.0,
+         "generation_config.json: temperature: (none) -> 1.0"),
+        ("do_sample=true", "generation_config.json", "do_sample", True, "do_sample: (none) -> true"),
+        ("add_bos_token=true", "tokenizer_config.json", "add_bos_token", True,
+         "tokenizer_config.json: add_bos_token: "),
+        ("generation_config.json:pad_token_id=null", "generation_config.json", "pad_token_id", None,
+         "generation_config.json: pad_token_id: 0 -> (none)"),
+        ("chat_template=17", "tokenizer_config.json", "chat_template", "17", 'chat_template: (none) -> "17"'),
+    ],
+)  # fmt: skip
+def test_a_key_of_a_document_gets_a_value_of_its_type(
+    flag: str, file: str, key: str, value: object, line: str, tmp_path: Path, ckconv
+) -> None:
+    documents, said = edited(tmp_path, ckconv, "--set-meta", flag)
+    found = documents[file][key]
+    assert (found, type(found)) == (value, type(value))
+    assert line in said
+    meant = json.loads((QWEN2 / "config.json").read_text()).keys()
+    assert documents["config.json"].keys() == meant, "nothing else is another"
+
+
+def test_a_token_is_set_by_its_text_wherever_it_stands(tmp_path: Path, ckconv) -> None:
+    documents, said = edited(tmp_path, ckconv, "--set-meta", "eos_token=<s>")
+    assert documents["config.json"]["eos_token_id"] == documents["generation_config.json"]["eos_token_id"] == 1
+    named = [documents[name]["eos_token"] for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    assert [token["content"] if isinstance(token, dict) else token for token in named] == ["<s>", "<s>"]
+    assert said.count(" -> ") == 4
+    again = ckconv("verify", tmp_path / "out", QWEN2, "--set-meta", "eos_token=<s>")
+    assert (again.code, ckconv("verify", tmp_path / "out", QWEN2).code) == (0, 5)
+
+
+def test_a_template_of_its_own_file_is_changed_there(tmp_path: Path, ckconv) -> None:
+    source = shutil.copytree(QWEN2, tmp_path / "source")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    new = tmp_path / "new.jinja"
+    new.write_text("{{ bos_token }}")
+    documents, said = edited(tmp_path, ckconv, "--set-meta", f"chat_template=@{new}", source=source)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ bos_token }}"
+    assert "chat_template" not in documents["tokenizer_config.json"]
+    assert 'chat_template.jinja: "{{ messages }}" -> "{{ bos_token }}"' in said
+
+
+def test_keys_are_dropped_wherever_they_stand(tmp_path: Path, ckconv) -> None:
+    documents, said = edited(tmp_path, ckconv, "--drop-meta", "pad_token*", "--drop-meta", "rope_theta")
+    assert not any(key in document for document in documents.values() for key in ("pad_token_id", "pad_token"))
+    assert "rope_theta" not in documents["config.json"]
+    assert "config.json: rope_theta: 10000.0 -> (none)" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--set-meta", "rms_norm_eps=abc"], 2, "config.json: rms_norm_eps: 'abc' is not of its type"),
+        (["--set-meta", "rms_norm_eps=-1"], 2, "config.json would say something malformed"),
+        (["--set-meta", "num_attention_heads=7"], 2, "cannot set num_attention_heads: the tensors decide it"),
+        (["--set-meta", "quantization_config={}"], 2, "the tensors decide it"),
+        (["--set-meta", "eos_token=<nope>"], 2, "no token is '<nope>'"),
+        (["--set-meta", "eos_token_id=384"], 4, "eos_token_id=384: there are 384 tokens"),
+        (["--drop-meta", "nope*"], 2, "--drop-meta nope* matches no key"),
+        (["--drop-meta", "hidden*"], 2, "without which nothing loads the model"),
+        (["--set-meta", "rms_norm_ep=1"], 0, "reads rms_norm_ep of config.json; did you mean rms_norm_eps?"),
+        (["--set-meta", "hidden_act=gelu"], 0, "hidden_act = 'gelu' changes what is computed"),
+    ],
+)
+def test_what_no_reader_of_a_checkpoint_would_take(
+    flags: list[str], code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    found = ckconv("edit", QWEN2, f"{tmp_path}/out/", *flags)
+    assert (found.code, said in found.out + found.err) == (code, True), found.err
+    assert (tmp_path / "out").exists() == (code == 0)
+
+
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+def test_a_conversion_sets_keys_of_the_documents_too(to: str, tmp_path: Path, ckconv) -> None:
+    flags = ("--set-meta", "rms_norm_eps=1e-4", "--set-meta", "eos_token=<s>", "--set-meta", "rope_theta=5000")
+    assert ckconv("convert", LLAMA, f"{tmp_path}/out/", "--to", to, *flags).code == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    theta = [table["rope_theta"] for table in (config, config.get("rope_parameters", {})) if "rope_theta" in table]
+    assert (config["rms_norm_eps"], config["eos_token_id"], {*theta}) == (1e-4, 1, {5000.0})
+
+
+# Keys of a GGUF
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "kind", "found", "line"),
+    [
+        ("eos_token=<s>", "tokenizer.ggml.eos_token_id", "u32", 1, "tokenizer.ggml.eos_token_id: 2 -> 1"),
+        ("tokenizer.ggml.eot_token_id=</s>", "tokenizer.ggml.eot_token_id", "u32", 2, "(none) -> 2"),
+        ("pad_token_id=1", "tokenizer.ggml.padding_token_id", "u32", 1, "-> 1"),
+        ("general.tags=a, b", "general.tags", "arr[str]", ["a", "b"], 'general.tags: (none) -> ["a", "b"]'),
+        ('general.languages=["en"]', "general.languages", "arr[str]", ["en"], '(none) -> ["en"]'),
+        ("general.version=2", "general.version", "str", "2", 'general.version: (none) -> "2"'),
+        ("general.sampling.temp=1", "general.sampling.temp", "f32", 1.0, "general.sampling.temp: (none) -> 1.0"),
+        ("chat_template={{ x }}", "tokenizer.chat_template", "str", "{{ x }}", '(none) -> "{{ x }}"'),
+        ("llama.contxt_length=5", "llama.contxt_length", "u32", 5, "did you mean llama.context_length?"),
+    ],
+)
+def test_a_key_of_a_gguf_gets_the_type_that_readers_want(
+    flag: str, key: str, kind: str, found: object, line: str, model: Path, ckconv
+) -> None:
+    said = ckconv("edit", model, "--in-place", "--set-meta", flag)
+    assert (said.code, line in said.out) == (0, True), said.out + said.err
+    field = gguf.GGUFReader(model).fields[key]
+    names = {"u32": "UINT32", "f32": "FLOAT32", "str": "STRING"}
+    assert field.types[-1].name == names[kind.removeprefix("arr[").removesuffix("]")]
+    assert (field.types[0].name == "ARRAY", field.contents()) == (kind.startswith("arr"), found)
+
+
+def test_a_token_that_no_vocabulary_has_is_refused(model: Path, ckconv) -> None:
+    found = ckconv("edit", model, "--in-place", "--set-meta", "eos_token=</ss>")
+    assert (found.code, "no token is '</ss>'" in found.err, "there is '</s>'" in found.err) == (2, True, True)
+
+
+@pytest.mark.parametrize("source", [LLAMA, QWEN2])
+def test_a_dry_run_prints_what_would_change(source: Path, tmp_path: Path, ckconv) -> None:
+    flags = ("--set-meta", "eos_token=<s>", "--dry-run")
+    found = ckconv("edit", source, tmp_path / "out.gguf" if source is LLAMA else f"{tmp_path}/out/", *flags)
+    assert (found.code, "eos_token_id: 2 -> 1" in found.out, "nothing written" in found.out) == (0, True, True)
+    changes = json.loads(ckconv("edit", source, f"{tmp_path}/out/", *flags, "--json").out)["changes"]
+    assert {"old": 2, "new": 1} in [{key: change[key] for key in ("old", "new")} for change in changes]
+    assert not any(tmp_path.iterdir())

@@ -110,7 +110,12 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_metadata_are_set_dropped_and_carried(tmp_path: Path) -> None:
-    convert(HF, str(tmp_path / "a"), to="safetensors", options=Options(set_meta=(("author", "A"), ("note", "B"))))
+    convert(
+        HF,
+        str(tmp_path / "a"),
+        to="safetensors",
+        options=Options(set_meta=(("__metadata__.author", "A"), ("__metadata__.note", "B"))),
+    )
     convert(tmp_path / "a", str(tmp_path / "b"), to="safetensors", options=Options(drop_meta=("no*",)))
 
     _, first = header_of(tmp_path / "a" / "model.safetensors")

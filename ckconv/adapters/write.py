@@ -134,6 +134,7 @@ class AdapterPlanner(Planner):
             notes=tuple(self.notes),
             rope_layout=rope_layout,
             contents=contents,
+            changes=self.changes,
         )
 
     def _left(self) -> tuple[AdapterModule, ...]:

@@ -17,6 +17,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 @flag("--set-meta")
 @flag("--drop-meta")
 @click.option("--in-place", is_flag=True, help="Replace SRC by the new file once that is complete and verified.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print what would change; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing DST, atomically.")
 @common_options
 @click.pass_context
@@ -27,14 +28,19 @@ def command(
     set_meta: tuple[str, ...],
     drop_meta: tuple[str, ...],
     in_place: bool,
+    dry_run: bool,
     force: bool,
 ) -> None:
-    """Write SRC again with another header: its tensors stay byte for byte.
+    """Write SRC again with other metadata: its tensors stay byte for byte, and each change is printed.
 
-    No byte of an existing file is overwritten: with --in-place, too, a new file takes SRC's name at the end.
+    KEY is a key of a GGUF, or of a checkpoint's config.json, generation_config.json or tokenizer_config.json;
+    FILE:KEY names one of these, __metadata__.KEY a key of the safetensors headers. A token is set by its text
+    (eos_token="<|im_end|>"), a value from a file by KEY=@FILE. --in-place also writes a new file and renames it over
+    SRC when it is complete.
     """
-    from ckconv.api import edit
-    from ckconv.cli.report import print_report
+    from ckconv.api import prepare_edit
+    from ckconv.cli.report import print_plan, print_report
+    from ckconv.conversion.run import run
     from ckconv.errors import UsageError
     from ckconv.signals import interruptible, noted
 
@@ -42,7 +48,12 @@ def command(
     if (dst is None) != in_place:
         raise UsageError("usage", "give either DST or --in-place", hint="ckconv edit --help")
     with interruptible(last=True):
+        plan, place, late = prepare_edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta)
+        plan.check()
+        if dry_run:
+            print_plan(plan, dst or str(src), settings)
+            return
         with ProgressLine(settings, dst or str(src)) as line:
-            report = edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta, force=force, progress=line)
+            report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
         with noted():
             print_report(report, settings, err=False)

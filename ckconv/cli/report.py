@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ _REPORT_SCHEMA = 2
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3
 
+#: Characters of a value that was changed.
+_VALUE_SHOWN = 60
+
 
 def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan, Destination] | None = None) -> None:
     """``--dry-run``: what would be written, with exact sizes; ``tower`` beside it."""
@@ -40,6 +44,7 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
         f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
         *_action_lines(plan),
         *_left_out_lines(plan, settings),
+        *_change_lines(plan),
         f"  {_layout_line(plan)}",
         *([f"  source record beside it: {size(plan.record.nbytes)}"] if plan.record else []),
         *(f"  note: {note}" for note in plan.notes),
@@ -84,6 +89,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         *merged_lines(report, settings),
         *quantised_lines(plan),
         *_left_out_lines(plan, settings),
+        *_change_lines(plan),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
         f"   {report.seconds:.1f} s   {rate}/s{f'   peak memory {size(peak)}' if peak else ''}",
@@ -129,6 +135,19 @@ def _reported(report: Report) -> dict[str, Any]:
         "quantised": {name: error._asdict() for name, error in errors_of(report.plan).items()},
         **_plan_facts(report.plan),
     }
+
+
+def _change_lines(plan: Plan) -> list[str]:
+    """``key: old -> new`` of what flags changed."""
+    return [f"  {change.key}: {_value(change.old)} -> {_value(change.new)}" for change in plan.changes]
+
+
+def _value(value: object) -> str:
+    """A value of the metadata in a line, as JSON has it; a long one is cut."""
+    if value is None:
+        return "(none)"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _VALUE_SHOWN else f"{text[: _VALUE_SHOWN - 3]}... ({len(text):,} characters)"
 
 
 def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
@@ -366,5 +385,6 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
         "rope_layout": plan.rope_layout or None,
         "source_record": plan.record.nbytes if plan.record else None,
+        "changes": [change._asdict() for change in plan.changes],
         "notes": list(plan.notes),
     }

@@ -95,6 +95,11 @@ def takes(model_type: str, key: str, value: Any) -> bool:
     return key in types and types[key](value)
 
 
+def accepted_by(model_type: str, key: str) -> Accepts | None:
+    """Which values the class of transformers takes for a key; ``None`` where that is not recorded."""
+    return _types_of(model_type).get(key)
+
+
 @cache
 def _recorded() -> dict[str, Any]:
     recorded: dict[str, Any] = json.loads(TYPES.read_text("utf-8"))
@@ -105,11 +110,12 @@ def _types_of(model_type: str) -> dict[str, Accepts]:
     recorded = _recorded()
     own = recorded["types"].get(model_type, {})
     rows = {**_EVERY, **(_DECODERS if own else {}), **own}
-    found = {key: _accepts(kinds) for kinds, keys in rows.items() for key in keys.split()}
+    found = {key: accepts(kinds) for kinds, keys in rows.items() for key in keys.split()}
     return found | dict.fromkeys(recorded["unset"], lambda value: False)
 
 
-def _accepts(kinds: str) -> Accepts:
+def accepts(kinds: str) -> Accepts:
+    """Whether a value is of one of the types that ``|`` separates."""
     split = [kind.split() for kind in kinds.split(" | ")]
     return lambda value: any(_TYPES[name](value, *arguments) for name, *arguments in split)
 

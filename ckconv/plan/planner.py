@@ -16,7 +16,7 @@ from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import LeftOut, Plan, Reason, missing_tensors
+from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -113,6 +113,7 @@ class Planner(ABC):
         self.notes: list[str] = list(index.notes)
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
+        self.changes: tuple[Change, ...] = ()
         if options.dtype == "source" and not (options.dequantize or options.decode):
             self.refuse("--dtype source is the type of matrices that are decoded", "--dequantize decodes them all")
 

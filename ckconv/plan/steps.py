@@ -119,6 +119,19 @@ class LeftOut(NamedTuple):
     nbytes: int
 
 
+class Change(NamedTuple):
+    """One key that a flag changed.
+
+    Attributes:
+        key: with the document that it is in, where there are several (``config.json: rms_norm_eps``).
+        old, new: ``None`` for a key that is not there.
+    """
+
+    key: str
+    old: object
+    new: object
+
+
 class Reason(NamedTuple):
     """One reason why a target cannot hold a model, and the flag that changes it, if any."""
 
@@ -221,6 +234,7 @@ class Plan:
         restores: what is known of the source of the bump file ``index``, where that is the output, byte for byte.
         importance: canonical name -> how much the error of each column counts where it was quantised, an expert a row.
         errors: how far quantising moves values, once it is carried out; ``None`` where nothing is quantised.
+        changes: keys that flags changed.
     """
 
     index: TensorIndex
@@ -239,6 +253,7 @@ class Plan:
     restores: Restored | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
+    changes: tuple[Change, ...] = ()
 
     @property
     def steps(self) -> Sequence[Step]:

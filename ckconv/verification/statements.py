@@ -67,6 +67,7 @@ _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _FILLS = re.compile(r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?")
 
 _TOKENS = "tokenizer.ggml.tokens"
+_DOCUMENT = "tokenizer.json: "
 _ARCHITECTURE = "general.architecture"
 
 #: Differences that are looked for: more say nothing more.
@@ -132,7 +133,7 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
     ours = words_of(out, merges=theirs is None or theirs.merges is not None)
     if ours is not None and theirs is not None:
         for fact in _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED):
-            if not _is_asked(fact.key.partition("[")[0], options):
+            if not _is_asked(fact.key.partition("[")[0].removeprefix(_DOCUMENT), options):
                 yield fact
 
 
@@ -167,8 +168,12 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 
 
 def _is_asked(key: str, options: Options) -> bool:
-    """Somebody asked for another value, or for none."""
-    return key in dict(options.set_meta) or any(fnmatchcase(key, glob) for glob in options.drop_meta)
+    """Somebody asked for another value, or for none: of a key, or by ``FILE:KEY``, an inner key or a token's text."""
+    for asked, _ in options.set_meta:
+        name = asked.rpartition(":")[2]
+        if key in (asked, name, name.partition(".")[0]) or key == f"{name}_id":
+            return True
+    return any(fnmatchcase(key, glob.rpartition(":")[2]) for glob in options.drop_meta)
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
@@ -263,7 +268,14 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             if alike and name in _REQUIRED and out.path.is_dir():
                 yield Fact(name, None, "one")
         elif not _are_same(ours[name], theirs[name]):
-            yield from of_files(name, _read(ours[name]), _read(theirs[name]), ours[name])
+            for fact in of_files(name, _read(ours[name]), _read(theirs[name]), ours[name]):
+                if not _is_asked(fact.key.partition(".")[0], options) and not _is_template(name, options):
+                    yield fact
+
+
+def _is_template(name: str, options: Options) -> bool:
+    """The file is a chat template that somebody asked to be another."""
+    return name == "chat_template.jinja" and _is_asked("chat_template", options)
 
 
 def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
@@ -289,7 +301,7 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
     for role, number in (_roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
         said = mine.get(key, default_of(mine, key))
-        if role == "unk" or _is_no_token(key, number, mine):
+        if role == "unk" or _is_no_token(key, number, mine) or _is_asked(key, options):
             continue
         if said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
             yield Fact(key, _shown(said), str(number), CONFIG_NAME)
@@ -393,7 +405,7 @@ def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, st
 
 
 def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
-    prefix = "tokenizer.ggml." if typed else "tokenizer.json: "
+    prefix = "tokenizer.ggml." if typed else _DOCUMENT
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
         if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):

@@ -161,7 +161,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         if self.family and interleaves(self.family):
             found |= self._head_counts(architecture)
         ruled, own = self.family is not None, self.index.format == "gguf"
-        return edited(found, self.options, architecture, ruled=ruled, own=own)
+        return edited(self, found, architecture, ruled=ruled, own=own)
 
     def _made_metadata(self, architecture: str) -> dict[str, Value]:
         found = {

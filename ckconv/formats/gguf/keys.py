@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ckconv.core.metadata import (
@@ -21,10 +22,13 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
+from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note
 from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 from ckconv.io.card import card_of
-from ckconv.options import Options
+from ckconv.plan.planner import Planner
+from ckconv.plan.steps import Change
+from ckconv.tokenizer.made import Made, MadeArray, as_read
 
 ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
@@ -60,9 +64,11 @@ def _value(value: MetaValue) -> Value:
 
 
 def edited(
-    metadata: Mapping[str, Value], options: Options, architecture: str, *, ruled: bool, own: bool
+    planner: Planner, metadata: Mapping[str, Value], architecture: str, *, ruled: bool, own: bool
 ) -> dict[str, Value]:
     """The metadata as ``--drop-meta`` and ``--set-meta`` want it; without them no family is read for it.
+
+    Notes what changes, and keys that nobody reads.
 
     Args:
         ruled: the tensors fit the rules of the architecture; otherwise any of its keys may be what has to be mended.
@@ -71,12 +77,18 @@ def edited(
     Raises:
         UsageError: ``usage.meta``.
     """
-    if not options.drop_meta and not options.set_meta:
+    if not planner.options.drop_meta and not planner.options.set_meta:
         return dict(metadata)
+    pairs = resolved(metadata, planner.options.set_meta)
+    planner.options = replace(planner.options, set_meta=pairs)
     parameters = hyperparameters(architecture) if ruled else []
-    kept = _dropped(metadata, options.drop_meta, _keys_of(architecture, parameters))
+    kept = _dropped(metadata, planner.options.drop_meta, _keys_of(architecture, parameters))
     decided = _keys_of(architecture, [row for row in parameters if row[0] in _SHAPES])
-    return _with_set(kept, options.set_meta, decided | {ALIGNMENT_KEY, *([] if own else [ARCHITECTURE_KEY])})
+    decided |= {ALIGNMENT_KEY, *([] if own else [ARCHITECTURE_KEY])}
+    made = _with_set(kept, pairs, decided, architecture)
+    planner.changes = tuple(_changes(metadata, made, [key for key, _ in pairs]))
+    planner.notes += filter(None, (unknown_note(key, architecture) for key, _ in pairs))
+    return made
 
 
 def _keys_of(architecture: str, parameters: Iterable[tuple[str, str]]) -> set[str]:
@@ -102,8 +114,10 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
     return {key: value for key, value in metadata.items() if key not in going}
 
 
-def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str]) -> dict[str, Value]:
-    """The metadata with what a flag sets: in the type that the key has, or that the text names, or looks like.
+def _with_set(
+    metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str], architecture: str
+) -> dict[str, Value]:
+    """The metadata with what a flag sets: in the type of the key, there or in a table; or what the text looks like.
 
     Raises:
         UsageError: the key is one that the tensors decide, or the text is no value of the type.
@@ -115,9 +129,21 @@ def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], d
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
         there = made.get(key)
-        kind = STRING.name if key == ARCHITECTURE_KEY else there and there.type
+        kind = STRING.name if key == ARCHITECTURE_KEY else there.type if there else type_of(key, architecture)
         made[key] = _parsed(key, kind, text) if kind else _new(key, text)
     return made
+
+
+def _changes(before: Mapping[str, Value], after: Mapping[str, Value], keys: Iterable[str]) -> Iterator[Change]:
+    """What flags changed: these keys, then those that are dropped."""
+    for key in dict.fromkeys([*keys, *(key for key in before if key not in after)]):
+        old, new = (as_read({key: side[key]}).get(key) if key in side else None for side in (before, after))
+        yield Change(key, _plain(old), _plain(new))
+
+
+def _plain(made: Made | None) -> object:
+    value = made.value if made is not None else None
+    return value.decode() if isinstance(value, MadeArray) else value
 
 
 #: Types that a text without one is tried as, in this order; a text is what it is otherwise.
@@ -133,6 +159,9 @@ def _new(key: str, text: str) -> Value:
 
 
 def _parsed(key: str, kind: str, text: str) -> Value:
+    text = text.removeprefix(f"{kind}:")
+    if kind == "arr[str]" and key.startswith("general.") and not text.startswith("["):  # tags, languages
+        text = json.dumps([item.strip() for item in text.split(",") if item.strip()])
     value = _try(kind, text)
     if value is None:
         raise UsageError(

@@ -129,6 +129,7 @@ class GgufPlanner(Planner):
             contents=contents,
             importance=self.quantised.importance(self._placed),
             errors=self.quantised.errors if self.options.quantize else None,
+            changes=self.changes,
         )
 
     def _quantised(self, entries: Sequence[Entry]) -> Quantised:
@@ -292,7 +293,7 @@ class GgufPlanner(Planner):
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         own, config = self._same_format, self._config
         architecture = self.index.architecture if own or config is None else FAMILIES[config.family].gguf
-        made = edited(metadata, self.options, architecture, ruled=config is not None, own=own)
+        made = edited(self, metadata, architecture, ruled=config is not None, own=own)
         left = [key for key in made if key.startswith(f"{architecture}.")]
         if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
             them = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]

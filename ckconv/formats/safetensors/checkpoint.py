@@ -308,7 +308,7 @@ class CheckpointPlanner(Planner):
         absent = {item.name for item in self.left_out}
         parameters = sum(tensor.elements for name, tensor in self.whole.everything.items() if name not in absent)
         stands = Checkpoint(shards, document, parameters, carried, tokenizer, card, {**pooling, **self.beside})
-        return Plan(
+        plan = Plan(
             self.whole,
             self.format,
             0,
@@ -319,6 +319,11 @@ class CheckpointPlanner(Planner):
             rope_layout="split" if self.family and self.family.rope else "",
             contents=partial(container, stands),
         )
+        if not (o.set_meta or o.drop_meta):
+            return plan
+        from ckconv.formats.safetensors.document_edits import with_edits
+
+        return with_edits(plan)
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         pieces = chained(modules)

@@ -241,7 +241,7 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
             if path.name == CONFIG_NAME:
                 with open_source(path) as file:
                     return file.read_at(0, file.size or 0)
-    written = {key: _strict(value) for key, value in _limits(document, index.config).items()}
+    written = {key: strict(value) for key, value in _limits(document, index.config).items()}
     return (json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -252,16 +252,16 @@ def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str
     said = FAMILIES[config.family].document
     made = dict(document)
     for key, value in document.items():
-        if key in said.written and _strict(value) != value and said.keys.idle(key, value):
+        if key in said.written and strict(value) != value and said.keys.idle(key, value):
             made[key] = said.written[key]
     return made
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """What strict JSON holds: a number that is not finite as transformers 5 writes it, and both libraries read it."""
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     finite = not isinstance(value, float) or math.isfinite(value)
     return value if finite else {"__float__": json.dumps(value)}

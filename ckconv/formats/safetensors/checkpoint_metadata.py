@@ -8,7 +8,7 @@ from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
+from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, source_document
 from ckconv.options import Options
 
 
@@ -21,17 +21,36 @@ def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[s
     Raises:
         UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
     """
-    prefix = f"{METADATA}."
-    own = {k.removeprefix(prefix): str(v) for k, v in index.metadata.items() if k.startswith(prefix)}
-    own = own if index.format in CHECKPOINTS else {}
+    own = own_metadata(index)
     reserved = {"format": written_by}
     if options.names != "hf":
         reserved[NAMES_KEY] = options.names
     elif NAMES_KEY in own:
         del own[NAMES_KEY]
-    found = {k: v for k, v in own.items() if not any(fnmatchcase(k, glob) for glob in options.drop_meta)}
-    found |= dict(options.set_meta)
+    pairs = {name: text for key, text in options.set_meta if (name := header_key(index, key))}
     for key in ("format", NAMES_KEY):
-        if key in dict(options.set_meta) or key in options.drop_meta:
+        if key in pairs or key in options.drop_meta:
             raise UsageError("usage.meta", f"{key} says how the tensors are to be read, and is not changed")
-    return {**found, **reserved}
+    kept = {
+        key: text
+        for key, text in own.items()
+        if not any(fnmatchcase(name, glob) for name in (key, f"{METADATA}.{key}") for glob in options.drop_meta)
+    }
+    return {**kept, **pairs, **reserved}
+
+
+def own_metadata(index: TensorIndex) -> dict[str, str]:
+    """What the headers of a checkpoint say themselves; nothing for another format."""
+    prefix = f"{METADATA}."
+    own = {k.removeprefix(prefix): str(v) for k, v in index.metadata.items() if k.startswith(prefix)}
+    return own if index.format in CHECKPOINTS else {}
+
+
+def header_key(index: TensorIndex, key: str) -> str:
+    """The key of the headers that a flag names (``__metadata__.KEY``); empty where it names one of a document.
+
+    Without a document, every key is one of the headers.
+    """
+    bare = key.removeprefix(f"{METADATA}.")
+    described = bool(source_document(index)) or index.config is not None
+    return bare if bare != key or bare in own_metadata(index) or not described else ""

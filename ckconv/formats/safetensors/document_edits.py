@@ -1,0 +1,333 @@
+"""What ``--set-meta`` and ``--drop-meta`` change in the JSON documents of a checkpoint.
+
+A key goes to every document that has it, else to the one whose class reads it: ``config.json``,
+``generation_config.json`` or ``tokenizer_config.json``. ``FILE:KEY`` names the document, ``a.b`` a key in an object.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
+from ckconv.errors import InputError, UsageError, quoted
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family
+from ckconv.families.huggingface_types import Accepts, accepted_by, accepts
+from ckconv.families.keys import CONSUMERS
+from ckconv.formats.safetensors.checkpoint_config import strict
+from ckconv.formats.safetensors.checkpoint_metadata import header_key, own_metadata
+from ckconv.io.json import Document, parse_object
+from ckconv.plan.steps import Change, Plan, Reason
+from ckconv.publish.files import SideFile, pieces_of
+from ckconv.tokenizer.added import words_of_document
+
+KEYS = Path(__file__).with_name("document_keys.toml")
+
+_GENERATION, _TOKENIZER, _SPECIAL = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
+_DOCUMENTS = (CONFIG_NAME, _GENERATION, _TOKENIZER)
+_ROPE = "rope_parameters"  # where transformers 5 writes the keys of RoPE
+_JINJA, _TEMPLATE = "chat_template.jinja", "chat_template"
+_LIMIT = 64 << 20
+
+#: Roles of tokens that may be named by their text, and those whose ids stand in ``config.json``.
+_ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+_NUMBERED = ("bos", "eos", "pad")
+
+#: Keys that follow from the tensors.
+_DECIDED = {
+    *(key for field in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size",
+                        "num_experts", "expert_ffn_size") for key in CONFIG_KEYS[field]),
+    *QUANTIZATION_KEYS,
+}  # fmt: skip
+
+
+#: Instead of a value: the key goes.
+_NOTHING = object()
+
+
+class _Place(NamedTuple):
+    """Where a key stands: a document, and the keys that lead to it."""
+
+    file: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'.'.join(self.path)}"
+
+
+def with_edits(plan: Plan) -> Plan:
+    """The plan of a checkpoint whose documents are as flags want them; ``changes`` and notes say what is another.
+
+    Raises:
+        UsageError: ``usage.meta``, a value of another type, a key that the tensors decide, a glob that names nothing,
+            or a configuration that no reader would take.
+    """
+    edits = _Edits(plan)
+    for key, text in plan.options.set_meta:
+        edits.set(key, text)
+    for glob in plan.options.drop_meta:
+        edits.drop(glob)
+    edits.check()
+    container = plan.contents()
+    container = container._replace(side_files=dict(sorted({**container.side_files, **edits.files()}.items())))
+    return replace(
+        plan,
+        contents=lambda: container,
+        changes=(*edits.header_changes(), *edits.changes),
+        notes=(*plan.notes, *edits.notes),
+        refusals=(*plan.refusals, *edits.refusals),
+    )
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, str]]:
+    """Document -> key -> types, of those beside ``config.json``."""
+    tables = tomllib.loads(KEYS.read_text("utf-8"))
+    return {
+        file: {key: kinds for kinds, keys in table.items() for key in keys.split()} for file, table in tables.items()
+    }
+
+
+class _Edits:
+    """The documents of one output, while flags change them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._index = plan, plan.index
+        self._side: Mapping[str, SideFile] = plan.contents().side_files
+        self._before = {name: self._parsed(name) for name in (*_DOCUMENTS, _SPECIAL)}
+        self._after = copy.deepcopy(self._before)
+        self._texts: dict[str, bytes] = {}
+        self.changes: list[Change] = []
+        self.notes: list[str] = []
+        self.refusals: list[Reason] = []
+
+    def _parsed(self, name: str) -> dict[str, Any]:
+        if name not in self._side:
+            return {}
+        data = b"".join(pieces_of(self._side[name]))
+        return parse_object(data, Document("document", "usage.meta", "usage.meta", _LIMIT, lax=True), Path(name))
+
+    # -- What flags do
+
+    def set(self, key: str, text: str) -> None:
+        """``--set-meta``."""
+        if header_key(self._index, key):
+            return  # the headers have it
+        role, _, kind = key.rpartition("_")
+        if kind == "token" and role in _ROLES and _TOKENIZER in self._side:
+            self._set_token(role, text)
+        elif key == _TEMPLATE and _JINJA in self._side:
+            self._texts[_JINJA] = text.encode()
+            self.changes.append(
+                Change(_JINJA, b"".join(pieces_of(self._side[_JINJA])).decode("utf-8", "replace"), text)
+            )
+        else:
+            for place in self._places(key):
+                self._put(place, self._value(place, text))
+
+    def drop(self, glob: str) -> None:
+        """``--drop-meta``."""
+        headers = [*own_metadata(self._index)]
+        found = any(fnmatchcase(name, glob) for key in headers for name in (key, f"{METADATA}.{key}"))
+        for file in (*_DOCUMENTS, _SPECIAL):
+            inner = text_key(self._after[file])
+            tables = [(), (inner,), (_ROPE,), (inner, _ROPE)]
+            nested = [(*at, key) for at in tables for key in _table(self._after[file], (*at, "")) or ()]
+            for path in nested:
+                key = path[-1]
+                if not any(fnmatchcase(name, glob) for name in (key, f"{file}:{key}", ".".join(path))):
+                    continue
+                if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")):
+                    message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
+                    raise UsageError("usage.meta", message)
+                found = True
+                self._put(_Place(file, path), _NOTHING)
+        if not found:
+            raise UsageError("usage.meta", f"--drop-meta {glob} matches no key")
+
+    def _set_token(self, role: str, text: str) -> None:
+        words = self._words()
+        if text not in words:
+            near = get_close_matches(text, words, n=1)
+            hint = f"there is {quoted(near[0])}" if near else "tokenizer.json lists them"
+            raise UsageError("usage.meta", f"--set-meta {role}_token: no token is {quoted(text)}", hint=hint)
+        key = f"{role}_token"
+        for file in (_TOKENIZER, *([_SPECIAL] if key in self._before[_SPECIAL] else [])):
+            old = self._before[file].get(key)
+            self._put(_Place(file, (key,)), {**old, "content": text} if isinstance(old, dict) else text)
+        places = [place for place in self._there(f"{key}_id") if place.file != _TOKENIZER]
+        for place in places or [_Place(CONFIG_NAME, (f"{key}_id",))][: role in _NUMBERED]:
+            self._put(place, words[text])
+
+    def _words(self) -> dict[str, int]:
+        document = self._parsed("tokenizer.json")
+        added = document.get("added_tokens") or []
+        return words_of_document(document) | {item["content"]: item["id"] for item in added if isinstance(item, dict)}
+
+    # -- Where a key stands
+
+    def _there(self, key: str) -> list[_Place]:
+        """The places of a key that documents have."""
+        found = []
+        for file in _DOCUMENTS:
+            document, split = self._after[file], tuple(key.split("."))
+            inner = text_key(document)
+            named = [path for path in ((key,), split, (inner, *split)) if _has(document, path)][:1]
+            rope = [path for path in ((_ROPE, key), (inner, _ROPE, key)) if _has(document, path)]
+            within = [path for path in (split, (inner, *split)) if len(split) > 1 and _has(document, path[:-1])][:1]
+            found += [_Place(file, path) for path in named + rope or within]
+        return found
+
+    def _places(self, key: str) -> list[_Place]:
+        file, colon, name = key.partition(":")
+        if colon and file in _DOCUMENTS:
+            return [_Place(file, (name,) if name in self._after[file] else tuple(name.split(".")))]
+        if found := self._there(key):
+            return found
+        files = [file for file, rows in _rows().items() if key in rows and not key.endswith("_token_id")]
+        inner = text_key(self._after[CONFIG_NAME])
+        return [_Place(files[0], (key,)) if files else _Place(CONFIG_NAME, (inner, key) if inner else (key,))]
+
+    @property
+    def _own(self) -> Mapping[str, Any]:
+        """The decoder's part of ``config.json``."""
+        document = self._after[CONFIG_NAME]
+        nested = document.get(text_key(document))
+        return nested if isinstance(nested, dict) else document
+
+    def _names(self) -> list[str]:
+        family = huggingface_family(self._after[CONFIG_NAME])
+        return [*family.document.keys.keys] if family else []
+
+    def _known(self, key: str) -> bool:
+        return key in self._names() or accepted_by(str(self._own.get("model_type", "")), key) is not None
+
+    # -- Values
+
+    def _value(self, place: _Place, text: str) -> Any:
+        """The text as a value of the type that the class of the document takes, or that the old value has.
+
+        Raises:
+            UsageError: it is none, or the tensors decide the key.
+        """
+        key = place.path[-1]
+        if place.file == CONFIG_NAME and key in _DECIDED and self._index.config is not None:
+            raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
+        table = _table(self._after[place.file], place.path) or {}
+        old, kinds = table.get(key), _rows().get(place.file, {}).get(key)
+        accepted: Accepts | None = accepts(kinds) if kinds else None
+        if place.file == CONFIG_NAME and len(place.path) == 1 + bool(text_key(self._after[CONFIG_NAME])):
+            accepted = accepted_by(str(self._own.get("model_type", "")), key)
+        for value in _readings(text):
+            if accepted(value) if accepted else old is None or type(value) is type(old):
+                return value
+        message = f"--set-meta {place}: {quoted(text)} is not of its type"
+        raise UsageError("usage.meta", message, hint=f"it is {json.dumps(old)} now" if old is not None else "")
+
+    def _put(self, place: _Place, new: Any) -> None:
+        table = _table(self._after[place.file], place.path)
+        if table is None:
+            raise UsageError("usage.meta", f"--set-meta {place}: {'.'.join(place.path[:-1])} is no object there")
+        key, old = place.path[-1], table.get(place.path[-1])
+        if new is _NOTHING:
+            del table[key]
+            new = None
+        else:
+            table[key] = new
+        self.changes.append(Change(str(place), old, new))
+        if place.file == CONFIG_NAME and len(place.path) == 1 + bool(text_key(self._after[CONFIG_NAME])):
+            self._note_unread(key, new)
+        config = self._index.config
+        for number in new if isinstance(new, list) else [new]:
+            if key.endswith("_token_id") and type(number) is int and config and number >= config.vocab_size:
+                text = f"--set-meta {key}={number}: there are {config.vocab_size:,} tokens"
+                self.refusals = [Reason(text, f"the last one is {config.vocab_size - 1}")]
+
+    def _note_unread(self, key: str, new: Any) -> None:
+        if new is None or not self._names() or self._known(key) or any(key in rows for rows in _rows().values()):
+            return
+        near = get_close_matches(key, self._names(), n=1, cutoff=0.8)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        model_type = self._own.get("model_type")
+        self.notes.append(f"no known class of {model_type} reads {key} of config.json{meant}")
+
+    # -- What comes of it
+
+    def check(self) -> None:
+        """Read the configuration as the target's loader does.
+
+        Raises:
+            UsageError: ``usage.meta``, it is malformed.
+        """
+        document, index = self._after[CONFIG_NAME], self._index
+        if document == self._before[CONFIG_NAME] or index.config is None:
+            return
+        family = huggingface_family(document)
+        if family is None:
+            self.notes.append(f"ckconv knows no model_type {quoted(str(self._own.get('model_type')))}")
+            return
+        try:
+            made = huggingface_config(
+                document, family, index.stored, Path(CONFIG_NAME), consumer=CONSUMERS[self._plan.format]
+            )
+        except InputError as error:
+            raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
+        for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
+            self.notes.append(f"{modifier} changes what is computed: ckconv converts no such {family.name}")
+
+    def files(self) -> dict[str, bytes]:
+        """Every file that is another."""
+        changed = {
+            name: (json.dumps(strict(after), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+            for name, after in self._after.items()
+            if after != self._before[name]
+        }
+        return {**changed, **self._texts}
+
+    def header_changes(self) -> Iterator[Change]:
+        """What is another in the headers of the files."""
+        before, options = own_metadata(self._index), self._plan.options
+        for key, text in options.set_meta:
+            if name := header_key(self._index, key):
+                yield Change(f"{METADATA}.{name}", before.get(name), text)
+        for key, text in before.items():
+            if any(fnmatchcase(name, glob) for glob in options.drop_meta for name in (key, f"{METADATA}.{key}")):
+                yield Change(f"{METADATA}.{key}", text, None)
+
+
+def _has(document: dict[str, Any], path: Sequence[str]) -> bool:
+    return path[-1] in (_table(document, path) or {})
+
+
+def _table(document: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
+    """The object that holds the last key of a path; ``None`` where an earlier one is no object."""
+    for key in path[:-1]:
+        inner = document.get(key)
+        if not isinstance(inner, dict):
+            return None
+        document = inner
+    return document
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """What a text may mean, in order: a JSON value, a whole number as a real one, the text."""
+    try:
+        value = json.loads(text, parse_constant=lambda _: math.nan)
+    except ValueError:
+        yield text
+        return
+    if value == value:
+        yield value
+        if type(value) is int:
+            yield float(value)
+    yield text
