@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from ckconv.core.typed import Value
+from ckconv.core.metadata import Value
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import families_of_gguf
 from ckconv.tokenizer.made import MadeArray, as_read

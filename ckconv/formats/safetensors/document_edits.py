@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.config_keys import CONFIG_KEYS
-from ckconv.core.documents import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
+from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.huggingface_types import Accepts, accepted_by, accepts
