@@ -170,10 +170,12 @@ def said_by(llama: ctypes.CDLL, model: int, key: bytes) -> bytes:
 
 def embeds(llama: ctypes.CDLL, model: int) -> bool:
     """The model is one of the encoders, which have no logits."""
-    if not llama.llama_model_has_decoder(model):
-        return True
     said = ctypes.create_string_buffer(64)
     llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
+    if said.value == b"gemma-embedding":
+        return True
+    if not llama.llama_model_has_decoder(model):
+        return True
     return said_by(llama, model, b"attention.causal") == b"false" and b"bert" in said.value
 
 

@@ -139,7 +139,6 @@ def test_biases_that_start_at_zero_are_none_for_mlx_lm(tmp_path: Path, key: str)
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
-        *((family, {"is_causal": False}, "is_causal = False") for family in ("llama", "mistral", "qwen2", "qwen3")),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("llama", {"rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate = False"),
         ("llama", {"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
@@ -156,6 +155,28 @@ def test_what_the_target_does_not_compute_is_refused(
     with pytest.raises(UnsupportedError) as info:
         convert(source, to)
     assert said in " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_attention_in_both_ways_goes_to_gguf_and_to_no_engine_that_ignores_it(tmp_path: Path, model_type: str) -> None:
+    source = model(tmp_path, model_type, is_causal=False)
+
+    made = convert(source, "gguf")
+    back = convert(made, "safetensors")
+
+    assert config_of(back)["is_causal"] is False
+    for given, to in ((source, "mlx"), (source, "bump"), (made, "mlx"), (made, "bump")):
+        with pytest.raises(UnsupportedError) as info:
+            convert(given, to)
+        assert "is_causal = False" in " ".join((info.value.message, *info.value.details))
+
+
+def test_a_window_around_a_token_is_not_llama_cpps(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="sees in both ways around it .is_causal."):
+        convert(
+            model(tmp_path, "qwen2", is_causal=False, use_sliding_window=True, sliding_window=16, max_window_layers=0),
+            "gguf",
+        )
 
 
 @pytest.mark.parametrize(

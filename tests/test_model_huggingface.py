@@ -393,8 +393,7 @@ def test_the_flag_that_ties_the_head_is_the_classs_own_where_it_is_not_there(
 
 def test_keys_that_change_the_computation_are_kept(tmp_path: Path) -> None:
     assert read(tmp_path, hidden_act="silu", attn_logit_softcapping=None, logit_scale=1.0).modifiers == ()
-    assert read(tmp_path, hidden_act="gelu", is_causal=False, residual_multiplier=0.5).modifiers == (
-        "is_causal = False",
+    assert read(tmp_path, hidden_act="gelu", pruned_heads={}, residual_multiplier=0.5).modifiers == (
         "hidden_act = 'gelu'",
     ), "a llama has no residual_multiplier"
 

@@ -70,12 +70,12 @@ def test_the_file_says_beside_a_modifier_where_that_was_read(path: Path) -> None
 
 
 def test_true_is_not_one_and_nothing_is_neutral() -> None:
-    causal = KEYS["llama"].keys["is_causal"]
+    causal = KEYS["t5"].keys["is_causal"]
     assert [causal.is_neutral(value) for value in (True, None, 1, False, "true")] == [True, True, False, False, False]
 
 
 def test_a_modifier_counts_for_those_who_read_it() -> None:
-    document = {"rope_traditional": True, "is_causal": False, "hidden_act": "silu"}
-    assert list(KEYS["llama"].active(document, TRANSFORMERS)) == ["is_causal"]
+    document = {"rope_traditional": True, "per_layer_config": {"0": {}}, "hidden_act": "silu"}
+    assert list(KEYS["llama"].active(document, TRANSFORMERS)) == ["per_layer_config"]
     assert list(KEYS["llama"].active(document, MLX_LM)) == ["rope_traditional"]
     assert list(KEYS["llama"].misread(document, TRANSFORMERS, MLX_LM)) == ["rope_traditional"]

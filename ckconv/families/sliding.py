@@ -29,9 +29,11 @@ def local_theta_of(config: ModelConfig) -> float:
 
 
 def unusual(config: ModelConfig) -> Iterator[str]:
-    """Caps and scales of attention that are not those of a head, for engines that take these for granted."""
+    """Directions, caps and scales of attention that are not a head's, for engines that take these for granted."""
     family = FAMILIES[config.family]
     scope = scope_of(family, config)
+    if "causal" in family.parameters and not scope["causal"]:
+        yield "is_causal = False"
     if "final_cap" in family.parameters and scope["final_cap"]:
         yield f"final_logit_softcapping = {scope['final_cap']:g}"
     if "query_scalar" in family.parameters and scope["query_scalar"] != config.head_dim:

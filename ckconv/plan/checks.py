@@ -164,7 +164,7 @@ def _ignored(
         return
     default = parameter.defaults.get(loader.row)
     taken = default.value(scope_of(family, config)) if default is not None else None
-    if value not in (None, 0, False) and (taken is None or differ(value, taken)):
+    if value is not None and (value if taken is None else differ(value, taken)):
         yield Reason(f"{_key(name, family)} = {_shown(value)} changes the computation; {loader.name} does not know it")
 
 
