@@ -112,7 +112,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         if isinstance(text, str) and text.startswith("{arch}.")
     }
     llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
-    llama_cpp_only |= {"hidden_activation"}
+    llama_cpp_only |= {"hidden_activation"} | {f"dense_{n}_feat_{end}" for n in (2, 3) for end in ("in", "out")}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
 
