@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-KINDS = [("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
+KINDS = [("affine", bits, group) for bits in (1, 2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 KINDS += [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
 
 #: ``F16 affine 4 64`` -> what is asked for.

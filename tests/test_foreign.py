@@ -13,7 +13,7 @@ from conftest import FIXTURES, Result
 from gguf_builder import Tensor, gguf
 from safetensors.numpy import save_file
 
-from ckconv.core.dtypes import BY_GGML, DTYPES, ik_type
+from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
 from ckconv.families.elsewhere import known_by
 from ckconv.formats.foreign import FOREIGN
 from ckconv.plan.decoding import DECODE, decode_hint
@@ -115,10 +115,14 @@ def test_pointers_of_git_lfs(tmp_path: Path, ckconv: Callable[..., Result]) -> N
 
 
 def test_types_of_ik_llama_cpp_are_named() -> None:
-    assert [ik_type(number) for number in (139, 152, 339)] == [
-        "IQ4_K of ik_llama.cpp", "IQ5_KS of ik_llama.cpp", "of ik_llama.cpp, its rows interleaved",
+    assert [ik_type(number) for number in (99, 139, 398)] == [
+        "Q8_2_X4 of ik_llama.cpp, which no matrix is of", "", "Q8_KV_R8 of ik_llama.cpp, which no matrix is of",
     ]  # fmt: skip
-    assert not any(ik_type(number) for number in BY_GGML)
+    found = [of_ggml(number, 512) for number in (139, 152, 339, 12)]
+    assert [(str(dtype), dtype.nbytes(512)) for dtype in found if dtype] == [
+        ("IQ4_K", 288), ("IQ5_KS", 340), ("IQ4_K_R4", 288), ("Q4_K", 288),
+    ]  # fmt: skip
+    assert not any(ik_type(number) or number in IK for number in BY_GGML)
 
 
 def test_every_row_has_a_way_out() -> None:
@@ -176,7 +180,10 @@ def test_another_quantizer_is_called_as_it_calls_itself(
     assert not any(word in done.err for word in ("of FP8", "of GPTQ"))
 
 
-@pytest.mark.parametrize(("dtype", "hint"), [("Q1_0", ""), ("Q2_0", ""), ("Q4_K", DECODE), ("IQ4_XS", DECODE)])
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [("Q8_1", ""), ("Q8_K", ""), ("Q1_0", DECODE), ("Q2_0", DECODE), ("Q4_K", DECODE), ("IQ4_XS", DECODE)],
+)
 def test_blocks_without_a_decoder_have_no_hint_to_decode_them(dtype: str, hint: str) -> None:
     assert decode_hint(DTYPES[dtype]) == hint
 

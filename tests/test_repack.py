@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 from packing import packed, raw_of
+from test_lowest_bits import KINDS, values
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError
@@ -22,11 +23,11 @@ from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, nat
 
 #: TQ2_0 is with the blocks of 256 elements in test_superblocks.
 NAMES = [recipe.block.name for recipe in RECIPES if recipe.block.block < 256]
-OFFSETS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+OFFSETS = {"Q1_0": 0.5, "Q2_0": 1, "Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
 #: The smallest number that a code of the block stands for; the largest is one less than its opposite.
 LOWEST = {"Q4_0": -8, "Q5_0": -16, "Q8_0": -128}
 #: Bytes of the float16 numbers at the start of a block; the mx types have scale bytes instead.
-HALVES = {"Q4_0": 2, "Q5_0": 2, "Q8_0": 2, "Q4_1": 4, "Q5_1": 4}
+HALVES = {"Q1_0": 2, "Q2_0": 2, "Q4_0": 2, "Q5_0": 2, "Q8_0": 2, "Q4_1": 4, "Q5_1": 4}
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -41,6 +42,8 @@ number_pairs = st.one_of(
 
 def by_ggml(blocks: np.ndarray, block: DType) -> np.ndarray:
     with np.errstate(all="ignore"):
+        if block.name in KINDS:
+            return values(blocks.tobytes(), block.name).reshape(len(blocks), -1)
         return np.asarray(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(block.ggml)))
 
 
@@ -114,7 +117,7 @@ def test_triples_become_blocks_of_the_same_values_and_come_back(
     recipe = BY_BLOCK[DTYPES[name]]
     rng = np.random.default_rng(seed)
     if recipe.mode == "affine":
-        quantization = Quantization("affine", min(bits, recipe.bits) if bits != 7 else 4, 32 * repeat)
+        quantization = Quantization("affine", min(bits if bits != 7 else 4, recipe.bits), recipe.group * repeat)
     else:
         quantization = Quantization(recipe.mode, recipe.bits, recipe.group)
     triple = Triple(quantization, number)
@@ -300,7 +303,7 @@ def test_a_model_that_mlx_made() -> None:
 @pytest.mark.parametrize(
     ("quantization", "blocks"),
     [
-        (("affine", 2, 128), ["TQ2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
+        (("affine", 2, 128), ["TQ2_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
         (("affine", 4, 32), ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
         (("affine", 5, 128), ["Q5_0", "Q5_1", "Q8_0"]),
         (("affine", 8, 64), ["Q8_0"]),

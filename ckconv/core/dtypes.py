@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -137,23 +137,52 @@ RETIRED_GGML: dict[int, str] = {
     38: "IQ4_NL_8_8, removed in 2024",
 }
 
-#: Types that only ik_llama.cpp has, by its ``ggml.h``; from 200 on they are those of a row of 4, 8 or 16.
-_IK: dict[int, str] = {
-    97: "Q8_0_X4", 98: "Q8_1_X4", 99: "Q8_2_X4", 133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 136: "Q8_K64",
-    137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K", 141: "IQ6_K", 144: "IQ4_KS", 145: "IQ2_KS",
-    146: "IQ4_KSS", 147: "Q8_K16", 148: "Q8_K32", 149: "Q8_KR8", 150: "Q8_K128", 151: "Q8_KV", 152: "IQ5_KS",
-    153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS", 157: "IQ2_KL", 158: "IQ1_KT",
+#: Types of matrices that only ik_llama.cpp has: id -> name, elements and bytes of a block, bytes in front of every row.
+#: Source: ``type_traits`` of its ``ggml.c`` and the structs of ``ggml-common.h``, August 2026.
+IK: dict[int, tuple[str, int, int, int]] = {
+    133: ("Q6_0", 32, 26, 0), 134: ("IQ1_BN", 64, 13, 2), 135: ("IQ2_BN", 64, 16, 4), 137: ("IQ2_K", 256, 76, 0),
+    138: ("IQ3_K", 256, 110, 0), 139: ("IQ4_K", 256, 144, 0), 140: ("IQ5_K", 256, 176, 0), 141: ("IQ6_K", 256, 212, 0),
+    144: ("IQ4_KS", 256, 136, 4), 145: ("IQ2_KS", 256, 70, 2), 146: ("IQ4_KSS", 256, 128, 4),
+    152: ("IQ5_KS", 256, 168, 4), 153: ("IQ2_KT", 256, 68, 4), 154: ("IQ3_KT", 256, 100, 4),
+    155: ("IQ4_KT", 256, 128, 4), 156: ("IQ3_KS", 256, 102, 2), 157: ("IQ2_KL", 256, 86, 2),
+    158: ("IQ1_KT", 256, 56, 4),
+    219: ("IQ1_S_R4", 32, 6, 2), 229: ("IQ1_M_R4", 32, 7, 2), 230: ("BF16_R16", 1, 2, 0),
+    233: ("Q6_0_R4", 32, 26, 0), 353: ("MXFP4_R8", 32, 17, 0),
+    397: ("Q8_K_R16", 256, 258, 0), 399: ("Q8_K_R8", 256, 258, 0),
+}  # fmt: skip
+#: Those whose rows stand interleaved are those of the type 200 below, of as many bytes.
+IK |= {
+    number + 200: (f"{name}_R{together}", *sizes)
+    for together, numbers in {
+        4: (6, *range(10, 15), *range(16, 19), 20, 21, 22, 135, *range(137, 141), 144, 152),
+        8: (2, 8, 23),
+    }.items()
+    for number in numbers
+    for name, *sizes in (IK.get(number) or (BY_GGML[number].name, BY_GGML[number].block, BY_GGML[number].size, 0),)
 }  # fmt: skip
 
-#: Numbers of its types whose rows stand interleaved.
-_IK_INTERLEAVED = range(202, 400)
+
+@lru_cache(maxsize=1 << 14)
+def of_ggml(number: int, columns: int) -> DType | None:
+    """The type with this id; of ik_llama.cpp's that have bytes in front of every row, rows of so many elements."""
+    if number not in IK:
+        return BY_GGML.get(number)
+    name, block, size, head = IK[number]
+    if head and columns and columns % block == 0:
+        block, size = columns, head + columns // block * size
+    return DType(name, Kind.BLOCK, block, size, number)
+
+
+#: Types of its intermediate results.
+_IK: dict[int, str] = {
+    97: "Q8_0_X4", 98: "Q8_1_X4", 99: "Q8_2_X4", 136: "Q8_K64", 147: "Q8_K16", 148: "Q8_K32", 149: "Q8_KR8",
+    150: "Q8_K128", 151: "Q8_KV", 398: "Q8_KV_R8",
+}  # fmt: skip
 
 
 def ik_type(number: int) -> str:
-    """What ik_llama.cpp means by a type that ggml does not have; empty for any other."""
-    if number in _IK_INTERLEAVED:
-        return "of ik_llama.cpp, its rows interleaved"
-    return f"{_IK[number]} of ik_llama.cpp" if number in _IK else ""
+    """What ik_llama.cpp means by a type that no matrix is of; empty for any other."""
+    return f"{_IK[number]} of ik_llama.cpp, which no matrix is of" if number in _IK else ""
 
 
 #: The two numberings of the bump dtype table, by the name that ``--dtype-codes`` takes: code -> type.

@@ -7,6 +7,7 @@ type that holds the same number in its own scale and code holds the same value: 
 GGUF      elements  a group fits if
 ========  ========  ==========================================================================================
 TQ2_0     256       scale is a float16 number and the same in the whole block, ``code - zero`` is -1 to 2
+Q2_0      64        the same
 Q4_0      32        scale is a float16 number, ``code - zero`` is -8 to 7
 Q4_1      32        scale and bias are float16 numbers, codes are below 16
 Q5_0      32        scale is a float16 number, ``code - zero`` is -16 to 15
@@ -93,6 +94,7 @@ BLOCKS: dict[DType, Block] = {
     DTYPES[name]: Block(bits, offset)
     for name, bits, offset in (
         ("TQ2_0", 2, 1),
+        ("Q2_0", 2, 1),
         ("Q4_0", 4, 8),
         ("Q4_1", 4, None),
         ("Q5_0", 5, 16),

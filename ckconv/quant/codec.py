@@ -35,6 +35,8 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
         return bits.view(np.float32)
     if dtype.ggml is None:
         raise ValueError(f"{dtype} has no float32 values")
+    if dtype.name in _LOWEST:
+        return _lowest(rows, dtype)
     decoded = _by_libgguf(rows, dtype)
     if decoded is not None:
         return decoded
@@ -42,6 +44,25 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
 
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         values: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(dtype.ggml))
+    return values
+
+
+#: Types that gguf does not decode, nor libgguf each of them -> of a code: what is multiplied with, what is added.
+_LOWEST = {"Q1_0": (2, -1), "Q2_0": (1, -1)}
+
+
+def _lowest(rows: Rows, dtype: DType) -> Floats:
+    """``d * (2 * code - 1)`` of one bit, ``d * (code - 1)`` of two (``dequantize_row_q1_0`` of ``ggml-quants.c``)."""
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    times, plus = _LOWEST[dtype.name]
+    blocks = ggml.of_bytes(rows, dtype)
+    values = ggml.get_codes(blocks, dtype).astype(np.float32) * np.float32(times) + np.float32(plus)
+    grouped = values.reshape(*blocks.shape, dtype.block)
+    with np.errstate(all="ignore"):
+        grouped *= np.ascontiguousarray(blocks["d"]).astype(np.float32)[..., None]
     return values
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import F16, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import F16, F32, F64, IK, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ckconv.quant.quantise import Quantising
     from ckconv.quant.reexpress import Way
 
-#: Block types for which the gguf package has no decoder.
-_NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
+#: Block types of intermediate results: nobody decodes them to values.
+_NO_DECODER = frozenset({"Q8_1", "Q8_K"})
 
 #: Values that are quantised at once, about: few enough for a second-level cache, and so many that threads seldom wait
 #: for each other.
@@ -261,7 +261,7 @@ def writable(source: DType, target: DType) -> bool:
 
 def decodable(dtype: DType) -> bool:
     """There is a decoder for this block type, and it gives the very values that the type's own library computes."""
-    return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
+    return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER and dtype.ggml not in IK
 
 
 def side_by_side(dtype: DType) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckconv.quant.mlx import pack, unpack
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -27,6 +29,8 @@ _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
     "Q8_0": [("d", "<f2", ()), ("qs", "<u8", (4,))],
     "IQ4_NL": [("d", "<f2", ()), ("qs", "<u8", (2,))],
     "TQ2_0": [("qs", "u1", (2, 32)), ("d", "<f2", ())],
+    "Q1_0": [("d", "<f2", ()), ("qs", "u1", (16,))],
+    "Q2_0": [("d", "<f2", ()), ("qs", "u1", (16,))],
     "MXFP4": [("d", "u1", (1,)), ("qs", "<u8", (2,))],
     "NVFP4": [("d", "u1", (4,)), ("qs", "<u8", (4,))],
 }
@@ -34,6 +38,9 @@ _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
 #: Elements whose 4-bit codes are arranged together, where that is not the whole block: byte ``j`` of a run holds
 #: element ``j`` in its lower half and element ``j + run / 2`` in its upper one.
 _RUN = {"NVFP4": 16}
+
+#: Types whose codes are one stream of bits, the lowest first, and the bits of a code.
+STREAMS = {"Q1_0": 1, "Q2_0": 2}
 
 #: q - 128 as a signed byte is q with its highest bit flipped.
 _SIGNS = 0x8080808080808080
@@ -72,6 +79,9 @@ def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
         first, second, third, fourth = np.moveaxis(codes.reshape(*blocks.shape, 2, 4, 32), -2, 0)
         blocks["qs"] = first | second << np.uint8(2) | third << np.uint8(4) | fourth << np.uint8(6)
         return
+    if bits := STREAMS.get(dtype.name):
+        blocks["qs"] = pack(codes, bits).reshape(blocks["qs"].shape)
+        return
     words = codes.view("<u8").reshape(blocks.size, -1)
     if dtype.name == "Q8_0":
         blocks["qs"] = (words ^ np.uint64(_SIGNS)).reshape(blocks["qs"].shape)
@@ -92,6 +102,8 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
     import numpy as np
 
     rows = blocks.shape[0]
+    if bits := STREAMS.get(dtype.name):
+        return unpack(blocks["qs"].reshape(rows, -1), bits)
     packed = np.ascontiguousarray(blocks["qs"]).reshape(blocks.size, -1)
     if dtype.name == "Q8_0":
         return (packed ^ np.uint64(_SIGNS)).view(np.uint8).reshape(rows, -1)

@@ -2,7 +2,8 @@
 
 affine
     The bias is the end of a group that is farther from zero, the scale goes from there to the other end, and is
-    negative where that is below; it is fitted again so that zero is a code. Codes are computed with float32 numbers,
+    negative where that is below; it is fitted again so that zero is a code. Of one bit the bias is the lower end, and
+    nothing is fitted. Codes are computed with float32 numbers,
     which are rounded to the type of the weights afterwards.
 mxfp4, mxfp8
     The scale is the smallest power of two with which nothing is beyond the largest code.
@@ -70,6 +71,8 @@ def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
 
     low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
     scale = np.maximum((high - low) / np.float32((1 << q.bits) - 1), np.float32(_LEAST_SCALE))
+    if q.bits == 1:
+        return scale, low
     below = np.abs(low) > np.abs(high)
     scale = np.where(below, scale, -scale)
     edge = np.where(below, low, high)

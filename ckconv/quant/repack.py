@@ -10,6 +10,8 @@ Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
 Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -z * scale, code - z fits 4 bits (z = 8)
 Q5_0          affine, up to 5 bits        the same, code - z fits 5 bits (z = 16)
 Q8_0          affine, up to 8 bits        the same, code - z fits 8 bits (z = 128)
+Q1_0          affine, 1 bit               half the scale is a float16 number, bias = -scale / 2
+Q2_0          affine, up to 2 bits        as Q4_0, code - z is -1 to 2 (z = 1)
 TQ2_0         affine, up to 2 bits        the same, code - z is -1 to 2 (z = 1), scales are equal in 256 elements
 MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
 NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
@@ -64,18 +66,20 @@ class Recipe(NamedTuple):
         mode, bits: the MLX mode, and the widest code that a block holds.
         offset: bias is ``-offset * scale``; ``None`` where the bias is stored, or the mode has none.
         group: elements that share a scale; an MLX group is a multiple of it.
+        step: the scale by what the block has for one: between the two values of one bit lie two.
     """
 
     block: DType
     mode: str
     bits: int
-    offset: int | None
+    offset: float | None
     group: int
+    step: int = 1
 
     @property
     def anywhere(self) -> bool:
         """A triple's zero points may be others than the block's: its codes are moved."""
-        return self.offset is not None
+        return self.block in affine.BLOCKS and self.offset is not None
 
     def takes(self, quantization: Quantization) -> bool:
         """Triples of this kind can be asked for; whether one fits is in its numbers."""
@@ -94,6 +98,8 @@ class Recipe(NamedTuple):
         if biases is None:
             return int((~self._sound(scales)).sum())
         scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
+        if self.block not in affine.BLOCKS:
+            return int((~self._fitting(scale, bias)[0]).sum())
         return int(affine.unfit(self._parts(scale, bias, triple), self.block, whatever=whatever).sum())
 
     def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
@@ -152,7 +158,7 @@ class Recipe(NamedTuple):
             respelled |= idle
         repeat = quantization.group_size // self.group
         with np.errstate(over="ignore", invalid="ignore"):
-            blocks["d"] = np.repeat(scale, repeat, axis=1)
+            blocks["d"] = np.repeat(scale / np.float32(self.step), repeat, axis=1)
             if self.offset is None:
                 blocks["m"] = np.repeat(bias, repeat, axis=1)
         inexact = int((~fits).sum())
@@ -186,7 +192,8 @@ class Recipe(NamedTuple):
             planes = (pack(unpacked, quantization.bits), scales)
             return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
         repeat = quantization.group_size // self.group
-        scale = d[:, ::repeat].astype(np.float32)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            scale = d[:, ::repeat].astype(np.float32) * np.float32(self.step)
         fits = _same_in_group(d, repeat) & holds(scale, triple.number)
         if self.offset is None:
             m = blocks["m"]
@@ -226,7 +233,7 @@ class Recipe(NamedTuple):
         import numpy as np
 
         with np.errstate(all="ignore"):
-            fits = holds(scale, F16)
+            fits = holds(scale / np.float32(self.step), F16)
             if self.offset is None:
                 fits &= holds(bias, F16)
                 return fits, np.zeros_like(fits)
@@ -243,9 +250,11 @@ class Recipe(NamedTuple):
 
 #: Every exact pair; of those that take a triple, the most compact first.
 RECIPES: tuple[Recipe, ...] = tuple(
-    Recipe(DTYPES[block], mode, bits, offset, group)
-    for block, mode, bits, offset, group in (
+    Recipe(DTYPES[block], mode, bits, offset, group, *step)
+    for block, mode, bits, offset, group, *step in (
+        ("Q1_0", "affine", 1, 0.5, 128, 2),
         ("TQ2_0", "affine", 2, 1, 128),
+        ("Q2_0", "affine", 2, 1, 64),
         ("Q4_0", "affine", 4, 8, 32),
         ("Q4_1", "affine", 4, None, 32),
         ("Q5_0", "affine", 5, 16, 32),

@@ -165,6 +165,11 @@ def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
             return np.exp2(raw.astype(np.float64) - 127)
         if dtype.kind is not Kind.BLOCK or dtype.ggml is None:
             return None
+        if bits := {"Q1_0": 1, "Q2_0": 2}.get(dtype.name):
+            blocks = raw.reshape(len(raw), -1, dtype.size)
+            codes = _codes(blocks[..., 2:].reshape(-1, dtype.size - 2), bits).reshape(*blocks.shape[:2], -1)
+            scales = np.ascontiguousarray(blocks[..., :2]).view("<f2").astype(np.float64)
+            return (((codes if bits > 1 else 2 * codes) - 1) * scales).reshape(len(raw), -1)
         from gguf import GGMLQuantizationType, quants
 
         try:

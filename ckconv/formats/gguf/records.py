@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
 
-from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type
+from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type, of_ggml
 from ckconv.core.metadata import U32, U64
 from ckconv.core.non_utf8 import is_text
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, stored_tensors
@@ -147,7 +147,7 @@ class _Reader:
         shape = self._dimensions[n_dims].unpack(raw)[::-1]
         tail = cursor.need(TENSOR_TAIL.size, what)
         type_id, offset = TENSOR_TAIL.unpack(tail)
-        dtype = BY_GGML.get(type_id)
+        dtype = of_ggml(type_id, shape[-1] if shape else 0)
         fault = _type_fault(type_id) if dtype is None else _shape_fault(dtype, shape)
         if fault:
             code, sentence, found, allowed, hint = fault

@@ -14,7 +14,7 @@ from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
 from ckconv.quant.triples import triple_type
 
 #: Of the sizes that triples may have, those that MLX quantises to (``mlx.core.quantize``).
-_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+_BITS, _GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 #: What mlx-lm's classes ask for single modules.
 EIGHT = Quantization("affine", 8, 64)
@@ -54,7 +54,7 @@ def quantization_of(word: str, text: str) -> Quantization:
     except InputError as error:
         raise UsageError("usage.quantize", f"--quantize {text}: {error.message}") from error
     if mode == "affine" and (found.bits not in _BITS or found.group_size not in _GROUPS):
-        message = f"--quantize {text}: MLX quantises to 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
+        message = f"--quantize {text}: MLX quantises to 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
         raise UsageError("usage.quantize", message)
     return found
 
