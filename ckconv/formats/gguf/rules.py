@@ -77,8 +77,8 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tie
         what = f"RoPE rotates {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp rotates all"
         yield Reason(what + said(config, "rotary_dim"))
     if config.own.get("causal") is False and config.sliding_window and config.sliding_window < context:
-        text = f"llama.cpp's window ends before a token, and of one that sees in both ways around it{said(config, 'causal')}"
-        yield Reason(text)
+        text = "llama.cpp's window ends before a token, and of one that sees in both ways around it"
+        yield Reason(text + said(config, "causal"))
     eps = said(config, "norm_eps")
     for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
