@@ -14,7 +14,7 @@ from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names, whole_format
-from ckconv.formats.destination import Destination, destination, says_nothing
+from ckconv.formats.destination import Destination, destination, named_by_directory, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.sides import check_alone, seen_as, with_mmproj
@@ -105,6 +105,11 @@ def prepare(
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
+    told = (
+        (f"the name {target} says {place.format}: --to writes another format",)
+        if to is None and named_by_directory(target)
+        else ()
+    )
     if adapters:
         index = merged(index, adapters, options, place.format)
     if not index.stored and not (options.set_meta or options.drop_meta):
@@ -115,7 +120,7 @@ def prepare(
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
-    plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan), *carried))
+    plan = replace(plan, notes=(*told, *plan.notes, *_kept_blocks(plan), *carried))
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):

@@ -135,6 +135,7 @@ class Option(NamedTuple):
         name: the field. A field with two rows is two flags that exclude each other.
         flag: as the command line has it.
         help: what ``--help`` says.
+        aliases: what other tools call a word -> the word.
         words: each word that may follow the flag -> the value that it gives; the default may be none of these.
         gives: the value that the flag alone gives.
         most: of a number: the largest; the least is 0, which is the default and asks for nothing.
@@ -147,6 +148,7 @@ class Option(NamedTuple):
     takes: Takes
     help: str = ""
     words: Mapping[str, Any] = {}
+    aliases: Mapping[str, str] = {}
     gives: Any = None
     most: int = 0
     limited: bool = False
@@ -185,8 +187,17 @@ OPTIONS: tuple[Option, ...] = (
         "engine",
         "--engine",
         Takes.WORD,
-        "The engine's release, which decides version and type numbers; without it, the rules of April.",
+        "Target release of C-Kernel-Engine: it sets version and type numbers. january: 2026-01, at 22ffde0 (bump 3);"
+        " april: 2026-04, at 991d087 (v7, v8); july: 2026-07, at d901858 (v8). Default: April's rules.",
         words=_words("january", "april", "july"),
+        aliases={
+            "2026-01": "january",
+            "2026-04": "april",
+            "2026-07": "july",
+            "22ffde0": "january",
+            "991d087": "april",
+            "d901858": "july",
+        },
         limited=True,
     ),
     Option(
@@ -196,6 +207,7 @@ OPTIONS: tuple[Option, ...] = (
         "engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse; "
         "source: with --dequantize, values as the quantiser's library computes them.",
         words=_words("engine", "keep", "f32", "f16", "bf16", "source"),
+        aliases={"fp32": "f32", "float32": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16"},
         records=Records.BOTH,
     ),
     Option(
@@ -215,7 +227,14 @@ OPTIONS: tuple[Option, ...] = (
         words=_words("v3", "v4"),
         limited=True,
     ),
-    Option("dequantize", "--dequantize", Takes.NOTHING, "Decode blocks to --dtype.", gives=True, records=Records.BOTH),
+    Option(
+        "dequantize",
+        "--dequantize",
+        Takes.NOTHING,
+        "Decode blocks to --dtype; --dequantize=GLOB only those of the matrices named.",
+        gives=True,
+        records=Records.BOTH,
+    ),
     Option(
         "decode", "--decode", Takes.GLOB, "Decode only the quantised matrices named; repeatable.", records=Records.BOTH
     ),

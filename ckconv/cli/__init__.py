@@ -23,6 +23,25 @@ VERBS: dict[str, str] = {
 }
 
 
+#: What other tools call a command -> what does it here.
+_ELSEWHERE: dict[str, str] = {
+    "quantize": "ckconv convert SRC DST --quantize q4_k_m",
+    "dequantize": "ckconv convert SRC DST --dequantize",
+    "merge": "ckconv convert SRC DST --adapter LORA (shards: ckconv convert DIR/ DST makes one file)",
+    "fuse": "ckconv convert SRC DST --adapter LORA",
+    "split": "ckconv convert SRC DST --max-shard-size 5GB",
+    "hash": "ckconv inspect --hash PATH",
+    "dump": "ckconv inspect --json PATH",
+    "compare": "ckconv diff A B",
+    "check": "ckconv verify PATH",
+    "validate": "ckconv verify PATH",
+    "set": "ckconv edit SRC DST --set-meta KEY=VALUE",
+}
+
+#: Names that stand for a verb.
+_ALIASES = {"info": "inspect", "show": "inspect"}
+
+
 class ReaderGone(Exception):
     """Nobody reads our stdout any more, which is their right."""
 
@@ -44,17 +63,39 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; of one that there is not, the verb that is spelt most like it stands in the error."""
+        """Find the verb, and the defaults of its flags; for another word, name the command that does the work."""
+        word = args[0] if args else ""
+        if word == "version":
+            click.echo(f"ckconv {__version__}")
+            ctx.exit()
+        if word == "help":
+            command = self.get_command(ctx, args[1]) if len(args) > 1 else None
+            args = [args[1], "--help"] if command else args
+            if command is None:
+                click.echo(ctx.get_help())
+                ctx.exit()
+        if word in _ALIASES:
+            args = [_ALIASES[word], *args[1:]]
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], VERBS, n=1) if args else []
+            near = get_close_matches(word, VERBS, n=1)
+            if word in _ELSEWHERE:
+                from ckconv.errors import UsageError
+
+                raise UsageError("usage", f"ckconv has no command {word!r}", hint=_ELSEWHERE[word]) from None
             if not near:
                 raise
-            message = f"{error.message.rstrip('.')}. Did you mean {near[0]}?"
-            raise click.UsageError(message, ctx) from None
+            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near[0]}?", ctx) from None
+        if command is not None and name not in ("completion", None):
+            from ckconv.cli.defaults import defaults_of
+
+            found = defaults_of(command, rest, VERBS)
+            ctx.default_map = {name: {key: default.value for key, default in found.items()}}
+            ctx.meta["ckconv.defaults"] = found
+        return name, command, rest
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         """Parse the options, which may print the help; like :meth:`invoke` where nobody reads it."""

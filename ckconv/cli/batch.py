@@ -38,7 +38,9 @@ _EXAMPLES = {
 @click.option(
     "--from-file", type=PATH, metavar="LIST", help="Also convert what LIST names, one model per line; - is stdin."
 )
-@click.option("--into", type=PATH, required=True, metavar="DIR", help="Where every model gets a directory of its own.")
+@click.option(
+    "-o", "--into", type=PATH, required=True, metavar="DIR", help="Where every model gets a directory of its own."
+)
 @click.option("--from", "source_format", type=FormatName(), help="Read every SRC as this format.")
 @click.option("--to", type=FormatName(), required=True, help="Write this format.")
 @conversion_options

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ckconv.cli.format_name import Word
 from ckconv.cli.settings import PATH
 from ckconv.errors import InputError, UsageError
 from ckconv.io.addresses import as_path
@@ -69,7 +70,7 @@ def flag(name: str) -> Callable[[Function], Function]:
 def _flag(option: Option) -> Callable[[Function], Function]:
     attributes: dict[str, Any] = dict(_TAKES.get(option.takes, {}))
     if option.words:
-        attributes["type"] = click.Choice(list(option.words))
+        attributes["type"] = Word(option.words, option.aliases)
     if option.takes is Takes.WORD:
         attributes["default"] = next((word for word, value in option.words.items() if value == option.default), None)
     if option.takes is Takes.NUMBER:
@@ -101,6 +102,7 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
     flag("--source-record"),
     click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor."),
     click.option(
+        "-j",
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
@@ -181,6 +183,20 @@ def _adapter(text: str) -> tuple[Path, float]:
     if not path or not math.isfinite(number):
         raise UsageError("usage", f"--adapter {text!r}: PATH or PATH=WEIGHT expected, WEIGHT a number")
     return as_path(path), number
+
+
+def sources_and_output(paths: Sequence[str], output: str | None) -> tuple[list[Path], str]:
+    """The paths of a command line: the last one is the output, unless ``-o`` names it.
+
+    Raises:
+        UsageError: one of the two is missing.
+    """
+    *sources, dst = (*paths, output) if output is not None else (*paths, *([""] if len(paths) < 2 else []))
+    if not sources or not dst:
+        missing = "SRC" if not paths else "DST"
+        message = f"Missing argument '{missing}'"
+        raise UsageError("usage", message, hint="ckconv convert SRC DST, or ckconv convert SRC -o DST")
+    return [as_path(path) for path in sources], dst
 
 
 def one_or_two(sources: Sequence[Path]) -> tuple[Path, Path | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ from ckconv.cli.conversion import (
     conversion_options,
     one_or_two,
     options_of,
+    sources_and_output,
     writing_options,
 )
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of, told_elsewhere
 from ckconv.errors import CkconvError, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ _EXAMPLES = {
 
 
 @click.command("convert", cls=Sections, examples=_EXAMPLES, context_settings=CONTEXT)
-@click.argument("sources", metavar="SRC [MMPROJ]", nargs=-1, required=True, type=PATH)
-@click.argument("dst")
+@click.argument("paths", metavar="SRC [MMPROJ] DST", nargs=-1)
+@click.option("-o", "--output", metavar="DST", help="The output, if it is not the last argument.")
 @click.option("--from", "source_format", type=FormatName(), help="Read SRC as this format.")
 @click.option("--to", type=FormatName(), help="Write this format, whatever DST is called.")
 @conversion_options
@@ -86,7 +88,7 @@ _EXAMPLES = {
 @writing_options
 @common_options
 @click.pass_context
-def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **flags: Any) -> None:
+def command(context: click.Context, /, paths: tuple[str, ...], output: str | None, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
     Quantised blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
@@ -106,6 +108,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
+    sources, dst = sources_and_output(paths, output)
     src, seen = one_or_two(sources)
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
@@ -136,6 +139,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
             mmproj=seen,
             options=options,
         )
+        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
         beside, force = flags["mmproj"], flags["force"]
         tower = None
         if beside:

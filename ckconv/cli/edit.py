@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from ckconv.cli.conversion import flag, pairs_of
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of, told_elsewhere
 
 
 @click.command("edit", context_settings=CONTEXT)
 @click.argument("src", type=PATH)
 @click.argument("dst", required=False)
+@click.option("-o", "--output", metavar="DST", help="The output, if it is not the last argument.")
 @flag("--set-meta")
 @flag("--drop-meta")
 @click.option("--in-place", is_flag=True, help="Replace SRC by the new file once that is complete and verified.")
@@ -25,6 +27,7 @@ def command(
     context: click.Context,
     src: Path,
     dst: str | None,
+    output: str | None,
     set_meta: tuple[str, ...],
     drop_meta: tuple[str, ...],
     in_place: bool,
@@ -45,10 +48,14 @@ def command(
     from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
+    if dst is not None and output is not None:
+        raise UsageError("usage", f"two outputs: {dst} and -o {output}", hint="name one of them")
+    dst = output if dst is None else dst
     if (dst is None) != in_place:
         raise UsageError("usage", "give either DST or --in-place", hint="ckconv edit --help")
     with interruptible(last=True):
         plan, place, late = prepare_edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta)
+        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
         plan.check()
         if dry_run:
             print_plan(plan, dst or str(src), settings)

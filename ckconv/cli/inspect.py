@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ckconv.signals import interruptible
 
 
 @click.command("inspect", context_settings=CONTEXT)
-@click.argument("path")
+@click.argument("path", required=False)
 @click.option(
     "--from",
     "source_format",
@@ -46,7 +47,7 @@ from ckconv.signals import interruptible
 @interruptible(last=True)
 def command(
     context: click.Context,
-    path: str,
+    path: str | None,
     source_format: str | None,
     tensors: str | None,
     metadata: bool,
@@ -70,6 +71,11 @@ def command(
     from ckconv.formats.detect import open_index
 
     settings = settings_of(context)
+    if path is None and tensors not in (None, "*") and os.path.lexists(tensors):
+        path, tensors = tensors, "*"  # PATH stands right behind --tensors
+    if path is None:
+        taken = f": --tensors took {tensors!r} for its GLOB" if tensors not in (None, "*") else ""
+        raise UsageError("usage", f"Missing argument 'PATH'{taken}", hint="ckconv inspect PATH --tensors")
     context.with_resource(own_families(family))
     piped = path == "-"
     if piped and hashes:

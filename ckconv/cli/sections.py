@@ -7,25 +7,28 @@ from typing import Any
 
 import click
 
-#: Group -> its flags, in order. The flags of a group that a command does not have are passed over.
+#: Group -> its flags, in order: daily ones first. The flags of a group that a command does not have are passed over.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Formats": ("--from", "--to", "--bump-version", "--engine", "--names", "--max-shard-size"),
-    "Types of values": ("--dtype", "--dequantize", "--decode", "--quantize", "--imatrix", "--allow-lossy"),
-    "What the model is": (
-        "--adapter", "--base", "--context", "--drop", "--tie", "--untie", "--set-meta", "--drop-meta", "--family",
+    "Daily": (
+        "--output", "--into", "--from-file", "--to", "--quantize", "--dequantize", "--adapter", "--max-shard-size",
+        "--dry-run", "--force", "--checksums", "--record", "--html",
     ),
-    "How tensors are stored": (
-        "--fuse", "--rope-layout", "--dtype-codes", "--tensor-scales", "--pack", "--trainable", "--wrapped",
+    "The model": (
+        "--mmproj", "--base", "--context", "--drop", "--set-meta", "--drop-meta", "--strict", "--family", "--from",
     ),
-    "What lies beside": (
-        "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
-        "--attest", "--source-record", "--no-source-record", "--side-files-only", "--follow-links",
+    "The run": ("--jobs", "--resume", "--cluster", "--no-verify", "--weights", "--rebuild"),
+    "C-Kernel-Engine": (
+        "--engine", "--bump-version", "--template", "--config", "--config-out", "--manifest", "--map", "--trainable",
+        "--wrapped",
     ),
-    "The run": (
-        "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--rebuild", "--html", "--no-verify",
-        "--strict", "--dry-run", "--force",
+    "Expert": (
+        "--dtype", "--decode", "--allow-lossy", "--imatrix", "--tie", "--untie", "--fuse", "--names", "--pack",
+        "--rope-layout", "--dtype-codes", "--tensor-scales", "--attest", "--source-record", "--no-source-record",
+        "--side-files-only", "--follow-links",
     ),
-    "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--timeout", "--debug", "--help"),
+    "Every command": (
+        "--quiet", "--verbose", "--json", "--no-color", "--progress", "--preset", "--timeout", "--debug", "--help",
+    ),
 }  # fmt: skip
 
 
@@ -39,6 +42,13 @@ class Sections(click.Command):
     def __init__(self, *arguments: Any, examples: Mapping[str, str] | None = None, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.examples = examples or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; ``--dequantize=GLOB`` is ``--decode GLOB``, since a flag's value could otherwise eat a path."""
+        whole = "--dequantize="
+        return super().parse_args(
+            ctx, [word.replace(whole, "--decode=", 1) if word.startswith(whole) else word for word in args]
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, then a section for every group."""

@@ -52,6 +52,19 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
         setattr(settings_of(context), parameter.name, value)
 
 
+def told_elsewhere(context: click.Context) -> tuple[str, ...]:
+    """Notes on the flags whose values come from the environment or a file: not from the command line."""
+    found = context.find_root().meta.get("ckconv.defaults", {})
+    taken = [
+        (parameter, found[parameter.name])
+        for parameter in context.command.params
+        if parameter.name in found
+        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.DEFAULT_MAP
+    ]
+    words = [f"{parameter.opts[-1]} ({default.origin})" for parameter, default in taken]
+    return (f"not from the command line: {', '.join(words)}",) if words else ()
+
+
 def _end_after(context: click.Context, _: click.Parameter, seconds: float | None) -> None:
     if seconds is None:
         return
@@ -81,6 +94,14 @@ def common_options(function: Function) -> Function:
                 "metavar": "SECONDS",
                 "callback": _end_after,
                 "help": "End after SECONDS, as SIGTERM ends it.",
+            },
+        ),
+        (
+            ("--preset",),
+            {
+                "metavar": "NAME",
+                "callback": lambda *_: None,
+                "help": "Take defaults of flags from [preset.NAME] of ckconv.toml, too.",
             },
         ),
         (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.cli.render import print_report_lines
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import UsageError, counted, shown
-from ckconv.formats import format_of
+from ckconv.formats import format_of, whole_format
 from ckconv.formats.applicable import without_say_beside
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 
@@ -53,7 +53,9 @@ def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, o
             is not a directory.
     """
     from ckconv.api import prepare
+    from ckconv.formats.destination import named_by_directory
 
+    to = to or (None if named_by_directory(dst) else whole_format())
     plan, place = prepare(src, dst, to=to, source_format=source_format, options=options)
     if not format_of(place.format).described_beside or plan.index.adapter is not None:
         raise UsageError(

@@ -297,7 +297,7 @@ FORMATS: tuple[Format, ...] = (
 
 
 #: What people call a format besides its name.
-ALIASES = {"hf": "safetensors"}
+ALIASES = {"hf": "safetensors", "huggingface": "safetensors"}
 
 
 def named(name: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.errors import UsageError
-from ckconv.formats import FORMATS, format_of
+from ckconv.formats import FORMATS, format_of, named
 
 #: The name that writes to standard output.
 STDOUT = "-"
@@ -42,7 +43,20 @@ class Destination(NamedTuple):
 
 def says_nothing(target: str) -> bool:
     """A directory, or standard output: its name does not say what is to be written there."""
-    return target == STDOUT or _is_directory(target)
+    return target == STDOUT or (_is_directory(target) and not named_by_directory(target))
+
+
+def named_by_directory(target: str) -> str:
+    """The format that the name of a directory ends in (``x-mlx/``, ``x.mlx``, ``x-hf/``); empty for none."""
+    word = re.search(r"[-_.]([a-z]+)/*$", target.lower())
+    found = named(word[1]) if word else ""
+    if word is None or all(format.single or format.name != found for format in FORMATS):
+        return ""
+    return found if _is_directory(target) or f".{word[1]}" not in _SUFFIXES else ""
+
+
+#: Ending of a file's name -> its format.
+_SUFFIXES = {format.suffix: format.name for format in FORMATS if format.suffix}
 
 
 def _is_directory(target: str) -> bool:
@@ -70,8 +84,9 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
     if "://" in target:
         raise UsageError("usage.target", "outputs are written to local paths only", hint="copy it there afterwards")
     path = Path(target)
-    suffixes = {format.suffix: format.name for format in FORMATS if format.suffix}
-    named = suffixes.get(path.suffix.lower())
+    said = _SUFFIXES.get(path.suffix.lower())
+    if to is None and (format := named_by_directory(target)):
+        return Destination(target, format, directory=path)
     if to is None:
         if says_nothing(target):
             raise UsageError(
@@ -79,25 +94,24 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
                 f"{target!r} does not say which format to write",
                 hint="--to gguf or --to mlx names one",
             )
-        if named is None:
-            known = ", ".join(suffixes)
+        if said is None:
+            known = ", ".join(_SUFFIXES)
             raise UsageError(
                 "usage.target",
                 f"{path.name!r} ends in no known format ({known})",
                 hint="--to gguf or --to mlx names one",
             )
-    format = to or named
-    assert format is not None
+    format = to or said or ""
     if target == STDOUT:
         return Destination(target, format)
-    if named not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
+    if said not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
         ending = format_of(format).suffix
         file = f"a name in {ending} makes a file, " if ending else ""
         raise UsageError(
             "usage.target",
-            f"{path.name!r} says {named}, and the format to write is {format}",
+            f"{path.name!r} says {said}, and the format to write is {format}",
             hint=f"{file}{target}/ makes a directory",
         )
-    if _is_directory(target) or not (format_of(format).single or named == format):
+    if _is_directory(target) or not (format_of(format).single or said == format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)
