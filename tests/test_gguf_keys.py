@@ -19,7 +19,7 @@ from ckconv.core.config import ModelConfig, rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.keys import Kind
-from ckconv.formats.gguf.rules import engine_reasons
+from ckconv.formats.gguf.entries import engine_reasons
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())

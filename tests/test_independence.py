@@ -590,7 +590,7 @@ def of_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda vocabulary, tokens, *more: real(vocabulary, shifted_by_one(list(tokens)), *more)
 
 
-MADE, COPIED, CONFIG = "GgufPlanner._metadata", "GgufPlanner._copied", "checkpoint_config:config_json"
+MADE, COPIED, CONFIG = "GgufPlanner._metadata", "GgufPlanner._copied", "safetensors.config_json:config_json"
 GEMMA, AUTO = "gguf/gemma3-text-bf16.auto.gguf", "gguf/llama-tied-bf16.auto.gguf"
 
 CONTENT = [

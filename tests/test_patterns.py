@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.formats.peft.modules import ModuleKeys, Selection
-from ckconv.formats.peft.pattern_syntax import MAX_COUNT, STATES_A_CHARACTER, NoPattern, NotMatched, automaton
-from ckconv.formats.peft.patterns import Pattern, Steps
+from ckconv.formats.peft.config import ModuleKeys, Selection
+from ckconv.formats.peft.patterns import MAX_COUNT, STATES_A_CHARACTER, NoPattern, NotMatched, Pattern, Steps, automaton
 
 ATOMS = [
     *("a", "b", "q", ".", r"\.", r"\d", r"\w", r"\s", r"\D", "1", "_", r"\n", "\n", "é", "²", "٣"),

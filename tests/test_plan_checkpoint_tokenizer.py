@@ -25,8 +25,8 @@ from ckconv import Options
 from ckconv.conversion.planning import make_plan
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import ArrayRef
-from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan
-from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
+from ckconv.formats.safetensors.tokenizer import TokenizerPlan
+from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.pretokenizers import PreTokenizer, definition, pre_tokenizers, recognised

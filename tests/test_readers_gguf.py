@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError, OutputError
-from ckconv.formats.gguf import cursor as gguf_cursor
+from ckconv.formats.gguf import values as gguf_cursor
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
 from ckconv.io.bytesource import ByteSource, PipeSource
 

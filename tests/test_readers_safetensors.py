@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors_builder import BITS, container, f32, mutated, sound, split, tensor
 
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.formats.safetensors import read as reader
-from ckconv.formats.safetensors.read import SafetensorsFile, read_safetensors
+from ckconv.formats.safetensors import container as reader
+from ckconv.formats.safetensors.container import SafetensorsFile, read_safetensors
 from ckconv.io.bytesource import PipeSource
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "hf"

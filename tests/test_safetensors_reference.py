@@ -12,7 +12,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv import Options
 from ckconv.errors import VerifyError
-from ckconv.formats.safetensors import reference as safetensors_reference
+from ckconv.formats.safetensors import write as safetensors_reference
 
 HF = FIXTURES / "hf" / "qwen2-tied-bf16"
 
@@ -73,7 +73,7 @@ def test_every_shard_is_opened_and_so_is_a_source_that_is_made_again(tmp_path: P
 def test_a_header_that_it_refuses_is_not_published(
     source: str, to: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.formats.safetensors import shards
+    from ckconv.formats.safetensors import write as shards
 
     whole = shards.Frame  # type: ignore[attr-defined]
     broken = lambda header: whole(header.replace(b'"BF16"', b'"BF17"').replace(b'"F32"', b'"F33"'))  # noqa: E731

@@ -16,7 +16,7 @@ import ckconv
 from ckconv import Options
 from ckconv.core.metadata import array, raw_array, scalar
 from ckconv.errors import UnsupportedError
-from ckconv.formats.gguf.spec import Record, header, header_bytes
+from ckconv.formats.gguf.values import Record, header, header_bytes
 
 VALUES = [
     ("k.u8", "u8", 255), ("k.i8", "i8", -1), ("k.u16", "u16", 65_535), ("k.i16", "i16", -2), ("k.u32", "u32", 1 << 31),

@@ -11,8 +11,8 @@ from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
 from ckconv.api import convert
-from ckconv.formats.safetensors.shards import natural
 from ckconv.formats.safetensors.spec import encode_header
+from ckconv.formats.safetensors.write import natural
 from ckconv.options import Options
 
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

@@ -141,7 +141,7 @@ def _name(source: Path) -> str:
     """What a model is called: a directory as it is (of a download cache, as the repository), a file without suffix."""
     from ckconv.families.gguf_metadata import directory_name
     from ckconv.formats import FORMATS
-    from ckconv.formats.gguf.spec import parse_shard_name
+    from ckconv.formats.gguf.values import parse_shard_name
     from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 
     if os.path.isdir(source):  # noqa: PTH112 - never raises

@@ -16,7 +16,7 @@ from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats import format_of, load
-from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
 from ckconv.plan.container import Container

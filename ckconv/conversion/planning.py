@@ -60,7 +60,7 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
             notes.append("no source record is written: the values are not those of the source")
         return replace(plan, notes=(*plan.notes, *notes))
     if target.holds_towers and index.format != to and not format_of(index.format).single:
-        from ckconv.formats.huggingface.tower import with_tower
+        from ckconv.formats.huggingface.read import with_tower
 
         index = with_tower(index)
     if not target.keeps_source:
@@ -90,7 +90,7 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
 
 def _keeping(plan: Plan) -> Plan:
     """With the record that makes the source again: of a model that sees, out of the text model and its tower."""
-    from ckconv.formats.huggingface.tower import tower_index, with_tower
+    from ckconv.formats.huggingface.read import tower_index, with_tower
     from ckconv.record.keep import with_record
 
     index, whole, options = plan.index, plan, plan.options

@@ -16,7 +16,7 @@ from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
-from ckconv.formats.huggingface.tower import tower_index
+from ckconv.formats.huggingface.read import tower_index
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.options import Options

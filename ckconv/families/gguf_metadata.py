@@ -93,7 +93,7 @@ def number_tensors(config: ModelConfig, family: Family) -> Mapping[str, Sequence
 def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, Value]:
     """The ``{arch}.*`` keys, in order, for another context length: what RoPE is scaled from stays the source's.
 
-    A scaling of RoPE must be one that :func:`ckconv.formats.gguf.rules.engine_reasons` does not refuse.
+    A scaling of RoPE must be one that :func:`ckconv.formats.gguf.entries.engine_reasons` does not refuse.
     """
     entries = dict(write(family, scope_of(family, config), "gguf", stated_by(config, family)).entries)
     scaling = config.rope_scaling or {}

@@ -10,9 +10,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.formats.mlx.spec import MLX_NAME
-from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_SUFFIXES
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -154,11 +152,11 @@ FORMATS: tuple[Format, ...] = (
                 options=_FILES | _QUANTISED | {"tensor_scales", "source_record"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
                 general=True,
-                apart=("ckconv.formats.gguf.apart", "planner_of"),
+                apart=("ckconv.formats.gguf.plan", "planner_of"),
             ),
             Output(
                 "gguf adapter",
-                ("ckconv.formats.gguf.adapter_plan", "GgufAdapterPlanner"),
+                ("ckconv.formats.gguf.adapter", "GgufAdapterPlanner"),
                 adapter=True,
                 options=frozenset({"set_meta", "drop_meta"}),
             ),
@@ -169,9 +167,9 @@ FORMATS: tuple[Format, ...] = (
         single=True,
         version=3,
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
-        shown=("ckconv.formats.gguf.content", "shown"),
+        shown=("ckconv.formats.gguf.keys", "shown"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
-        content=("ckconv.formats.gguf.content", "content"),
+        content=("ckconv.formats.gguf.keys", "content"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16", "source"}),
     ),
     Format(
@@ -182,7 +180,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
                 options=_CHECKPOINTS | {"pack"},
                 general=True,
-                apart=("ckconv.formats.huggingface.apart", "planner_of"),
+                apart=("ckconv.formats.huggingface.plan", "planner_of"),
             ),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links", "drop"})),
@@ -192,8 +190,8 @@ FORMATS: tuple[Format, ...] = (
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         holds_towers=True,
         shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.along", "takes_along"),
-        configured=("ckconv.formats.safetensors.along", "configured"),
+        takes_along=("ckconv.formats.safetensors.content", "takes_along"),
+        configured=("ckconv.formats.safetensors.content", "configured"),
         described_beside=True,
     ),
     Format(
@@ -203,20 +201,20 @@ FORMATS: tuple[Format, ...] = (
                 "mlx",
                 ("ckconv.formats.mlx.plan", "MlxPlanner"),
                 options=_CHECKPOINTS | {"quantize"},
-                blocks=("ckconv.formats.mlx.blocks", "HELD"),
+                blocks=("ckconv.formats.mlx.plan", "HELD"),
                 general=True,
             ),
-            Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),
+            Output("mlx adapter", ("ckconv.formats.mlx.adapter", "MlxAdapterPlanner"), adapter=True),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_mlx"), frozenset({"source", "follow_links", "drop"})),
         read_adapter=Reader(
             ("ckconv.formats.mlx.adapter", "open_mlx_adapter"), frozenset({"base", "opener", "follow_links"})
         ),
         adapter_files=(MLX_NAME,),
-        blocks=("ckconv.formats.mlx.blocks", "BLOCKS"),
+        blocks=("ckconv.formats.mlx.plan", "BLOCKS"),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.along", "takes_along"),
+        takes_along=("ckconv.formats.safetensors.content", "takes_along"),
     ),
     Format(
         "bump",

@@ -17,7 +17,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError,
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.foreign import HEAD as FOREIGN_HEAD
 from ckconv.formats.foreign import POINTER, foreign_directory, foreign_file
-from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable

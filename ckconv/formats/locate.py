@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from ckconv.errors import InputError, missing_package, quoted, shown
-from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS

@@ -20,14 +20,14 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
         InputError: ``model.config``.
     """
     if other.format != index.format and not format_of(other.format).single and not format_of(index.format).single:
-        from ckconv.formats.huggingface.tower import with_tower
+        from ckconv.formats.huggingface.read import with_tower
 
         return with_tower(index) if with_tower(other).tower else index
     tower = other.facts.get("kind") == "mmproj"
     if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
     from ckconv.core.tensors import joined
-    from ckconv.formats.huggingface.tower import tower_index
+    from ckconv.formats.huggingface.read import tower_index
 
     found = tower_index(index)
     return found if tower else joined(index, found)

@@ -18,10 +18,10 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
-from ckconv.formats.gguf.spec import ShardName, parse_shard_name
-from ckconv.formats.huggingface.tower import with_tower
-from ckconv.formats.safetensors.reference import check_opens
+from ckconv.formats.gguf.values import ShardName, parse_shard_name
+from ckconv.formats.huggingface.read import with_tower
 from ckconv.formats.safetensors.spec import is_pickle
+from ckconv.formats.safetensors.write import check_opens
 from ckconv.options import Options, asked
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step

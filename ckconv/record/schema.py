@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.gguf.values import parse_shard_name
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import TensorIndex

@@ -22,7 +22,7 @@ from ckconv.families.words import without_noted
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME
-from ckconv.formats.gguf.spec import LENGTH, VERSION
+from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, parse_object
 

@@ -1,31 +1,67 @@
-"""GGUF adapters as llama.cpp loads them: ``NAME.lora_a`` and ``NAME.lora_b`` beside the name of each base tensor.
-
-In numpy order ``lora_a`` is ``[rank, in]`` and ``lora_b`` ``[out, rank]``, its rows in the order of the base's, which
-for Llama's q and k depends on the number of heads; of ``token_embd.weight`` ``lora_a`` is ``[vocabulary, rank]`` and
-``lora_b`` ``[hidden, rank]``; of experts they are ``[experts, rank, in]`` and ``[experts, out, rank]``
-(``build_lora_mm_id``). There is one alpha for all; the scale is alpha / rank, and 1 where there is no alpha
-(``llama_adapter_lora_weight::get_scale``).
-"""
+"""GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all modules; read and planned."""
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from ckconv.adapters.names import family_named, gguf_module_of, placed_in_gguf, weight_pattern
+from ckconv.adapters.model import family_of
+from ckconv.adapters.names import family_named, gguf_module_of, gguf_name_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.read import Collected, Collector, Part, Shape
+from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.layouts import headed
-from ckconv.core.tensors import BY_BASE, Adapter, MetadataKind, Role, StoredTensor, Tensor, TensorIndex, effective_scale
+from ckconv.core.dtypes import float32
+from ckconv.core.layouts import headed, plain
+from ckconv.core.metadata import Value, scalar
+from ckconv.core.tensors import (
+    BY_BASE,
+    PARTS,
+    Adapter,
+    AdapterModule,
+    MetadataKind,
+    Role,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    effective_scale,
+    parse,
+)
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import is_regrouped
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
+from ckconv.formats.gguf.keys import container, copied, edited
 from ckconv.formats.gguf.read import GgufFile
-from ckconv.formats.gguf.spec import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
-from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
+from ckconv.formats.gguf.values import (
+    DEFAULT_ALIGNMENT,
+    GGUF_A,
+    GGUF_ALORA_KEY,
+    GGUF_ALPHA_KEY,
+    GGUF_B,
+    GGUF_KIND,
+    GGUF_TYPE_KEY,
+    HEAD_KEYS,
+    align_up,
+    header_bytes,
+)
+from ckconv.formats.safetensors.adapter import Opener, check_fits, find_base
 from ckconv.io.json import shown
+from ckconv.plan.pieces import Piece
+from ckconv.plan.steps import OutputFile, Plan
+
+# GGUF adapters as llama.cpp loads them: ``NAME.lora_a`` and ``NAME.lora_b`` beside the name of each base tensor.
+#
+# In numpy order ``lora_a`` is ``[rank, in]`` and ``lora_b`` ``[out, rank]``, its rows in the order of the base's, which
+# for Llama's q and k depends on the number of heads; of ``token_embd.weight`` ``lora_a`` is ``[vocabulary, rank]`` and
+# ``lora_b`` ``[hidden, rank]``; of experts they are ``[experts, rank, in]`` and ``[experts, out, rank]``
+# (``build_lora_mm_id``). There is one alpha for all; the scale is alpha / rank, and 1 where there is no alpha
+# (``llama_adapter_lora_weight::get_scale``).
 
 _NAME_KEY = "general.base_model.0.name"
 
@@ -182,3 +218,192 @@ def _alpha(file: GgufFile, path: Path) -> float | None:
 def _text(file: GgufFile, key: str) -> str:
     found = file.metadata.get(key)
     return found.value if found is not None and isinstance(found.value, str) else ""
+
+
+# GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all modules, ranks from the tensors.
+
+_FILE_NAME = "adapter.gguf"
+_EMBEDDING, _POSITIONS, _HEAD = "token_embedding", "position_embedding", "output"
+
+
+class GgufAdapterPlanner(AdapterPlanner):
+    """Plans one GGUF."""
+
+    format = "gguf adapter"
+    holds_blocks = True
+    what = "GGUF"
+    roles = frozenset({Role.A, Role.B})
+
+    def has_place(self, module: str, base: ModelConfig) -> bool:
+        """It has a name of its own."""
+        return gguf_name_of(module, FAMILIES[base.family]) is not None
+
+    def check(self) -> None:
+        """The architecture, names and the order of rows follow from the base model."""
+        self.family = self._family()
+        if self.family is None:
+            return
+        for module in self.modules:
+            if ".experts." not in module.name and module.rank:
+                self._check_module(module, self.family)
+        rotated = [m for m in self.modules if _heads_field(m, self.family)]
+        if rotated and self.adapter.base is None and self.index.format != "gguf":
+            self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", NAME_BASE)
+
+    def _family(self) -> Family | None:
+        family = family_of(self.adapter)
+        if family is not None:
+            if not family.gguf:
+                self.refuse(f"llama.cpp has no {family.name}")
+            return family
+        if self.index.format == "gguf":
+            return family_named(self.index.architecture)
+        self.refuse("the architecture, which a GGUF names, follows from the base model", NAME_BASE)
+        return None
+
+    def _check_module(self, module: AdapterModule, family: Family) -> None:
+        base = self.adapter.base
+        scope = base.scope if base is not None else None
+        if module.name == _POSITIONS:
+            self.refuse("llama.cpp does not change position embeddings")
+        elif _unadapted(module, family) and self.index.format != "gguf":
+            self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", MERGED)
+        elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
+            several = ", which is several matrices there" if parse(module.name).pattern in PARTS else ""
+            self.refuse(f"GGUF has no name for {quoted(module.path)}{several}", MERGED)
+        elif self.index.format != "gguf" and base is None and is_regrouped(family, module.name, scope):
+            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", NAME_BASE)
+        elif module.name == _EMBEDDING and base is not None and base.tied:
+            self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
+        elif module.name == _HEAD and base is not None and base.tied:
+            self.refuse(
+                "the base is tied: its GGUF has no output head that could change",
+                f"{MERGED}, ckconv convert BASE DST --untie makes a base that has one",
+            )
+
+    def entries(self) -> list[Entry]:
+        """A pair of tensors for each module."""
+        self.alpha = self._alpha()
+        found: list[Entry] = []
+        for module in self.modules:
+            name = gguf_name_of(module.name, self.family) if self.family else None
+            name = name or module.path
+            a, b = self.tensor(module, Role.A), self.tensor(module, Role.B)
+            scale = 1.0 if self.alpha is None else effective_scale(self.alpha, module.rank)
+            if module.embedding:
+                found += [as_rows(name + GGUF_A, b, scale=scale), as_columns(name + GGUF_B, a)]
+            else:
+                found += self._pair(name, module, a, b, scale)
+        return found
+
+    def _pair(self, name: str, module: AdapterModule, a: Tensor, b: Tensor, scale: float) -> list[Entry]:
+        """The two, with rows and columns where those of the base's matrix are."""
+        base, family = self.adapter.base, self.family
+        entries = [as_rows(name + GGUF_A, a), self._by_heads(name + GGUF_B, module, b, scale)]
+        if base is None or family is None or not is_regrouped(family, module.name, base.scope):
+            return entries
+        outputs = placed_in_gguf(name, family, base)
+        if outputs is None or len(b.shape) != 2:
+            self.refuse(f"{module.name} is in an order of GGUF's own that no adapter can be in", MERGED)
+            return entries
+        places = replace(outputs.layout(module.rank), scale=scale)
+        return [entries[0]._replace(layout=outputs.layout_of_a(*a.shape)), entries[1]._replace(layout=places)]
+
+    def _by_heads(self, name: str, module: AdapterModule, b: Tensor, scale: float) -> Entry:
+        """``lora_b`` with its rows where the rows of the base's matrix are."""
+        layout = plain(b.layout.rows, b.layout.cols)
+        field = _heads_field(module, self.family)
+        if field:
+            heads = getattr(self.adapter.base, field) if self.adapter.base else b.layout.heads
+            layout = headed(heads, b.layout.rows // heads, b.layout.cols, interleaved=True)
+        return Entry(name, b, replace(layout, scale=scale), b.shape)
+
+    def _alpha(self) -> float | None:
+        """The one alpha: with it the scales of most modules are right as they are, or by a power of two."""
+        modules = [module for module in self.modules if module.rank]
+        if self.index.format == "gguf":
+            return next((module.alpha for module in modules), None)
+        return max(_candidates(modules), key=lambda alpha: _fit(alpha, modules))
+
+    def finish(self, pieces: Sequence[Piece]) -> Plan:
+        """One file: header, then tensors, each at a multiple of the alignment."""
+        metadata = self._metadata()
+        alignment = self.index.facts["alignment"] if self.index.format == "gguf" else DEFAULT_ALIGNMENT
+        offset = align_up(header_bytes(metadata, [(piece.name, len(piece.shape)) for piece in pieces]), alignment)
+        steps = []
+        for piece in pieces:
+            steps.append(piece.step(offset))
+            offset = align_up(offset + piece.nbytes, alignment)
+        file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
+        rows = "interleaved" if self.family and interleaves(self.family) else "split"
+        return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
+
+    def _metadata(self) -> dict[str, Value]:
+        """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""
+        architecture = self.family.gguf if self.family else self.index.architecture
+        found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
+        if self.family and interleaves(self.family):
+            found |= self._head_counts(architecture)
+        ruled, own = self.family is not None, self.index.format == "gguf"
+        return edited(self, found, architecture, ruled=ruled, own=own)
+
+    def _made_metadata(self, architecture: str) -> dict[str, Value]:
+        found = {
+            "general.architecture": scalar("str", architecture),
+            "general.type": scalar("str", GGUF_KIND),
+            GGUF_TYPE_KEY: scalar("str", "lora"),
+        }
+        if self.adapter.base_name:
+            found["general.base_model.count"] = scalar("u32", 1)
+            found["general.base_model.0.name"] = scalar("str", self.adapter.base_name)
+        if self.alpha is not None:
+            found[GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
+        found["general.quantization_version"] = scalar("u32", 2)
+        return found
+
+    def _head_counts(self, architecture: str) -> dict[str, Value]:
+        """What llama.cpp does not look at, and a reader needs to put the rows of q and k in order again."""
+        counts = {}
+        for module in self.modules:
+            field = _heads_field(module, self.family)
+            if field:
+                base = self.adapter.base
+                counts[field] = getattr(base, field) if base else self.tensor(module, Role.B).layout.heads
+        return {HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())}
+
+
+def _unadapted(module: AdapterModule, family: Family) -> bool:
+    row = family.engines.get(LLAMA_CPP.row)
+    name = parse(f"{module.name}.weight").pattern.removesuffix(".weight").replace("layers.{n}.", "L.")
+    return row is not None and name in row.unadapted
+
+
+def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
+    """The field that counts the heads of a matrix whose rows GGUF stores interleaved."""
+    return FIELD_OF.get(heads_of(family, weight_pattern(module.name)) or "") if family else None
+
+
+def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
+    """Alphas with which the scale of some module is right: what the source says, scale times rank, and neighbours."""
+    found: dict[float, None] = {}
+    for module in modules:
+        product = float32(module.scale * module.rank)
+        own = [] if module.alpha is None else [float32(module.alpha)]
+        for alpha in (*own, product, *_neighbours(product)):
+            if effective_scale(alpha, module.rank) == module.scale:
+                found.setdefault(alpha)
+        found.setdefault(product)
+    return [alpha for alpha in found if 0 < alpha < math.inf]
+
+
+def _neighbours(value: float) -> tuple[float, float]:
+    """The float32 numbers next to a positive one."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    below, above = (struct.unpack("<f", struct.pack("<I", bits + step))[0] for step in (-1, 1))
+    return float(below), float(above)
+
+
+def _fit(alpha: float, modules: Iterable[AdapterModule]) -> tuple[int, int]:
+    """Modules whose digits do not change, and modules that do not change at all."""
+    factors = [module.scale / effective_scale(alpha, module.rank) for module in modules]
+    return sum(map(power_of_two, factors)), factors.count(1.0)

@@ -1,33 +1,231 @@
-"""Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later."""
+"""The tensors that a GGUF holds: which rows of the source each is made of, and what llama.cpp loads."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import pack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.config import (
+    LLAMA3_NUMBERS,
+    MAX_FLOAT32,
+    MIN_FLOAT32,
+    ModelConfig,
+    positive_numbers,
+    scaled,
+    starts_behind,
+)
+from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, made, matrix_of, parse, plain_tensor, with_layer
+from ckconv.core.metadata import Value, array
+from ckconv.core.tensors import (
+    Array,
+    Dropped,
+    Extent,
+    Packed,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    made,
+    matrix_of,
+    parse,
+    plain_tensor,
+    with_layer,
+)
+from ckconv.errors import InputError
+from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
+from ckconv.families.canonical import Item, plain_item
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.names import names_of, shift_of
+from ckconv.families.names import canonical_pattern, names_of, shift_of
 from ckconv.families.naming_schemes import beside_text
-from ckconv.families.presence import narrow
+from ckconv.families.presence import conditional, everywhere, loaded, narrow, required
+from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.tied_head import as_head
-from ckconv.families.words import of_class, said, tensors_said
-from ckconv.formats.gguf.layer_keys import key_patterns
-from ckconv.formats.gguf.rules import known_patterns, required_layers
+from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
+from ckconv.formats.gguf.read import ArrayRef, GgufFile
+from ckconv.io.files import Files
+from ckconv.plan.checks import modifier_reason, row_reasons
+from ckconv.plan.decoding import DECODE
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
+from ckconv.plan.steps import Reason
+from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Rows
+    from ckconv.quant.packings import Tile
+
+
+# Tensors of one number that are a metadata key in GGUF: an array with the number of every layer (xIELU's).
+
+
+def key_patterns(family: Family) -> dict[str, str]:
+    """Canonical pattern of such a tensor -> its key."""
+    rows = (row for row in family.tensors.values() if row.key)
+    return {canonical_pattern(family, row.name, "" if row.whole_name else "weight"): row.key for row in rows}
+
+
+def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iterator[Tensor]:
+    """The tensors that a file's keys are, where their numbers lie in the header.
+
+    Raises:
+        InputError: ``model.config``, a key has another type, or not a number a layer.
+    """
+    sizes = Sizes(family, config.scope)
+    for row in (row for row in family.tensors.values() if row.key):
+        found = file.metadata.get(row.key)
+        if found is None:
+            continue
+        numbers, count = found.value, sizes.layers(row)
+        if not isinstance(numbers, ArrayRef) or numbers.type != "f32" or numbers.count != count:
+            raise InputError("model.config", f"{row.key} must be a list of {count:,} numbers (f32)", path=file.path)
+        pattern = canonical_pattern(family, row.name, "" if row.whole_name else "weight")
+        shape = shapes.sizes(row.axes, sizes.of(row, None))
+        for layer in range(count):
+            extent = Extent(file.files[0], numbers.offset + layer * F32.size, F32.size)
+            yield Tensor(with_layer(pattern, layer), f"{row.key}[{layer}]", F32, shape, (extent,), plain(1, 1))
+
+
+def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
+    """The keys that a model's tensors are."""
+    patterns = key_patterns(family)
+    numbers: dict[str, dict[int, float]] = {}
+    if patterns:
+        from ckconv.io.rows import RowReader
+        from ckconv.quant.codec import to_float32
+
+        with Files(index.identities) as files:
+            for tensor in index.tensors.values():
+                name = parse(tensor.name)
+                if name.pattern in patterns and name.layer is not None:
+                    [[number]] = to_float32(RowReader(tensor, files).rows(0, 1), tensor.dtype)
+                    numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
+    return {key: array("f32", [layers[n] for n in sorted(layers)]) for key, layers in numbers.items()}
+
+
+# What llama.cpp loads and computes: which tensors of a family it looks for, and what it does not do.
+#
+# A tensor that llama.cpp does not look for stops it from loading a file ("wrong number of tensors"), a missing one too.
+# Source: ``load_arch_tensors`` and ``load_arch_hparams`` of the files in llama.cpp's ``src/models``; what may be there
+# besides was found by loading files that have it.
+
+#: Of vectors of other types: ggml/src/ggml-cpu/binary-ops.cpp, ``binary_op``, "unsupported types".
+ABORTS = "llama.cpp computes with vectors of FP32 only: it loads this file, and aborts when it computes"
+
+#: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
+_YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"})
+
+#: Numbers of a YaRN scaling that llama.cpp takes for these, whatever ``rope.scaling.yarn_beta_fast`` and ``_slow`` say:
+#: it reads those two keys for other architectures only (v0.5.0; found by loading files that have them).
+_YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def known_patterns(config: ModelConfig) -> frozenset[str]:
+    """Every canonical pattern that llama.cpp loads of a model."""
+    return frozenset(required_layers(config)) | loaded(FAMILIES[config.family], LLAMA_CPP.row) | {HEAD}
+
+
+def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
+    """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
+    family = FAMILIES[config.family]
+    found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
+    wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
+    layers: dict[str, Sequence[int]] = dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
+    for name in layers:
+        weight = (
+            f"{name.removesuffix('.bias')}.weight"  # a bias is where its weight is, a weight that is named everywhere
+        )
+        layers[name] = found.get(weight, layers[name])
+    return wanted | layers
+
+
+def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:
+    """Why llama.cpp would compute something else than the source's configuration says.
+
+    Args:
+        context: context length in the output.
+        rope_dropped: a flag leaves Llama 3's scaling out.
+        tied: the output has no head of its own.
+    """
+    family = FAMILIES[config.family]
+    for modifier in config.modifiers:
+        yield modifier_reason(modifier, f", and llama.cpp computes {family.gguf} without it")
+    if config.rope_scaling is not None and not starts_behind(config.rope_scaling, config, context):
+        yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
+    if family.rope and config.head_dim % 2:
+        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
+    if family.rope and config.rotary_dim != config.head_dim and not family.turns_a_part:
+        what = f"RoPE rotates {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp rotates all"
+        yield Reason(what + said(config, "rotary_dim"))
+    if config.own.get("causal") is False and config.sliding_window and config.sliding_window < context:
+        text = "llama.cpp's window ends before a token, and of one that sees in both ways around it"
+        yield Reason(text + said(config, "causal"))
+    eps = said(config, "norm_eps")
+    for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
+        if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
+            yield Reason(f"{what} is {number:g}, which float32 cannot hold")
+    if not config.norm_eps:
+        yield Reason(f"the source names no epsilon for its norms{eps}")
+    if not context:
+        yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
+    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, format="" if config.raw else "gguf")
+
+
+def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:
+    kind = str(scaling.get("rope_type"))
+    if kind == "llama3":
+        if dropped:
+            return
+        if ROPE_FREQUENCIES not in known_patterns(config):
+            yield Reason(f"{scaled(kind, config)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
+        elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
+            yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
+        return
+    family = FAMILIES[config.family]
+    written = {name.removeprefix("rope_") for name, row in family.parameters.items() if row.cells.get("gguf")}
+    if "type" not in written:
+        yield Reason(f"{scaled(kind, config)}, and ckconv knows no key of llama.cpp's {family.gguf} for it")
+        return
+    if kind == "longrope" and "long_factor" in written:
+        sets = [scaling.get(key) for key in ("long_factor", "short_factor")]
+        if any(not isinstance(factors, list) or len(factors) != config.rotary_dim // 2 for factors in sets):
+            yield Reason(f"{scaled(kind, config)} and names no {config.rotary_dim // 2} long and short factors")
+        return
+    if kind not in ("linear", "yarn"):
+        hint = f"--context {config.context_length} is where it starts" if kind == "dynamic" else ""
+        yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF", hint)
+        return
+    if positive_numbers(scaling, ("factor",)) is None:
+        yield Reason(f"{scaled(kind, config)} and names no factor")
+    if kind == "yarn" and scaling.get("factor", 1) < 1:
+        yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weights differently")
+    if kind == "yarn":
+        known, read = _YARN_KEYS | _YARN_FIXED.keys() | written | {*family.document.rope.noted}, ROPE_KEYS["yarn"]
+        known |= {"mscale", "mscale_all_dim"} if "attention_factor" in written else set()  # it holds what they give
+        for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
+            yield Reason(
+                f"{scaled(kind, config)} with {key} = {scaling[key]!r}, for which llama.cpp's {family.gguf} has no key"
+            )
+        given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
+        if positive_numbers(scaling, tuple(given)) is None:
+            yield Reason(f"{scaled(kind, config)} with numbers that are none: " + ", ".join(given))
+            return
+        for key, fixed in _YARN_FIXED.items():
+            if key not in written and scaling.get(key) not in (None, fixed):
+                yield Reason(
+                    f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}"
+                )
+
+
+# Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later.
 
 #: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv`` is
 #: that of ``shortconv``.
@@ -275,3 +473,130 @@ def numbers_entry(name: str, canonical: str, content: bytes) -> Entry:
 def nbytes_of(entry: Entry, dtype: DType) -> int:
     """Bytes of an entry in the file."""
     return dtype.nbytes(math.prod(entry.shape))
+
+
+# NVFP4 in a GGUF: ``NAME.weight`` holds codes and scales, ``NAME.scale`` what all scales are multiplied with.
+#
+# ``NAME.scale`` is F32 ``[1]``, of stacked experts ``[experts]``; without it the number is 1. Source: the generic pass
+# of ``load_tensors`` in ``src/llama-model.cpp`` and ``build_lora_mm`` in ``src/llama-graph.cpp``, which multiplies the
+# product; ``_generate_nvfp4_tensors`` in ``conversion/base.py``. ``NAME.input_scale``, of activations, is loaded beside
+# it and enters no product.
+
+_NVFP4 = DTYPES["NVFP4"]
+#: As ``inverse_scale`` of ``conversion/base.py`` of llama.cpp has it.
+_ROUNDED = "NAME.scale is what NVFP4's scales are divided by in the source, inverted: rounded once, to float32"
+
+_WEIGHT, _SCALE, _INPUT = ".weight", ".scale", ".input_scale"
+
+#: What there may be, where nobody looked.
+_UNSEEN = [math.nan]
+
+#: Modules whose scale is looked for; a bias beside those of ``ffn`` ends llama.cpp (``build_ffn``).
+_SCALED = frozenset(
+    {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps",
+     "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "output", "attn_gate",
+     "ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"}
+)  # fmt: skip
+
+
+def of_activations(stored: Sequence[StoredTensor]) -> tuple[Dropped, ...]:
+    """Scales of what a matrix is multiplied with: a GGUF keeps them, and nothing else has a place for them."""
+    found = [tensor for tensor in stored if tensor.name.endswith(_INPUT)]
+    names = {tensor.name for tensor in stored} if found else set()
+    beside = (tensor for tensor in found if tensor.name.removesuffix(_INPUT) + _WEIGHT in names)
+    return tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in beside)
+
+
+def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:
+    """The tensors of a GGUF; a matrix and its scale are one."""
+    by_name = {tensor.name: tensor for tensor in stored}
+    for tensor in stored:
+        weight = by_name.get(tensor.name.removesuffix(_SCALE) + _WEIGHT) if tensor.name.endswith(_SCALE) else None
+        scale = by_name.get(tensor.name.removesuffix(_WEIGHT) + _SCALE)
+        if weight is not None and _fits(weight, tensor):
+            continue
+        if scale is not None and tensor.name.endswith(_WEIGHT) and _fits(tensor, scale):
+            yield Item(_scaled(tensor, scale), (tensor, scale))
+        else:
+            yield plain_item(tensor)
+
+
+def has_scales(stored: Sequence[StoredTensor]) -> bool:
+    """A matrix has its scale beside it."""
+    scales = {tensor.name.removesuffix(_SCALE): tensor for tensor in stored if tensor.name.endswith(_SCALE)}
+    matrices = (tensor for tensor in stored if scales and tensor.dtype is _NVFP4)
+    return any((scale := scales.get(one.name.removesuffix(_WEIGHT))) and _fits(one, scale) for one in matrices)
+
+
+def _fits(weight: StoredTensor, scale: StoredTensor) -> bool:
+    many = weight.shape[0] if len(weight.shape) > 2 else 1
+    return weight.dtype is _NVFP4 and scale.dtype is F32 and scale.shape == (many,)
+
+
+def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
+    rows, columns = math.prod(weight.shape[:-1]) // scale.shape[0], weight.shape[-1]
+    nbytes = _NVFP4.nbytes(rows * columns)
+    modules = []
+    for number in range(scale.shape[0]):
+        blocks = Extent(weight.extent.path, weight.extent.offset + number * nbytes, nbytes)
+        factor = Extent(scale.extent.path, scale.extent.offset + number * F32.size, F32.size)
+        arrays = (
+            Array(Tensor(weight.name, weight.name, _NVFP4, (rows, columns), (blocks,), plain(rows, columns))),
+            Array(Tensor(scale.name, scale.name, F32, (1, 1), (factor,), plain(1, 1)), 0),
+        )
+        modules.append(Packed(rows, arrays, _unpack))
+    dtype = packed_type(FACTOR, columns)
+    layout = plain(math.prod(weight.shape[:-1]), columns)
+    return Tensor(weight.name, weight.name, dtype, weight.shape, (), layout, packed=tuple(modules))
+
+
+def _unpack(tile: Tile) -> Rows:
+    import numpy as np
+
+    from ckconv.quant.ggml import get_codes, of_bytes
+
+    blocks = of_bytes(tile.own(0), _NVFP4)
+    return rows_of(get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]), tile.own(1))
+
+
+def _divides(dtype: DType) -> bool:
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.divisor
+
+
+def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
+    """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused.
+
+    A program that reads blocks and knows nothing of the other tensor takes wrong numbers for right ones, so a GGUF has
+    one only where it is asked for, or where the source has it.
+    """
+    found: list[Entry] = []
+    unasked: list[str] = []
+    rounded = False
+    asked = planner.options.tensor_scales or planner.index.format == "gguf"
+    names = {entry.name for entry in entries}
+    for entry, dtype in zip(entries, types, strict=True):
+        parts = [part for part in entry.parts if is_scaled(part.dtype)]
+        if dtype is not _NVFP4 or not parts:
+            continue
+        module = entry.name.removesuffix(_WEIGHT)
+        kind = module.rpartition(".")[2]
+        each = [planner.source.factors.get(part.name, _UNSEEN) for part in parts]
+        if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
+            planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", DECODE)
+        elif any(numbers != each[0] for numbers in each):
+            planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", DECODE)
+        elif any(number != 1 for number in each[0]) and not asked:
+            unasked.append(module)
+        elif any(number != 1 for number in each[0]):
+            content = pack(f"<{len(each[0])}f", *each[0])
+            found.append(numbers_entry(module + _SCALE, parts[0].name, content))
+            rounded |= _divides(parts[0].dtype) and not all(map(inverse, each[0]))
+    if rounded:
+        planner.notes.append(_ROUNDED)
+    if unasked:
+        more = f" and {len(unasked) - 1} more" if len(unasked) > 1 else ""
+        why = "the scales of NVFP4 matrices have a scale, without which a reader gets other numbers"
+        hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
+        planner.refuse(f"{why}: {unasked[0]}{more}", hint)
+    return found

@@ -1,33 +1,306 @@
-"""A GGUF's header -> the canonical index."""
+"""A GGUF's header -> the canonical index, with the hyper-parameters as llama.cpp reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.config import ModelConfig
+from ckconv.core.config import (
+    FIELD_OF,
+    NUMBERS,
+    REAL,
+    WHOLE,
+    Fail,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+)
 from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
 from ckconv.families.catalogue import family_of_gguf
+from ckconv.families.functions import SLIDING
+from ckconv.families.keys import NOT_KNOWN, Kind, full_key
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
-from ckconv.families.schema import Family
+from ckconv.families.parameters import ExpressionError, ParameterError, Values
+from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.families.words import said_of
-from ckconv.formats.gguf.config import KeySource, gguf_config, keys_of, value_of
-from ckconv.formats.gguf.layer_keys import tensors_of_keys
-from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
-from ckconv.formats.gguf.read_header import read_header
-from ckconv.formats.gguf.scales import items, of_activations
-from ckconv.formats.gguf.spec import GGUF_KIND
+from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
+from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
+from ckconv.formats.gguf.values import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tower
-    from ckconv.formats.safetensors.adapter_base import Opener
+    from ckconv.formats.safetensors.adapter import Opener
+
+
+# The hyper-parameters of a GGUF, as llama.cpp reads them.
+
+#: Fields that are no plain number under a key, or none that GGUF has.
+_SPECIAL = ("layer_types", "local_theta", "final_cap", "query_scalar")
+
+
+def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
+    """The value under a key, ``None`` where there is none."""
+    found = metadata.get(key)
+    return found.value if found else None
+
+
+def keys_of(architecture: str, name: str) -> tuple[str, str]:
+    """A hyper-parameter's key: with the architecture's prefix, then without one (files of early converters)."""
+    return full_key(architecture, name), name.removeprefix("/")
+
+
+def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfig:
+    """Read the hyper-parameters.
+
+    Raises:
+        InputError: ``model.config``, a field is missing, absurd, or contradicts another.
+        UnsupportedError: ``model.config``, one differs from layer to layer.
+    """
+    fail = _fail(file)
+    values: dict[str, int | float] = {}
+    names: dict[str, str] = dict.fromkeys(NUMBERS, "")
+    for name, row in family.parameters.items():
+        field = FIELD_OF.get(name, "")
+        if field not in NUMBERS:
+            continue
+        cells = row.key_cells("gguf")
+        names[field] = f"{architecture}.{cells[0].key}" if cells else field
+        for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
+            value = value_of(file.metadata, key)
+            if value is not None:
+                if cell.read and not cell.unread:
+                    value = _read(file, architecture, family, name, fail)
+                names[field] = key
+                values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
+                break
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors}
+    vocab = shapes.get("token_embd.weight", (0,))[0]
+    _check_tokens(file, vocab, fail)
+    idle = _idle(file, vocab, values, names)
+    for field in idle:
+        del values[field]
+    positions = shapes.get("position_embd.weight", (0,))[0]
+    made = build_config(
+        family.name,
+        family.model_type,
+        values,
+        names,
+        fail,
+        vocab_size=vocab or _token_count(file),
+        position_rows=positions,
+        rope=family.rope,
+    )
+    made = _classified(file, architecture, family, _window(family, made))
+    made = replace(made, unread=(*made.unread, *idle.values()))
+    return _completed(file, architecture, family, made, fail)
+
+
+def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:
+    """A number that the family's row makes of a list over layers."""
+    try:
+        return Values(family, KeySource(file, architecture))[name]
+    except (ParameterError, ExpressionError) as error:
+        raise fail(f"{architecture}.{error}") from None
+
+
+def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
+    """Fields whose key says nothing here -> the key: llama.cpp counts listed tokens (``llama_vocab::impl::load``)."""
+    counted = "vocab_size" in values and values["vocab_size"] != vocab and _token_count(file) > 0
+    return {"vocab_size": names["vocab_size"]} if counted else {}
+
+
+def _window(family: Family, config: ModelConfig) -> ModelConfig:
+    """Without the window that llama.cpp does not read for an architecture, unless the context never leaves it."""
+    row = family.parameters.get("window")
+    read = row is not None and any(not cell.unread for cell in row.key_cells("gguf"))
+    if read or not config.sliding_window or config.sliding_window >= config.context_length > 0:
+        return config
+    return replace(config, sliding_window=None)
+
+
+def _fail(file: GgufFile) -> Fail:
+    return lambda message: InputError("model.config", message, path=file.path)
+
+
+def _uniform(file: GgufFile, key: str, value: object) -> object:
+    """The one value of a per-layer array whose elements are all the same; no family here has others."""
+    if not isinstance(value, ArrayRef):
+        return value
+    elements = value.decode()
+    if not elements or any(element != elements[0] for element in elements):
+        raise UnsupportedError(
+            "model.config", f"{key} differs from layer to layer, which no known architecture does", path=file.path
+        )
+    return elements[0]
+
+
+def _token_count(file: GgufFile) -> int:
+    tokens = value_of(file.metadata, "tokenizer.ggml.tokens")
+    return tokens.count if isinstance(tokens, ArrayRef) else 0
+
+
+def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
+    tokens = _token_count(file)
+    if vocab and tokens > vocab:
+        raise fail(f"tokenizer.ggml.tokens has {tokens:,} entries, token_embd.weight {vocab:,} rows")
+
+
+def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
+    """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
+    table, prefix = family.metadata.keys, f"{architecture}."
+    scope = Values(family, KeySource(file, architecture), given=config.scope)
+    modifiers, unread = [], list[str]()
+    closed = family.document.closed or architecture not in family.in_gguf.names
+    for name in file.metadata:
+        key = table.get(name.removeprefix(prefix))
+        if key is None and name.startswith(prefix) and closed:
+            modifiers.append(f"{name}, {NOT_KNOWN} {family.name},")
+        elif key is None and name.startswith(prefix):
+            unread.append(name)
+        elif key is not None and key.kind is Kind.MODIFIER:
+            value = value_of(file.metadata, name)
+            neutral = (key.same_as.value(scope),) if key.same_as else key.neutral
+            if isinstance(value, ArrayRef):
+                modifiers.append(f"{name}, an array,")
+            elif value not in neutral:
+                modifiers.append(f"{name} = {value}")
+    own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}
+    modifiers += family.metadata.unseen(own)
+    rotary = config.rope_theta is not None
+    scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
+    modifiers += [unknown] if unknown else []
+    return replace(config, modifiers=tuple(modifiers), unread=tuple(unread), rope_scaling=scaling)
+
+
+def _decoded(file: GgufFile, name: str) -> Any:
+    """The value under a key: a list, or a number as the shortest decimal of its float32."""
+    found = value_of(file.metadata, name)
+    value = found.decode() if isinstance(found, ArrayRef) else found
+    return shortest_float32(value) if isinstance(value, float) else value
+
+
+def _rope_scaling(
+    file: GgufFile, architecture: str, family: Family, config: ModelConfig
+) -> tuple[dict[str, Any] | None, str]:
+    """The scaling in Hugging Face's words, and what of it has none.
+
+    llama.cpp takes a factor without a type for a linear one, ``rope.scale_linear`` where there is no factor, 0 for 1,
+    and YaRN without an original context to start from the model's (``load_hparams``).
+    """
+
+    def found(name: str) -> tuple[str, object]:
+        return next(
+            (
+                (key, value)
+                for key in keys_of(architecture, name)
+                if (value := value_of(file.metadata, key)) is not None
+            ),
+            (f"{architecture}.{name}", None),
+        )
+
+    def number(name: str, integer: bool) -> float | None:
+        key, value = found(name)
+        return None if value is None else checked_number(key, value, WHOLE if integer else REAL, _fail(file))
+
+    factor = number("rope.scaling.factor", False)
+    factor = number("rope.scale_linear", False) if factor is None else factor
+    original = number("rope.scaling.original_context_length", True)
+    key, kind = found("rope.scaling.type")
+    start = int(original or config.context_length)
+    numbers = _scaling_numbers(
+        file, architecture, family, {**config.scope, "rope_original": start, "rope_factor": factor}
+    )
+    sets = numbers.keys() & {"long_factor", "short_factor"}
+    if len(sets) == 2 and start > 1 and kind in (None, "linear", "longrope") and factor in (None, 0, 1):
+        return {"rope_type": "longrope", **numbers, "original_max_position_embeddings": start}, ""
+    if sets:
+        return None, f"{architecture}.rope.scaling with {', '.join(sorted(numbers))} of a scaling that is not longrope"
+    if kind not in (None, "none", "linear", "yarn"):
+        return None, f"{key} = {kind}"
+    if "attention_factor" in numbers and kind != "yarn":
+        attention, value = found("rope.scaling.attn_factor")
+        return None, f"{attention} = {value} of a scaling that is not yarn"
+    if kind == "none" or (factor in (None, 0, 1) and "attention_factor" not in numbers):
+        return None, ""
+    if kind == "yarn" and float(factor or 1) < 1:
+        return None, f"{key} = yarn with a factor of {factor:g}"  # whose logarithm llama.cpp weighs attention by
+    scaling: dict[str, Any] = {"rope_type": kind or "linear", "factor": shortest_float32(float(factor or 1))}
+    if kind == "yarn":
+        scaling |= numbers
+        scaling["original_max_position_embeddings"] = start
+    return scaling, ""
+
+
+def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What rows of the family say of the scaling besides its type, factor and original context."""
+    values = Values(family, KeySource(file, architecture), given=given)
+    names = family.parameters.keys() & SCALING_NUMBERS
+    return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
+
+
+class KeySource:
+    """The metadata as the rows of a family read it: every key behind the architecture's prefix, or without one."""
+
+    format = "gguf"
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self._file, self._architecture = file, architecture
+
+    def has(self, key: str) -> bool:
+        """The key is there."""
+        return self.value(key) is not None
+
+    def value(self, key: str) -> Any:
+        """What stands under a key."""
+        for name in keys_of(self._architecture, key):
+            found = value_of(self._file.metadata, name)
+            if found is not None:
+                return _decoded(self._file, name)
+        return None
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        """The values of a stored vector."""
+        values = self._file.vector(tensor)
+        return None if values is None else [shortest_float32(value) for value in values]
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """The shape of a stored tensor."""
+        return next((found.shape for found in self._file.tensors if found.name == tensor), None)
+
+
+def _completed(file: GgufFile, architecture: str, family: Family, config: ModelConfig, fail: Fail) -> ModelConfig:
+    """With what only some families have."""
+    special = [name for name in _SPECIAL if name in family.parameters]
+    given = {name: value for name, value in config.scope.items() if name not in special}
+    values = Values(family, KeySource(file, architecture), given=given)
+    try:
+        found = {FIELD_OF[name]: _exact(values[name]) for name in special}
+        if found.get("layer_types") and SLIDING not in found["layer_types"]:
+            found["sliding_window"] = None
+        return replace(config, **found, own={name: _number(values[name]) for name in family.own})
+    except (ParameterError, ExpressionError) as error:
+        raise fail(f"{architecture}.{error}") from None
+
+
+def _exact(value: Any) -> Any:
+    """Lists as tuples, and numbers as the shortest decimals of their float32."""
+    return tuple(value) if isinstance(value, list) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    return shortest_float32(value) if isinstance(value, float) else value
+
+
+# A GGUF's header -> the canonical index.
 
 
 def open_gguf(

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop."""
+"""The metadata of a GGUF that is written: copied, made, set or dropped, and as bytes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
+    Content,
     Value,
     ValueType,
     array,
+    beside,
     keys_of_card,
+    numbered,
     raw_array,
+    root_of,
     scalar,
     string,
 )
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex, made
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
+from ckconv.families.schema import Family
+from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note
-from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
-from ckconv.formats.gguf.values import ArrayRef, MetaValue
-from ckconv.io.card import card_of
-from ckconv.plan.planner import Planner
-from ckconv.plan.steps import Change
+from ckconv.formats.gguf.read import read_header
+from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
+from ckconv.io.bytesource import open_source
+from ckconv.io.card import card_of, text_of_card
+from ckconv.plan.container import Container, Frame
+from ckconv.plan.planner import HEAD, Planner
+from ckconv.plan.steps import Change, OutputFile, Reason
 from ckconv.tokenizer.made import Made, MadeArray, as_read
+
+# The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop.
 
 ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
@@ -194,3 +206,149 @@ def _checked(type: ValueType, value: object) -> str | int | float | bool:
     if type.code in ("f", "d") and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     raise ValueError
+
+
+# How embeddings are pooled: what sentence-transformers' files say, as GGUF's key.
+#
+# Source: ``_try_set_pooling_type`` of llama.cpp's converter.
+
+#: ``LLAMA_POOLING_TYPE_RANK``: the outputs of a classifier, which llama.cpp's converter leaves to a flag of its server.
+_RANK = 4
+_RERANKERS = ("qwen3-reranker", "qwen3-vl-reranker")
+
+_HINT = "take it out of modules.json for the embeddings before it"
+
+
+def gives_embeddings(index: TensorIndex) -> bool:
+    """A checkpoint has no output head on purpose: it is one of sentence-transformers, or of a class without one.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return False
+    from ckconv.formats.safetensors.files import modules_of
+
+    classes = index.metadata.get("architectures")
+    named = [str(name) for name in classes] if isinstance(classes, list) else []
+    headless = [name.endswith("Model") and not name.endswith("LMHeadModel") for name in named]
+    return bool(headless and all(headless)) or bool(modules_of(root_of(index)))
+
+
+def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
+    """The keys, where a checkpoint is one of sentence-transformers; notes are added for what has none.
+
+    llama.cpp reads one of them. The documents are kept beside it, for the way back: what is behind the pooling, and
+    prompts, it has no words for.
+
+    Raises:
+        InputError: ``model.config``, a file is malformed.
+    """
+    if index.config is not None and index.config.tied is False and HEAD not in index.tensors:
+        notes.append("the model gives embeddings: where logits are asked for, llama.cpp takes the embedding for a head")
+    if _is_reranker(index):
+        notes.append(
+            "a Qwen3-Reranker ranks by its logits of yes and no; the GGUF is the plain language model, without the "
+            "cls.output and the pooling RANK that llama.cpp's own converter makes for its server"
+        )
+    if "labels" in family.parameters:
+        return {f"{family.gguf}.pooling_type": scalar("u32", _RANK)}
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return {}
+    from ckconv.formats.safetensors.files import kept_documents, modules_of, pooling_of
+
+    if not (modules := modules_of(root_of(index))):
+        return {}
+    files = beside(index)
+    number, said = pooling_of(files, modules)
+    if not said:
+        notes.append("modules.json names no pooling: llama.cpp gives an embedding for every token")
+    elif not number:
+        notes.append(f"{said} pools as llama.cpp does not, which gives an embedding for every token")
+    made = {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
+    return made | {key: scalar("str", text) for key, text in kept_documents(files).items()}
+
+
+def _is_reranker(index: TensorIndex) -> bool:
+    """Named so by its directory, its configuration or its card, as ``_is_qwen3_reranker`` of the converter finds it."""
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return False
+    named = (root_of(index).name, str(index.metadata.get("_name_or_path", "")))
+    card = text_of_card(index).lower()
+    found = [name.lower() for name in named] + [line for line in card.splitlines() if line.startswith("# ")]
+    return any(word in text for text in found for word in _RERANKERS)
+
+
+def module_reasons(index: TensorIndex) -> list[Reason]:
+    """What is computed behind the pooling, with weights of its own, and llama.cpp does not.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return []
+    from ckconv.formats.safetensors.files import PLAIN, modules_of
+
+    return [
+        Reason(f"modules.json names a {module.kind} after pooling ({module.path}/), which ckconv does not write", _HINT)
+        for module in modules_of(root_of(index))
+        if module.kind not in PLAIN
+    ]
+
+
+# The bytes of a GGUF that are not tensors: metadata, tensor records and the padding before the data section.
+
+
+def container(
+    files: Sequence[OutputFile], metadata: Sequence[Mapping[str, Value]], alignments: Sequence[int]
+) -> Container:
+    """One frame a file; nothing lies beside a GGUF.
+
+    Args:
+        metadata: of each file.
+        alignments: of each file, in bytes.
+    """
+    frames = tuple(Frame(prologue(*parts)) for parts in zip(files, metadata, alignments, strict=True))
+    return Container(frames, keys=keys_of(metadata))
+
+
+def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
+    """What a GGUF, or a set of them, declares."""
+    keys: dict[str, Any] = {"version": VERSION}
+    for number, own in enumerate(metadata):
+        keys |= {numbered(key, number): value for key, value in own.items() if not key.startswith(SPLIT_KEYS)}
+    return keys
+
+
+def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:
+    """Everything before the data section, which begins where the first tensor lies."""
+    start = file.steps[0].offset if file.steps else file.nbytes
+
+    def record(at: int) -> Record:
+        step = file.steps[at]
+        type_id = step.target.dtype.ggml
+        assert type_id is not None
+        return Record(step.slot, step.target.shape, type_id, step.offset - start)
+
+    found = header(metadata, made(len(file.steps), record), start)
+    assert len(found) == start == align_up(start, alignment)
+    return found
+
+
+# What a GGUF says besides its tensors.
+
+
+def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
+    """The metadata of every file of the set."""
+    keys: dict[str, Any] = {}
+    for number, path in enumerate(index.files):
+        with open_source(path) as source:
+            shard = read_header(source)
+            keys["version"] = min(shard.version, keys.get("version", shard.version))
+            keys |= {numbered(key, number): value for key, value in copied(shard.metadata).items()}
+    return Content(keys, paths={path.name: path for path in index.side_files})
+
+
+def shown(_: TensorIndex, out: TensorIndex) -> dict[str, Any]:
+    """Whether scales of scales stand beside their matrices."""
+    return {"tensor_scales": has_scales(out.stored)}

@@ -1,44 +1,67 @@
-"""Planning a GGUF, whole or split: out of another GGUF as it is, out of anything else as llama.cpp loads it."""
+"""Planning a GGUF, whole or split: a text model, a tower, or a model that diffuses."""
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.metadata import Value, scalar
-from ckconv.core.tensors import Extent, Tensor, made
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex, Tower, made, parse, plain_tensor, with_layer
+from ckconv.errors import InputError, listed
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.diffusion import Diffusion, diffusion_of
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import (
+    FILE_TYPES,
     directory_name,
     display_name,
     general_keys,
     importance_keys,
+    keys_of_entries,
     model_keys,
     number_tensors,
     size_label,
     type_keys,
 )
 from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.names import interleaves
+from ckconv.families.names import interleaves, names_of
+from ckconv.families.parameters import Written, write
+from ckconv.families.presence import expected, narrow
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Scope
+from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
 from ckconv.formats.gguf.entries import (
+    ABORTS,
     Entry,
     canonical_entries,
+    engine_reasons,
+    entry_of,
     frequencies_entry,
+    is_fp32,
+    keys_of_tensors,
     nbytes_of,
     number_entries,
+    scale_entries,
     stored_entries,
 )
-from ckconv.formats.gguf.keys import ARCHITECTURE_KEY, card_keys, copied, edited
-from ckconv.formats.gguf.layer_keys import keys_of_tensors
-from ckconv.formats.gguf.pooling import gives_embeddings, module_reasons, pooling_keys
-from ckconv.formats.gguf.rules import ABORTS, engine_reasons
-from ckconv.formats.gguf.scales import scale_entries
-from ckconv.formats.gguf.spec import (
+from ckconv.formats.gguf.keys import (
+    ARCHITECTURE_KEY,
+    card_keys,
+    container,
+    copied,
+    edited,
+    gives_embeddings,
+    module_reasons,
+    pooling_keys,
+)
+from ckconv.formats.gguf.values import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
     MAX_SHARDS,
@@ -50,21 +73,137 @@ from ckconv.formats.gguf.spec import (
     header_bytes,
     parse_shard_name,
 )
-from ckconv.formats.gguf.types import file_type, types_of
-from ckconv.formats.gguf.write import container
 from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
+from ckconv.plan.decoding import DECODE, decode_hint
+from ckconv.plan.pieces import apart
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import OutputFile, Plan, Step, place
-from ckconv.quant.convert import Conversion, Run
+from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors, place
+from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
+from ckconv.quant.packed import is_scaled
+from ckconv.tokenizer.gguf import TokenizerKeys
 from ckconv.tokenizer.source import equal_tokens_of
 
-if TYPE_CHECKING:
-    from ckconv.tokenizer.gguf import TokenizerKeys
+# The type that each tensor of a GGUF gets, or why it gets none.
+
+#: Block types of intermediate results: ggml has no kernel for a matrix of them.
+_NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
+
+
+class _Choice(NamedTuple):
+    """The type of a tensor; ``why`` it is refused, if it is, how many ``groups`` that counts, and the flag for it."""
+
+    dtype: DType
+    why: str = ""
+    hint: str = ""
+    groups: int = 0
+
+
+def types_of(
+    planner: Planner, entries: Sequence[Entry], quantised: Mapping[str, DType], *, same_format: bool
+) -> list[DType]:
+    """The type of each entry; reasons are noted with the planner, and a refused type stands for itself.
+
+    Args:
+        quantised: types of entries that were asked for, by name.
+        same_format: the source is a GGUF: what it holds can be held.
+    """
+    chosen: list[DType] = []
+    refused: dict[tuple[str, str], list[str]] = {}
+    groups: Counter[str] = Counter()
+    for entry in entries:
+        types: list[DType] = [] if entry.parts else [F32]
+        for part in entry.parts:
+            given = quantised.get(entry.name)
+            choice = _Choice(given) if given is not None else _choice(planner, entry, part, same_format)
+            if choice.why:
+                refused.setdefault((choice.why, choice.hint), []).append(part.source)
+                groups[choice.why] += choice.groups
+            elif why := apart([part], entry.layout, choice.dtype):
+                refused.setdefault((why, DECODE), []).append(part.source)
+            types.append(choice.dtype)
+        if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.dtype == "engine":
+            types = [F32]
+        if len(set(types)) > 1:
+            mixed = " and ".join(f"{part.source} is {part.dtype}" for part in entry.parts)
+            refused.setdefault((f"the parts of {entry.name} share one type", DECODE), []).append(mixed)
+        chosen.append(types[0])
+    for (why, hint), names in refused.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        count = f"{groups[why]:,} " if groups[why] else ""
+        planner.refuse(f"{count}{why}: {names[0]}{more}", hint)
+    return chosen
+
+
+def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
+    asked, source = planner.dtype, tensor.dtype
+    if source.block > 1 and planner.decoded(tensor):
+        target = F32 if entry.fp32 else planner.decoded_as(tensor)
+        return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
+    if asked == "keep":
+        return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
+    if is_scaled(source):
+        return _nvfp4(planner, entry, source)
+    if side_by_side(source):
+        return _repacked(planner, entry, source)
+    if source.block > 1:
+        useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
+        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", decode_hint(source))
+    if entry.fp32:
+        return _floats(source, F64 if source is F64 and asked == "engine" else F32, same_format)
+    return _floats(source, DTYPES[asked.upper()] if asked != "engine" else source, same_format)
+
+
+def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
+    """Of float64 the type that is asked for, where one is."""
+    if same_format and source not in WIDENS_TO_F32 and not (source is F64 and source is not target):
+        return _Choice(source)  # an integer or F64 that an architecture wants
+    if source.kind is Kind.FLOAT and target is not F64 and writable(source, target):
+        return _Choice(target)
+    return _Choice(source, f"llama.cpp loads no {source} here", "--dtype f32" if source is F64 else "")
+
+
+def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
+    """NVFP4, its scale of scales beside it: of families of which it was measured that llama.cpp multiplies by that."""
+    config = planner.index.config
+    row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
+    if row is None or not row.scaled:
+        return _Choice(source, "llama.cpp is not known to multiply NVFP4 by its scale in this family", DECODE)
+    if entry.shape[-1] % DTYPES["NVFP4"].block:
+        return _Choice(source, f"rows of {entry.shape[-1]:,} elements are not whole blocks", DECODE)
+    return _Choice(DTYPES["NVFP4"])
+
+
+def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
+    """The type of a matrix that no type of GGUF's is: the smallest that holds every number of all parts."""
+    from ckconv.quant.reexpress import blocks_for, no_block, none_of
+
+    blocks = blocks_for(source, entry.shape[-1])
+    if not blocks:
+        return _Choice(source, no_block(source, entry.shape[-1]), DECODE)
+    counts: Counter[DType] = Counter()
+    for part in entry.parts:
+        counts.update(planner.source.unfit.get(part.name, {}))
+    best = min(blocks, key=lambda block: (counts[block], block.size / block.block))
+    if counts[best]:
+        return _Choice(source, f"groups have {none_of(blocks)}", DECODE, counts[best])
+    return _Choice(best)
+
+
+def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
+    """``general.file_type``: what most matrices are; all-FP32 where there are none."""
+    counts: Mapping[DType, int] = Counter(
+        dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
+    )
+    best = max(counts, key=lambda dtype: (counts[dtype], dtype.kind is not Kind.FLOAT, dtype.size), default=F32)
+    return FILE_TYPES.get(best.name, FILE_TYPES["F32"])
+
+
+# Planning a GGUF, whole or split: out of another GGUF as it is, out of anything else as llama.cpp loads it.
 
 #: What the file is called in a directory.
 MODEL_NAME = "model.gguf"
@@ -379,3 +518,170 @@ class GgufPlanner(Planner):
             [Run(part, how, 0, part.layout.rows) for part, how in zip(entry.parts, conversions, strict=True)],
         )
         return Step(entry.name, target, entry.parts[0], runs[0].conversion, runs=runs if len(runs) > 1 else ())
+
+
+# Planning an ``mmproj``: the tower of a model that sees, as llama.cpp loads it beside the text model.
+
+#: Kernels over pixels, and what merges parts of a picture: ``tensor_force_quant`` of ``MmprojModel`` stores them as F16
+#: in a file of F16 and as F32 in any other, as BF16 in none. A family's row ``narrow`` names what may be F16.
+_PIXELS = ("v.patch_embd.", "mm.patch_merger.")
+
+
+class TowerPlanner(GgufPlanner):
+    """Plans an mmproj."""
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan.
+
+        Raises:
+            UsageError: ``usage.meta``, as of any GGUF.
+            InputError: ``model.config``, what the file would say cannot be computed from the parameters.
+        """
+        if self.options.quantize:
+            self.refuse("--quantize is for the text model: a tower is written in the types that it has")
+        try:
+            return super().plan(only_reasons=only_reasons)
+        except ExpressionError as error:
+            raise InputError("model.config", str(error), path=self.index.path) from None
+
+    @cached_property
+    def _tower(self) -> Tower:
+        assert self.index.tower is not None
+        return self.index.tower
+
+    @cached_property
+    def _written(self) -> Written:
+        return write(tower_family(self._tower.family), self._tower.parameters, "gguf")
+
+    def _entries(self) -> list[Entry]:
+        family, index = tower_family(self._tower.family), self.index
+        scope = Scope(family, self._tower.parameters)
+        for sentence in taken_otherwise(self._tower, self._written, "gguf", "llama.cpp"):
+            self.refuse(sentence)
+        row = family.engines[LLAMA_CPP.row]
+        for take, conditions in ((self.refuse, row.right_if), (self.notes.append, row.same_if)):
+            for condition in conditions:
+                if not condition.expression.value(self._tower.parameters):
+                    take(condition.said(self._tower.parameters))
+        for modifier in self._tower.modifiers:
+            self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
+        self._note_keys(family)
+        for item in index.dropped:
+            self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
+        surplus: Counter[str] = Counter()
+        for stored in index.unknown:
+            if self.dropped(stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            else:
+                surplus[parse(stored.name).pattern] += 1
+        for pattern, count in surplus.items():
+            more = f" ({count} tensors)" if count > 1 else ""
+            glob = pattern.replace("{n}", "*").replace("{e}", "*")
+            self.refuse(
+                f"llama.cpp's tower of {family.model_type} has no place for {pattern}{more}", f"--drop '{glob}'"
+            )
+        entries = self._placed_tensors(scope)
+        there = Counter(parse(name).pattern for name in index.tensors)
+        wanted = expected(family, "gguf", self._tower.parameters)
+        for pattern in there - Counter(wanted):
+            self.refuse(f"there is a {pattern}, and the class has none with what config.json says")
+        self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
+        return entries
+
+    def _note_keys(self, family: Family) -> None:
+        """Keys that are not carried."""
+        beside = f"{PREPROCESSOR}."
+        keys = [*self._tower.unread]
+        for file, named in (
+            ("config.json", [key for key in keys if not key.startswith(beside)]),
+            ("preprocessor_config.json", [key.removeprefix(beside) for key in keys if key.startswith(beside)]),
+        ):
+            if named:
+                unread = ", ".join(listed(named))
+                self.notes.append(f"no known class of {family.model_type} reads these keys of {file}: {unread}")
+        if self._tower.others:
+            others = ", ".join(other.removeprefix(beside) for other in self._tower.others)
+            self.notes.append(f"llama.cpp takes what the model says, not preprocessor_config.json: {others}")
+
+    def _placed_tensors(self, scope: Scope) -> list[Entry]:
+        """The tensors under the names of GGUF."""
+        family, tensors = tower_family(self._tower.family), self.index.tensors
+        written, entries = names_of(family, "gguf").written, dict[str, Entry]()
+        for name in map(parse, tensors):
+            held, number = written[name.pattern], name.layer
+            if held.numbers is not None and number is not None:
+                number = held.numbers.value(scope)[number]
+            called = with_layer(held.pattern, number)
+            parts = [tensors[part] for one in held.names if (part := with_layer(one, name.layer)) in tensors]
+            if len(parts) == len(held.names):
+                short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
+                named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
+                fp32 = not short and (named or is_fp32(called))
+                entries.setdefault(called, entry_of(called, parts, family, scope, fp32=fp32))
+        return list(entries.values())
+
+    def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
+        family = tower_family(self._tower.family)
+        label = size_label(sum(tensor.elements for entry in entries for tensor in entry.parts), 0, 0)
+        return {
+            **general_keys(family, self._name(TokenizerKeys({}, ())), label, "mmproj"),
+            **keys_of_entries(family, self._written.entries),
+            **type_keys(self._file_type(entries, types)),
+        }
+
+
+# Planning a GGUF of a model that diffuses: tensors under their own names, in their own order.
+
+#: Tensors of so many elements and fewer are FP32, and those of one axis (``handle_tensors`` of city96's
+#: ``tools/convert.py``); those of F16 stay what they are.
+_SMALL = 1024
+#: Axes of a tensor of ggml (``GGML_MAX_DIMS`` of ``ggml.h``).
+_MOST_AXES = 4
+
+
+class DiffusionPlanner(GgufPlanner):
+    """Plans it."""
+
+    @cached_property
+    def _model(self) -> Diffusion:
+        found = diffusion_of({stored.name for stored in self.index.stored})
+        assert found is not None
+        return found
+
+    def _entries(self) -> list[Entry]:
+        entries = []
+        for stored in self.index.stored:
+            if self.dropped(stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            elif any(part in stored.name for part in self._model.ignored):
+                self.leave_out(stored.name, "no weight of the model", stored.extent.nbytes)
+            elif len(stored.shape) > _MOST_AXES:
+                axes = f"GGUF has tensors of {_MOST_AXES} axes at most, and {stored.name} has {len(stored.shape)}"
+                self.refuse(axes, "--to safetensors copies the model as it is")
+            else:
+                tensor = plain_tensor(stored.name, stored)
+                fp32 = stored.dtype in (F32, BF16) and self._is_full(stored)
+                entries.append(Entry(stored.name, stored.name, (tensor,), stored.shape, tensor.layout, fp32))
+        return entries
+
+    def _is_full(self, stored: StoredTensor) -> bool:
+        small = len(stored.shape) <= 1 or math.prod(stored.shape) <= _SMALL
+        return small or any(part in stored.name for part in self._model.full)
+
+    def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
+        architecture = {"general.architecture": scalar("str", self._model.name)}
+        return architecture | type_keys(self._file_type(entries, types))
+
+
+# Which planner makes a GGUF of what is no text model.
+
+
+def planner_of(index: TensorIndex) -> type[Planner] | None:
+    """The planner of a tower, or of a model that diffuses; ``None`` for a text model, and for a GGUF: it is copied."""
+    if index.format == "gguf" or index.config is not None:
+        return None
+    if index.tower is not None:
+        return TowerPlanner
+    if not index.quantizer and diffusion_of({stored.name for stored in index.stored}):
+        return DiffusionPlanner
+    return None

@@ -1,21 +1,472 @@
-"""A GGUF model: one file, or a split set opened by any of its shards. Headers, and vectors that somebody asks for."""
+"""A GGUF file or a split set: its header, parsed once, and its tensor records, checked one by one and together."""
 
 from __future__ import annotations
 
+import math
+import re
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from struct import unpack
+from struct import Struct, error, unpack
 from typing import NamedTuple
 
-from ckconv.core.dtypes import F32
-from ckconv.core.metadata import VALUE_TYPES_BY_NAME
-from ckconv.core.tensors import StoredTensor, chained
-from ckconv.errors import Faults, InputError, quoted
-from ckconv.formats.gguf.read_header import GgufShard, read_header
-from ckconv.formats.gguf.spec import MAX_SHARDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, ShardName, parse_shard_name
-from ckconv.formats.gguf.values import ArrayRef, MetaValue
-from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.core.dtypes import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
+from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
+from ckconv.core.non_utf8 import is_text
+from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
+from ckconv.errors import Faults, InputError, counted, quoted
+from ckconv.formats.gguf.values import (
+    ALIGNMENT_KEY,
+    COUNTS,
+    COUNTS_OFFSET,
+    DEFAULT_ALIGNMENT,
+    LENGTH,
+    MAGIC,
+    MAX_ALIGNMENT,
+    MAX_DIMS,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NAME_BYTES,
+    MAX_SHARDS,
+    MAX_TENSORS,
+    MAX_TRAILING_ZEROS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    TENSOR_TAIL,
+    TRUNCATED,
+    VERSIONS,
+    ArrayRef,
+    Cursor,
+    MetaValue,
+    ShardName,
+    align_up,
+    min_pair_bytes,
+    min_record_bytes,
+    parse_shard_name,
+    read_string,
+    read_value,
+)
+from ckconv.io.bytesource import ByteSource, lfs_pointer, open_source
 from ckconv.io.files import readable
+
+# The tensor records of a GGUF header: name, shape, type and place of each tensor, checked one by one and together.
+
+# What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]")
+
+#: Forms that are kept: a model has a few dozen.
+_MAX_FORMS = 4096
+
+
+class Records:
+    """The records of a header, in file order: columns, because a header may list a million tensors.
+
+    Attributes:
+        names, forms: of each tensor.
+        offsets: in the data section, in bytes.
+        at: absolute offset of each record itself, in bytes.
+    """
+
+    __slots__ = ("at", "forms", "names", "offsets")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.forms: list[Form] = []
+        self.offsets, self.at = array("Q"), array("Q")
+
+    def add(self, name: str, form: Form, offset: int, at: int) -> None:
+        """One more tensor."""
+        self.names.append(name)
+        self.forms.append(form)
+        self.offsets.append(offset)
+        self.at.append(at)
+
+    def stored(self, path: Path, data_offset: int) -> Sequence[StoredTensor]:
+        """The tensors, once it is known where the data section starts."""
+        return stored_tensors(path, self.names, self.forms, self.offsets, data_offset)
+
+
+def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
+    """Decode a key or tensor name; one that is empty, not UTF-8 or not printable is a fault (``gguf.name``)."""
+    name = raw.decode("utf-8", "surrogateescape")
+    fault = ""
+    if not name:
+        fault = f"{what} is empty"
+    elif _CONTROL.search(name):
+        fault = f"{what} holds control characters: {quoted(name)}"
+    elif not name.isascii() and not is_text(name):
+        fault = f"{what} is not UTF-8: {quoted(name)}"
+    if fault:
+        faults.add("gguf.name", fault, offset=offset, found=name)
+    return name
+
+
+class _Fault(NamedTuple):
+    """What is wrong with one record; ``sentence`` follows the tensor's name."""
+
+    code: str
+    sentence: str
+    found: object
+    allowed: object
+    hint: str | None = None
+
+
+def read_records(cursor: Cursor, count: int, length: Struct) -> Records:
+    """Read ``count`` records. A fault of one tensor does not stop the search for the same fault in others.
+
+    Raises:
+        InputError: ``gguf.string``, ``gguf.name``, ``gguf.duplicate-tensor``, ``gguf.dims``, ``gguf.type``,
+            ``gguf.block``, ``gguf.size``, ``gguf.truncated``.
+    """
+    faults = Faults(cursor.path)
+    reader = _Reader(cursor, length, faults)
+    try:
+        for number in range(1, count + 1):
+            if not reader.read_alike() and not reader.read(number):
+                break
+    except InputError:
+        faults.check()
+        raise
+    _check_names(reader.records, faults)
+    faults.check()
+    return reader.records
+
+
+class _Reader:
+    def __init__(self, cursor: Cursor, length: Struct, faults: Faults) -> None:
+        self.records = Records()
+        self._cursor, self._length, self._faults = cursor, length, faults
+        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(MAX_DIMS + 1)]
+        #: What stands between name and offset -> its meaning.
+        self._forms: dict[bytes, Form] = {}
+
+    def read_alike(self) -> bool:
+        """Read a record that is in the window, with a plain name and of a form that was seen; else nothing is read."""
+        cursor, width = self._cursor, self._length.size
+        buffer, at = cursor.buffer, cursor.at
+        try:
+            dims_at = at + width + self._length.unpack_from(buffer, at)[0]
+            offset_at = dims_at + U32.size + U32.unpack_from(buffer, dims_at)[0] * width + U32.size
+            offset = U64.unpack_from(buffer, offset_at)[0]
+        except (error, OverflowError):
+            return False
+        form = self._forms.get(buffer[dims_at:offset_at])
+        raw = buffer[at + width : dims_at]
+        if form is None or not 0 < len(raw) <= MAX_NAME_BYTES or not raw.isascii():
+            return False
+        name = raw.decode("ascii")
+        if not name.isprintable():
+            return False
+        self.records.add(name, form, offset, cursor.base + at)
+        cursor.at = offset_at + U64.size
+        return True
+
+    def read(self, number: int) -> bool:
+        """Read any record; false where it cannot be told where the next one begins."""
+        cursor, faults = self._cursor, self._faults
+        at = cursor.offset
+        what = f"tensor name #{number}"
+        name = checked_name(faults, read_string(cursor, self._length, MAX_NAME_BYTES, what), what, at)
+        what = f"tensor record #{number}"
+        key = cursor.need(U32.size, what)
+        n_dims = U32.unpack(key)[0]
+        if n_dims > MAX_DIMS:
+            message = f"tensor {quoted(name)} has {n_dims} dimensions; GGUF allows {MAX_DIMS}"
+            faults.add("gguf.dims", message, tensor=name, offset=at, found=n_dims, allowed=MAX_DIMS)
+            return False
+        raw = cursor.need(self._dimensions[n_dims].size, what)
+        shape = self._dimensions[n_dims].unpack(raw)[::-1]
+        tail = cursor.need(TENSOR_TAIL.size, what)
+        type_id, offset = TENSOR_TAIL.unpack(tail)
+        dtype = of_ggml(type_id, shape[-1] if shape else 0)
+        fault = _type_fault(type_id) if dtype is None else _shape_fault(dtype, shape)
+        if fault:
+            code, sentence, found, allowed, hint = fault
+            message = f"tensor {quoted(name)} {sentence}"
+            faults.add(code, message, tensor=name, offset=at, found=found, allowed=allowed, hint=hint)
+        elif dtype:
+            form = Form(dtype, shape, dtype.nbytes(math.prod(shape)))
+            if len(self._forms) < _MAX_FORMS:
+                self._forms[key + raw + tail[: U32.size]] = form
+            self.records.add(name, form, offset, at)
+        return True
+
+
+def _check_names(records: Records, faults: Faults) -> None:
+    if all(one != other for one, other in pairwise(sorted(records.names))):  # a set takes eight times as much memory
+        return
+    seen: set[str] = set()
+    for name, at in zip(records.names, records.at, strict=True):
+        if name in seen:
+            message = f"{quoted(name)} is listed twice"
+            faults.add("gguf.duplicate-tensor", message, tensor=name, offset=at, found=name)
+        seen.add(name)
+
+
+def _type_fault(type_id: int) -> _Fault:
+    newest = max(BY_GGML)
+    known = RETIRED_GGML.get(type_id) or ik_type(type_id) or f"ckconv knows 0 to {newest}"
+    # Ids are given out one by one: a far higher one is no type of the future.
+    hint = "a newer ckconv may know it" if newest < type_id < 2 * newest else None
+    hint = "ik_llama.cpp reads it; take a GGUF of the model with types of ggml" if ik_type(type_id) else hint
+    return _Fault("gguf.type", f"has type {type_id} ({known})", type_id, newest, hint)
+
+
+def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
+    """What is wrong with a shape (outermost first), as the end of a sentence about its tensor."""
+    if not shape:
+        return _Fault("gguf.dims", "has 0 dimensions; GGUF needs at least 1", 0, 1)
+    if shape[-1] % dtype.block:
+        sentence = f"is {dtype} with rows of {shape[-1]}; blocks hold {dtype.block}"
+        return _Fault("gguf.block", sentence, shape[-1], dtype.block)
+    elements = math.prod(shape)
+    if max(elements, dtype.nbytes(elements)) > MAX_BYTES:
+        return _Fault("gguf.size", f"{list(shape)} is larger than any file", list(shape), MAX_BYTES)
+    return None
+
+
+def check_offsets(path: Path, records: Records, alignment: int) -> None:
+    """Check that each tensor starts where the padded one before it ends: no hole, no overlap, as in gguf.cpp.
+
+    Raises:
+        InputError: ``gguf.offset``.
+    """
+    faults = Faults(path)
+    expected = 0
+    for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
+        if offset != expected:
+            name = records.names[n]
+            faults.add(
+                "gguf.offset",
+                f"tensor {quoted(name)} starts at {offset:,}, expected {expected:,} in the data section",
+                tensor=name,
+                offset=records.at[n],
+                found=offset,
+                allowed=expected,
+            )
+        expected = align_up(max(expected, offset) + form.nbytes, alignment)
+    faults.check()
+
+
+def check_extents(path: Path, records: Records, data_offset: int, size: int | None) -> int:
+    """Check that the file holds every tensor; returns where the last one ends, in bytes, 0 without tensors.
+
+    Raises:
+        InputError: ``gguf.extent``.
+    """
+    faults = Faults(path)
+    end = 0
+    limit = MAX_BYTES if size is None else size
+    for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
+        end = data_offset + offset + form.nbytes
+        if end > limit:
+            bound = "no file is that long" if size is None else f"the file has {size:,}"
+            faults.add(
+                "gguf.extent",
+                f"tensor {quoted(records.names[n])} ends at {end:,}; {bound}",
+                tensor=records.names[n],
+                offset=data_offset + offset,
+                found=end,
+                allowed=limit,
+                hint=TRUNCATED,
+            )
+    faults.check()
+    return end
+
+
+# The header of one GGUF file: parsed once, proved sound, and trusted from then on.
+
+#: First bytes of what people take for a GGUF -> what it is.
+_FOREIGN = (
+    (b"<", "looks like a web page saved by the downloader"),
+    (b"{", "looks like JSON text, perhaps an error message saved by the downloader"),
+    (b"PK\3\4", "looks like a zip archive, as PyTorch checkpoints are"),
+    (b"BUMPWGT", "looks like a bump file"),
+    # The u32 magics "ggml", "ggmf", "ggjt" and "ggla", little-endian.
+    *((magic, "looks like a GGML file from before GGUF") for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")),
+)
+
+
+class GgufShard(NamedTuple):
+    """One GGUF file.
+
+    Attributes:
+        path: the file.
+        version: 1, 2 or 3.
+        alignment: of the data section and of every tensor in it, in bytes.
+        metadata: key -> value, in file order.
+        tensors: in file order; absolute offsets in bytes, shapes outermost first.
+        header_bytes: bytes of everything before the padding that precedes the data section.
+        data_offset: where the data section starts, in bytes.
+        size: of the file, in bytes; ``None`` for a pipe.
+        source: where its bytes are; a file is opened again for each use.
+    """
+
+    path: Path
+    version: int
+    alignment: int
+    metadata: Mapping[str, MetaValue]
+    tensors: Sequence[StoredTensor]
+    header_bytes: int
+    data_offset: int
+    size: int | None
+    source: ByteSource
+
+
+def read_header(source: ByteSource) -> GgufShard:
+    """Read and check the header of one file. Of a pipe, nothing is checked that needs its length.
+
+    Raises:
+        InputError: any ``gguf.*`` code but ``gguf.split``; all faults of the first kind found, up to ten.
+    """
+    size = source.size
+    cursor = Cursor(source)
+    _check_magic(cursor)
+    version = _read_version(cursor)
+    tensor_count, pair_count = _read_counts(cursor, version)
+    metadata, alignment = _read_metadata(cursor, pair_count, LENGTH[version])
+    records = read_records(cursor, tensor_count, LENGTH[version])
+    header_bytes = cursor.offset
+    data_offset = align_up(header_bytes, alignment)
+    check_offsets(source.path, records, alignment)
+    end = check_extents(source.path, records, data_offset, size)
+    if size is not None:
+        _check_trailing(source, max(end, header_bytes))
+    tensors = records.stored(source.path, data_offset)
+    return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size, source)
+
+
+def _check_magic(cursor: Cursor) -> None:
+    start = cursor.source.read_at(0, 1024)
+    if start.startswith(MAGIC):
+        return
+    if not start:
+        raise InputError("gguf.empty", "the file is empty", path=cursor.path, found=0)
+    if pointer := lfs_pointer(start):
+        raise InputError("gguf.lfs-pointer", pointer, path=cursor.path, hint="run `git lfs pull`")
+    hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), None)
+    if hint is None and start[8:9] == b"{":
+        hint = "looks like a safetensors file"
+    found = _printable(start[: len(MAGIC)])
+    message = f"starts with `{found}`, not `{MAGIC.decode()}`"
+    raise InputError("gguf.magic", message, path=cursor.path, offset=0, found=found, allowed=MAGIC.decode(), hint=hint)
+
+
+def _read_version(cursor: Cursor) -> int:
+    cursor.at = len(MAGIC)
+    version: int = U32.unpack(cursor.need(U32.size, "the version"))[0]
+    if version in VERSIONS:
+        return version
+    offset = len(MAGIC)
+    # A number whose low half is zero is a small one with its bytes swapped; gguf.cpp decides it the same way.
+    if version and version & 0xFFFF == 0:
+        raise InputError(
+            "gguf.endian",
+            f"big-endian GGUF (version reads {version})",
+            path=cursor.path,
+            offset=offset,
+            found=version,
+            allowed=VERSIONS,
+            hint="convert its byte order first (`gguf-convert-endian FILE little`, of the gguf package)",
+        )
+    message = f"GGUF version {version}; ckconv reads 1, 2 and 3"
+    raise InputError("gguf.version", message, path=cursor.path, offset=offset, found=version, allowed=VERSIONS)
+
+
+def _read_counts(cursor: Cursor, version: int) -> tuple[int, int]:
+    """Tensors and metadata pairs. Together they fit into what is left of the input, as far as its end is known."""
+    layout = COUNTS[version]
+    tensors, pairs = layout.unpack(cursor.need(layout.size, "the tensor and metadata counts"))
+    left = cursor.left
+    for position, (count, noun, cap, each) in enumerate(
+        (
+            (tensors, "tensors", MAX_TENSORS, min_record_bytes(version)),
+            (pairs, "metadata keys", MAX_KEYS, min_pair_bytes(version)),
+        )
+    ):
+        too_long = left is not None and count * each > left
+        if not too_long and count <= cap:
+            continue
+        limit = f"but {left:,} bytes remain" if too_long else f"at most {cap:,} are allowed"
+        raise InputError(
+            "gguf.count",
+            f"header declares {count} {noun}{' ' if too_long else '; '}{limit}",
+            path=cursor.path,
+            offset=COUNTS_OFFSET + position * LENGTH[version].size,
+            found=count,
+            allowed=left // each if too_long and left is not None else cap,
+            hint=TRUNCATED if count <= cap else None,
+        )
+    return tensors, pairs
+
+
+def _read_metadata(cursor: Cursor, count: int, length: Struct) -> tuple[dict[str, MetaValue], int]:
+    faults = Faults(cursor.path)
+    metadata: dict[str, MetaValue] = {}
+    seen: dict[str, int] = {}
+    try:
+        for number in range(1, count + 1):
+            at = cursor.offset
+            what = f"key #{number}"
+            key = checked_name(faults, read_string(cursor, length, MAX_KEY_BYTES, f"metadata {what}"), what, at)
+            if key in seen:
+                faults.add(
+                    "gguf.duplicate-key",
+                    f"{quoted(key)} appears twice, at {seen[key]} and {at}",
+                    offset=at,
+                    found=key,
+                )
+            seen.setdefault(key, at)
+            metadata.setdefault(key, read_value(cursor, key, length))
+    except InputError:
+        # An earlier fault of a name is the likelier cause of what cannot be read now.
+        faults.check()
+        raise
+    faults.check()
+    return metadata, _alignment(cursor.path, metadata.get(ALIGNMENT_KEY), seen.get(ALIGNMENT_KEY))
+
+
+def _alignment(path: Path, value: MetaValue | None, offset: int | None) -> int:
+    if value is None:
+        return DEFAULT_ALIGNMENT
+    found = value.value
+    rule = f"it must be a power of two, at most {MAX_ALIGNMENT:,}"
+    # gguf.cpp takes no other type either.
+    if value.type != "u32" or not isinstance(found, int):
+        message = f"{ALIGNMENT_KEY} has type {value.type}; it must be u32"
+        raise InputError("gguf.alignment", message, path=path, offset=offset, found=value.type, allowed="u32")
+    if not 1 <= found <= MAX_ALIGNMENT or found & (found - 1):
+        message = f"{ALIGNMENT_KEY} is {found}; {rule}"
+        raise InputError("gguf.alignment", message, path=path, offset=offset, found=found, allowed=MAX_ALIGNMENT)
+    return found
+
+
+def _check_trailing(source: ByteSource, end: int) -> None:
+    """After the last tensor there are zeros, or nothing: some writers pad it like the others, some files a page."""
+    size = source.size or 0
+    zeros = source.read_at(end, min(size - end, MAX_TRAILING_ZEROS))
+    start = end + len(zeros) - len(zeros.lstrip(b"\0"))
+    if start == size:
+        return
+    shown = _printable(source.read_at(start, 4))
+    raise InputError(
+        "gguf.trailing",
+        f"{counted(size - start, 'byte')} after the last tensor (start `{shown}`)",
+        path=source.path,
+        offset=start,
+        found=size,
+        allowed=start,
+    )
+
+
+def _printable(data: bytes) -> str:
+    """Bytes as ASCII, the others as hexadecimal escapes."""
+    return repr(data)[2:-1]
+
+
+# A GGUF model: one file, or a split set opened by any of its shards. Headers, and vectors that somebody asks for.
 
 #: Bytes of a vector of hyper-parameters; none has as many.
 _LONGEST_VECTOR = 1 << 20

@@ -2,36 +2,237 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from struct import pack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.dtypes import BF16, DTYPES, F32, DType
-from ckconv.core.tensors import GATE_UP, PARTS, QKV, Tensor, parse
+from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
+from ckconv.core.layouts import plain
+from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
+from ckconv.core.tensors import GATE_UP, PARTS, PREFIX, QKV, Tensor, TensorIndex, parse, parted
 from ckconv.errors import counted
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of
-from ckconv.formats.huggingface.packing import (
-    COMPRESSED,
-    MODELOPT,
-    arrays_of,
-    beside,
-    form_of,
-    misplaced,
-    packed_as,
-    quantization_of,
-    words_of,
+from ckconv.families.naming_schemes import NESTED
+from ckconv.families.parameters import differ, nested, write
+from ckconv.families.presence import expected
+from ckconv.families.schema import Family
+from ckconv.families.speech import is_usual, speech, speech_settings, speech_tensors
+from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family
+from ckconv.formats.safetensors.arrays import (
+    BLOCKS,
+    Entry,
+    Spelling,
+    StoredArray,
+    module_of,
+    places_of,
+    planes,
+    spare_of,
 )
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
-from ckconv.formats.safetensors.checkpoint_names import Entry
-from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, module_of, places_of, planes
+from ckconv.formats.safetensors.config_json import CHECKPOINTS
+from ckconv.options import Options
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING, HEAD
-from ckconv.quant.integers import with_zeros
+from ckconv.plan.probe import SourceFacts
+from ckconv.plan.steps import Plan, missing_tensors
+from ckconv.quant.integers import INTEGERS, with_zeros
 from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.packed import DIVISOR, inverse, is_scaled, scheme_of
-from ckconv.quant.triples import triple_type
+from ckconv.quant.nvfp4 import TRIPLE
+from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
+from ckconv.quant.triples import triple_of, triple_type
+from ckconv.tokenizer.vocabulary import token_ids
+
+if TYPE_CHECKING:
+    from ckconv.plan.planner import Planner
+
+
+# Quantised matrices as other quantisers lay them out: which of their types holds one, its arrays, and what says so.
+#
+# Sources: ``compressors/{nvfp4,mx_pack,pack_quantized}.py`` of compressed-tensors 0.20; ``quantization/qtensor`` and
+# ``torch/export/convert_hf_config.py`` of ModelOpt 0.47, which has no integers without activations.
+
+COMPRESSED, MODELOPT = "compressed-tensors", "modelopt"
+
+_NVFP4, _MXFP4_BLOCK = DTYPES["NVFP4"], DTYPES["MXFP4"]
+_U8, _I32, _I64, _E4M3 = DTYPES["U8"], DTYPES["I32"], DTYPES["I64"], DTYPES["F8_E4M3"]
+
+
+class Form(NamedTuple):
+    """A type of a layout.
+
+    Attributes:
+        name: of compressed-tensors' formats.
+        codes: suffix and type of the array of codes.
+        scales: type of the scales; ``None`` for that of the matrix.
+        weights: what the configuration says of the numbers.
+    """
+
+    name: str
+    codes: tuple[str, DType]
+    scales: DType | None
+    weights: Mapping[str, Any]
+
+
+_FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
+_MX = Form(
+    "mxfp4-pack-quantized",
+    ("weight_packed", _U8),
+    _U8,
+    {**_FP4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+)
+_NV = Form(
+    "nvfp4-pack-quantized",
+    ("weight_packed", _U8),
+    _E4M3,
+    {**_FP4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+)
+_MODELOPT = Form("NVFP4", ("weight", _U8), _E4M3, {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False})
+
+
+def form_of(dtype: DType) -> Form:
+    """What the type of an output is in its layout."""
+    scheme = scheme_of(dtype)
+    if scheme is None:
+        return _MX
+    if scheme.codes != INT:
+        return _NV if scheme.divisor else _MODELOPT
+    group = {"strategy": "group", "group_size": scheme.group}
+    weights = {"num_bits": scheme.bits, "type": "int", "symmetric": not scheme.zeros, "dynamic": False, **group}
+    return Form("pack-quantized", ("weight_packed", _I32), None, weights)
+
+
+def packed_as(
+    layout: str, tensor: Tensor, mxfp4: Triple, number: DType | None = None, *, middle: bool = False
+) -> DType | None:
+    """The type that holds every number of a quantised matrix in this layout; ``None`` where it has none.
+
+    Args:
+        number: type of the scales where the matrix has float32 ones, if it is to be another.
+        middle: every zero point is the middle one, so that none is stored.
+    """
+    source = tensor.dtype
+    if source is _NVFP4 or triple_of(source) == TRIPLE or is_scaled(source):
+        return packed_type(DIVISOR if layout == COMPRESSED else FACTOR, tensor.shape[-1])
+    if layout != COMPRESSED:
+        return None
+    if source in (_MXFP4_BLOCK, triple_type(mxfp4)):
+        return triple_type(mxfp4)
+    if source in INTEGERS:
+        return packed_type(INTEGERS[source], tensor.shape[-1])
+    if _is_symmetric(scheme_of(source), source):
+        return source
+    scheme = with_zeros(source)
+    if scheme is None or scheme.group % 32:
+        return None
+    scales = number if number and scheme.number is F32 else scheme.number
+    return packed_type(scheme._replace(number=scales, zeros=not middle), tensor.shape[-1])
+
+
+def words_of(dtype: DType) -> int:
+    """Rows of a matrix whose zero points are in one word; 1 where none are stored."""
+    scheme = scheme_of(dtype)
+    return together(scheme) if scheme and scheme.codes == INT and scheme.zeros else 1
+
+
+def _is_symmetric(scheme: Scheme | None, dtype: DType) -> bool:
+    """Integers around zero in whole groups of neighbours, and words have whole codes."""
+    if scheme is None or scheme.codes != INT or scheme.bits not in (4, 8):
+        return False
+    return not (scheme.zeros or scheme.ordered) and dtype.block == scheme.group and scheme.group % 32 == 0
+
+
+def misplaced(entry: Entry) -> str:
+    """Why what a checkpoint has under this name is no module that a layout packs; empty where it is one."""
+    whole = entry.places is None and not entry.shift and all(factor == 1 for factor in entry.factors)
+    if not entry.name.endswith(".weight") or not whole:
+        return "its class does not store it as the matrix [out, in] of a linear layer"
+    return ""
+
+
+def arrays_of(name: str, shape: tuple[int, ...], dtype: DType) -> list[StoredArray]:
+    """Codes, scales and zero points of a module."""
+    form, scheme, module = form_of(dtype), scheme_of(dtype), name.removesuffix(".weight")
+    bits, group = (scheme.bits, scheme.group) if scheme else (4, 32)
+    suffix, codes = form.codes
+    scales = form.scales or (scheme.number if scheme else _U8)
+    arrays = [
+        StoredArray(f"{module}.{suffix}", codes, (*shape[:-1], shape[-1] * bits // 8 // codes.size)),
+        StoredArray(f"{module}.weight_scale", scales, (*shape[:-1], shape[-1] // group)),
+    ]
+    if scheme and scheme.zeros:
+        many, rows = together(scheme), math.prod(shape[:-1])
+        arrays.append(StoredArray(f"{module}.weight_zero_point", _I32, (rows // many, shape[-1] // group), many))
+    return arrays
+
+
+def beside(entry: Entry, shape: tuple[int, ...], dtype: DType, factor: float) -> Module:
+    """What else a module has: the number for all scales, or its shape."""
+    scheme, module = scheme_of(dtype), entry.name.removesuffix(".weight")
+    if scheme is None:
+        return ()
+    if scheme.codes == INT:
+        content = pack(f"<{len(shape)}q", *shape)
+        return (_content(f"{module}.weight_shape", entry.canonical, _I64, (len(shape),), content, dtype),)
+    if scheme.divisor:
+        content = pack("<f", inverse(factor) or 0)  # 0 where it is refused
+        return (_content(f"{module}.weight_global_scale", entry.canonical, F32, (1,), content, dtype),)
+    return (_content(f"{module}.weight_scale_2", entry.canonical, F32, (), pack("<f", factor), dtype),)
+
+
+def _content(name: str, canonical: str, dtype: DType, shape: tuple[int, ...], content: bytes, module: DType) -> Piece:
+    layout = plain(math.prod(shape), 1)
+    return Piece(name, canonical, dtype, shape, layout, None, None, module=module, content=content)
+
+
+def quantization_of(layout: str, modules: Sequence[Module], head: str) -> dict[str, Any] | None:
+    """``quantization_config``; ``None`` where nothing is packed.
+
+    Args:
+        head: what the class calls an output head that is the embedding, which is a linear layer, too.
+    """
+    forms: dict[str, list[str]] = {}
+    found: dict[str, Form] = {}
+    for module in modules:
+        if module[0].module is not None:
+            form = form_of(module[0].module)
+            key = repr(form)
+            found[key] = form
+            forms.setdefault(key, []).append(module[0].name.rpartition(".")[0])
+    if not found:
+        return None
+    dense = [m[0].name for m in modules if m[0].module is None and m[0].canonical != EMBEDDING and len(m[0].shape) > 1]
+    ignored = [name.removesuffix(".weight") for name in (*dense, head) if name.endswith(".weight")]
+    if layout == MODELOPT:
+        group = {"targets": ["Linear"], "weights": dict(_MODELOPT.weights)}
+        says = {"config_groups": {"group_0": group}, "ignore": ignored, "quant_algo": "W4A16_NVFP4"}
+        return {**says, "producer": {"name": "modelopt"}, "quant_method": MODELOPT}
+    kinds = [found[key] for key in forms]
+    names = {form.name for form in kinds}
+    groups = {
+        f"group_{number}": {
+            "format": found[key].name,
+            "input_activations": None,
+            "output_activations": None,
+            "targets": ["Linear"] if len(forms) == 1 else forms[key],
+            "weights": dict(found[key].weights),
+        }
+        for number, key in enumerate(forms)
+    }
+    return {
+        "config_groups": groups,
+        "format": kinds[0].name if len(names) == 1 else "mixed-precision",
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+        "quant_method": COMPRESSED,
+        "quantization_status": "compressed",
+    }
+
 
 #: Blocks and scales of transformers' ``mxfp4``: the same numbers as ggml's and MLX's.
 _MXFP4 = Triple(Quantization("mxfp4", 4, 32), BF16)
@@ -188,3 +389,202 @@ def _outside(paths: Iterable[str], packed: Iterable[str]) -> list[str]:
 def _starts(path: str) -> list[str]:
     words = ["*" if word.isdecimal() else word for word in path.split(".")]
     return [".".join(words[:depth]) for depth in range(1, len(words) + 1)]
+
+
+# Which planner makes a checkpoint of what is more than a text model.
+
+
+def planner_of(index: TensorIndex) -> type[Planner] | None:
+    """The planner of a model of two files, or of one that hears, out of another format; ``None`` for any other."""
+    if index.config is not None and index.format not in CHECKPOINTS and index.config.family == speech().family:
+        return SpeechPlanner
+    if index.tower is None or index.config is None:
+        return None
+
+    return WholePlanner
+
+
+# Planning a checkpoint of a file that whisper.cpp loads: its header is the configuration.
+
+
+class SpeechPlanner(HuggingFacePlanner):
+    """What the class of transformers loads, and how its extractor hears."""
+
+    def _check_class(self, family: Family) -> None:
+        """Every tensor that the converter writes is there, and no other: the class has the same."""
+        assert self.config is not None
+        scope = self.config.scope
+        wanted = {name for name, _ in speech_tensors(scope["layers"], scope["encoder_layers"])}
+        self.refuse_missing(dict.fromkeys(sorted(wanted - self.tensors.keys()), 1))
+        if not is_usual(self.index.facts):
+            self.refuse("its filters are not those of openai-whisper, which transformers computes anew")
+        if not self.options.file_name:
+            settings = speech_settings(scope["mels"])
+            self.beside["preprocessor_config.json"] = (json.dumps(settings, indent=2, sort_keys=True) + "\n").encode()
+
+
+# Planning a checkpoint of a text model and a tower that were two files: one model of transformers, as it was.
+
+#: What the text part's document says that stands around it, in the document of the whole.
+_OUTER = ("dtype", "torch_dtype", "tie_word_embeddings")
+_OF_THE_CLASS = ("architectures", "dtype", "torch_dtype")
+
+#: Tables of the tower's rows that are documents of their own.
+_BESIDE = {PREPROCESSOR: "preprocessor_config.json", PROCESSOR: "processor_config.json"}
+
+_PREPARED = (
+    "preprocessor_config.json says what the mmproj does; how large pictures may be, and by which filter they are "
+    "resized, is left to the class"
+)
+
+
+class WholePlanner(HuggingFacePlanner):
+    """The text model under the names that it has within the class of both, and the tower beside it."""
+
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        text, self._seen = parted(index)
+        super().__init__(text, options, source)
+        assert index.tower is not None
+        self.whole, self._tower = index, index.tower
+        self._family = tower_family(self._tower.family)
+        self.within = self._family.model_type
+        self._written = write(self._family, self._tower.parameters, "hf")
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan.
+
+        Raises:
+            UsageError: ``usage.meta``, as of any checkpoint.
+        """
+        if self.options.names != "hf" or self.options.fuse:
+            self.refuse("--names and --fuse are for text models: the class has one name for each tensor")
+        row = self._family.engines.get(TRANSFORMERS.row)
+        if row is not None and row.absent:
+            self.refuse(f"transformers has no class for {self.within} (model_type): {row.why}")
+        else:
+            self._check_text()
+        return super().plan(only_reasons=only_reasons)
+
+    def _check_text(self) -> None:
+        """The two files are of one model."""
+        (families, _), config = self._family.in_huggingface.text, self.config
+        if config is None:
+            return
+        if families and config.family not in families:
+            self.refuse(f"the tower is of a {self.within}, and the text model is a {config.family}")
+        embedding = names_of(FAMILIES[config.family], HF).written.get(EMBEDDING)
+        if embedding is None or not embedding.pattern.startswith("model."):  # its loader renames no others
+            self.refuse(
+                f"the class loads text models whose tensors are called model.*, and a {config.family} has other names"
+            )
+        width = self._tower.parameters["text_hidden"]
+        if width != config.hidden_size:
+            self.refuse(
+                f"the tower makes {width:,} values of a picture's part, the text model has {config.hidden_size:,}"
+            )
+        layers = self._tower.parameters.get("deepstack")
+        if layers is not None and len(layers) != config.own.get("deepstack"):
+            own = config.own.get("deepstack")
+            self.refuse(f"the text model takes {own} layers of the tower, which has {len(layers)}")
+        eps = self._tower.parameters.get("text_eps")
+        if eps is not None and differ(eps, config.norm_eps):
+            self.refuse(
+                f"the class takes rms_norm_eps of the text model, {config.norm_eps:g}, for the projector's norm, and "
+                f"llama.cpp computes that with {eps:g}"
+            )
+        if self.index.format in CHECKPOINTS:  # whose document says it
+            return
+        for sentence in taken_otherwise(self._tower, self._written, "hf", "transformers"):
+            self.refuse(sentence)
+        wanted = self._family.in_huggingface.tokens
+        self._tokens = token_ids(self.index.metadata, wanted.values())
+        missing = [token for token in wanted.values() if token not in self._tokens]
+        if missing:
+            self.refuse(f"the vocabulary has no {', '.join(missing)}, by which the class knows where a picture stands")
+
+    def _renamed(self) -> list[Module]:
+        modules = [tuple(piece._replace(name=self._nested(piece.name)) for piece in m) for m in super()._renamed()]
+        return [*modules, *self._modules()]
+
+    def _modules(self) -> list[Module]:
+        """The tensors of the tower."""
+        family = self._family
+        embedded = family.in_huggingface.embeddings
+        tensors = {
+            name: tensor for name, tensor in self._seen.items() if name not in embedded and not self._left(tensor)
+        }
+        for tensor in (self._seen[name] for name in embedded if name in self._seen):
+            if EMBEDDING in self.tensors and self.tensors[EMBEDDING].dtype.kind is not Kind.FLOAT:  # else compared
+                self.leave_out(tensor.name, "a row of the text model's embedding, which is quantised", tensor.nbytes)
+        prefix = "model." if self._prefix.startswith("model.") else ""
+        entries, nameless = Spelling(family, self._tower.parameters, "hf").entries(tensors)
+        self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
+        there = Counter(parse(name).pattern for name in tensors)
+        wanted = expected(family, "hf", self._tower.parameters)
+        missing, left = {name: count - there[name] for name, count in wanted.items()}, self.dropped_patterns(self._seen)
+        self.reasons += missing_tensors(missing, dropped=left)
+        modules = []
+        for entry in entries:
+            parts = [tensors[part] for part in entry.parts if part in tensors]
+            if len(parts) == len(entry.parts):
+                dtype = self._type_of(parts, entry.shift)
+                named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
+                modules.append(module_of(named, parts, dtype))
+        dtype = self.types.get(EMBEDDING, F32)
+        for (piece,) in spare_of(family, "hf", self._tower.parameters, dtype, (), self.plain_type):
+            modules.append((piece._replace(name=prefix + piece.name),))
+            self.notes.append(f"zeros stand for {prefix + piece.name}, which nothing that the text model sees needs")
+        return modules
+
+    def _left(self, tensor: Tensor) -> bool:
+        """A flag leaves the tensor out."""
+        left = self.dropped(tensor.name, tensor.source)
+        if left:
+            self.leave_out(tensor.name, "--drop", tensor.nbytes)
+        return left
+
+    def _type_of(self, parts: Sequence[Tensor], shift: int) -> Any:
+        types = [self.type_of(part, shift) for part in parts]
+        if len({*types}) > 1:
+            mixed = " and ".join(f"{part.source} is {dtype}" for part, dtype in zip(parts, types, strict=True))
+            self.refuse(f"what the class has as one tensor has two types: {mixed}")
+        return types[0]
+
+    @property
+    def _prefix(self) -> str:
+        return self._family.in_huggingface.text[1]
+
+    def _nested(self, name: str) -> str:
+        """A text tensor's name within the class of both."""
+        inner = dict(NESTED).get(self._prefix)
+        if inner is None or not name.startswith(inner):
+            return name
+        return self._prefix + name.removeprefix(inner)
+
+    # Documents
+
+    def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
+        text = json.loads(super()._document(modules, kept))
+        if self.index.format in CHECKPOINTS:
+            whole = {
+                key: value for key, value in document_of(self.index.metadata).items() if key not in QUANTIZATION_KEYS
+            }
+            return _encoded({**whole, **{key: text[key] for key in _OUTER if key in text}})
+        tables = nested(self._written.entries)
+        inner = {key: value for key, value in text.items() if key not in _OF_THE_CLASS}
+        document = {
+            **{key: text[key] for key in _OUTER if key in text},
+            **{key: value for key, value in tables.items() if key not in _BESIDE},
+            **{key: self._tokens[token] for key, token in self._family.in_huggingface.tokens.items()},
+            "architectures": [self._family.hf_class],
+            "model_type": self.within,
+            "text_config": {**inner, **tables.get("text_config", {})},
+        }
+        self.beside |= {file: _encoded(tables[table]) for table, file in _BESIDE.items() if table in tables}
+        row = self._family.engines.get(TRANSFORMERS.row)
+        self.notes += [_PREPARED, *(condition.sentence for condition in (row.same_if if row else ()))]
+        return _encoded(document)
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()

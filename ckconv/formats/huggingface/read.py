@@ -1,4 +1,4 @@
-"""The headers and the configuration of a checkpoint -> the canonical index."""
+"""The headers and the configuration of a checkpoint -> the canonical index, of its tower as well."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.metadata import joined_metadata, text_key, unquantised, without_stale
-from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
-from ckconv.errors import UnsupportedError, quoted
+from ckconv.core.dtypes import Kind
+from ckconv.core.layouts import plain
+from ckconv.core.metadata import document_of, joined_metadata, text_key, unquantised, without_stale
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of
+from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalise, fitted, notes_on, plain_item
+from ckconv.families.config_source import ConfigSource
+from ckconv.families.elsewhere import classes_of, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.kinds import has_transposed
-from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, TEXT_PART, scheme_names
+from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, TEXT_PART, is_beside_text, scheme_names
 from ckconv.families.reference import REFERENCE
+from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.files import CheckpointFiles
-from ckconv.formats.safetensors.spec import is_pickle
+from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
+from ckconv.io.json import Document, parse_object, read_object
 from ckconv.plan.planner import EMBEDDING, HEAD
+from ckconv.tokenizer.documents import token_ids_beside
+
+# The headers and the configuration of a checkpoint -> the canonical index.
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
 Group = Callable[[Sequence[StoredTensor], Mapping[str, Any], Path], list[Item]]
@@ -195,3 +204,98 @@ def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None, quantizer
     if config is None and not checkpoint.notes:
         facts["note"] = "no config.json: tensors keep the names of the file"
     return facts
+
+
+# The tower of a checkpoint that sees, as an index of its own.
+
+#: Files that say how pictures are prepared -> the table in them that says it where it is not the document; the later
+#: one counts (``MmprojModel.__init__`` of llama.cpp's ``conversion/base.py``).
+_SETTINGS = {"preprocessor_config.json": "media_proc_cfg", "processor_config.json": "image_processor"}
+#: Format of a checkpoint -> whose names its tensors have: transformers', or mlx-vlm's.
+_NAMES = {"safetensors": "hf", "mlx": "mlx"}
+
+_DOCUMENT = Document("preprocessor's configuration", "model.config", "model.config", MAX_JSON)
+
+
+def with_tower(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
+    """A checkpoint whose tensors of a known tower have the names that its rows have for them; others as they are.
+
+    Args:
+        documents: the contents of side files, where these are no files.
+    """
+    try:
+        return joined(index, tower_index(index, documents))
+    except (InputError, UnsupportedError):
+        return index
+
+
+def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
+    """The tower alone, of a checkpoint of text and tower.
+
+    Args:
+        documents: the contents of side files, where these are no files.
+
+    Raises:
+        UnsupportedError: ``tower.unknown``, there is none, or none that is known; ``tower.quantised``, of MLX's.
+        InputError: ``model.config``.
+    """
+    document = document_of(index.metadata)
+    family = tower_of_document(document) if index.format in _NAMES else None
+    if family is None:
+        what = quoted(str(document.get("model_type") or index.architecture))
+        message = f"ckconv knows no tower of a {what}{tower_known_by(classes_of(document))}"
+        raise UnsupportedError("tower.unknown", message, path=index.path)
+    source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
+    tower = tower_parameters(family, source, index.path)
+    beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
+    for stored in beside:
+        if stored.dtype.name == "U32":
+            message = f"{stored.name} of the tower is quantised, and one whose values are floats is converted"
+            raise UnsupportedError("tower.quantised", message, path=index.path)
+    found = tower_tensors(map(plain_item, beside), tower, _NAMES[index.format], index.path)
+    embedded = _embeddings(index, family.in_huggingface.embeddings)
+    return replace(
+        index,
+        config=None,
+        stored=tuple(beside),
+        tensors={**found.tensors, **embedded},
+        canonical_of=found.canonical_of,
+        dropped=found.dropped,
+        unknown=found.unknown,
+        packed={},
+        side_files=(),
+        facts={**index.facts, "kind": "mmproj"},
+        tower=tower,
+    )
+
+
+def _embeddings(index: TensorIndex, wanted: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rows of the text model's embedding that the tower's file has, too."""
+    whole = index.tensors.get(EMBEDDING)
+    if not wanted or whole is None or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
+        return {}
+    (count, width), ids = whole.shape, token_ids_beside(index, wanted.values())
+    rows = {name: ids[token] for name, token in wanted.items() if 0 <= ids.get(token, -1) < count}
+    nbytes = whole.dtype.nbytes(width)
+    return {
+        name: replace(
+            whole,
+            name=name,
+            shape=(width,),
+            extents=tuple(cut(whole.extents, row * nbytes, (row + 1) * nbytes)),
+            layout=plain(*matrix_of((width,), whole.dtype)),
+        )
+        for name, row in rows.items()
+    }
+
+
+def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapping[str, Any]:
+    """How pictures are prepared."""
+    found: dict[str, Any] = {}
+    for name, table in _SETTINGS.items():
+        path = next((side for side in index.side_files if side.name == name), Path(index.path) / name)
+        if (name in documents) if documents is not None else path.is_file():
+            said = read_object(path, _DOCUMENT) if documents is None else parse_object(documents[name], _DOCUMENT, path)
+            inner = said.get(table)
+            found |= {**said, **(inner if isinstance(inner, dict) else {})}
+    return found

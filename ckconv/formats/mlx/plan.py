@@ -2,29 +2,145 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.config import ModelConfig, same_factors_always, scaled
+from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
+from ckconv.errors import InputError, UsageError
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.engine_rows import Engine
 from ckconv.families.loaders import MLX_LM
+from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
-from ckconv.formats.mlx.quantise import asked_of, default_of, quantization_of, type_of
-from ckconv.formats.mlx.rope import rope_reasons
+from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
-from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.checks import engine_of
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.quantising import FLOATS, names
-from ckconv.plan.steps import Plan
+from ckconv.plan.quantising import FLOATS, Asked, names, parsed
+from ckconv.plan.steps import Plan, Reason
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
-from ckconv.quant.mlx import Quantization
+from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
 from ckconv.quant.packed import is_scaled
 from ckconv.quant.quantise import Errors, Quantising
+from ckconv.quant.repack import BY_BLOCK
+from ckconv.quant.superblocks import SUPERBLOCKS
 from ckconv.quant.triples import triple_of, triple_type
+
+# ``--quantize`` for MLX: which module gets what, as in ``quantize_model`` of mlx-lm's ``utils.py``.
+
+#: Of the sizes that triples may have, those that MLX quantises to (``mlx.core.quantize``).
+_BITS, _GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
+
+#: What mlx-lm's classes ask for single modules.
+EIGHT = Quantization("affine", 8, 64)
+
+
+@cache
+def _modules() -> Mapping[str, Mapping[str, list[str]]]:
+    return tomllib.loads(Path(__file__).with_name("modules.toml").read_text("utf-8"))
+
+
+def asked_of(text: str) -> Asked:
+    """What the flag says.
+
+    Raises:
+        UsageError: ``usage.quantize``, MLX has no such type.
+    """
+    asked = parsed(text)
+    for word in (asked.word, *(word for _, word in asked.rules)):
+        if word not in FLOATS:
+            quantization_of(word, text)
+    return asked
+
+
+def quantization_of(word: str, text: str) -> Quantization:
+    """``affine:4:64``, ``mxfp4``.
+
+    Raises:
+        UsageError: ``usage.quantize``.
+    """
+    mode, *sizes = word.split(":")
+    numbers = [int(size) if size.isdecimal() and len(size) < 5 else -1 for size in sizes]
+    wanted = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
+    if mode not in MODES or len(numbers) not in (0, 2) or (mode == "affine") != (len(numbers) == 2):
+        raise UsageError("usage.quantize", f"--quantize {text}: {word} is not a type of MLX; {wanted} expected")
+    try:
+        found = quantization(mode, *numbers)
+    except InputError as error:
+        raise UsageError("usage.quantize", f"--quantize {text}: {error.message}") from error
+    if mode == "affine" and (found.bits not in _BITS or found.group_size not in _GROUPS):
+        message = f"--quantize {text}: MLX quantises to 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
+        raise UsageError("usage.quantize", message)
+    return found
+
+
+def default_of(module: str, model_type: str, general: Quantization, columns: int) -> Quantization | None:
+    """What mlx-lm makes of a module that nobody named; ``None`` where it stays as it is."""
+    if not general.divides(columns) or _is_among("dense", module, model_type):
+        return None
+    return EIGHT if _is_among("eight", module, model_type) else general
+
+
+def _is_among(kind: str, module: str, model_type: str) -> bool:
+    ends = _modules()[kind].get(model_type, ())
+    return any(module == end or module.endswith(f".{end}") for end in ends)
+
+
+def type_of(q: Quantization, number: DType) -> DType:
+    """The block type; ``number`` is that of affine scales and biases."""
+    return triple_type(Triple(q, number if q.has_biases else BF16))
+
+
+# What mlx-lm does with a ``rope_scaling``, and what it leaves out of it without a word.
+#
+# Source: ``initialize_rope`` of mlx_lm/models/rope_utils.py, 0.32.
+
+#: Scaling that mlx-lm computes as transformers does -> the keys that it reads. It takes the long factors
+#: of ``longrope`` from the first token on, transformers only for sequences longer than the original context.
+_KEYS: Mapping[str, frozenset[str]] = {
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+    "yarn": frozenset(
+        {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+    ),
+    "longrope": frozenset({"long_factor", "short_factor", "original_max_position_embeddings"}),
+}
+
+#: What mlx-lm takes for a YaRN scaling without ``original_max_position_embeddings``.
+_YARN_CONTEXT = 4096
+
+_NAMES = frozenset({"rope_type", "type", "rope_theta"})
+
+
+def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -> Iterator[Reason]:
+    """Why mlx-lm would rotate by other angles than the configuration says."""
+    kind = str(scaling.get("rope_type"))
+    if row.scaling is not None and kind not in row.scaling:
+        yield Reason(f"{scaled(kind, config)}, which mlx-lm's {config.family} does not do")
+        return
+    if kind not in _KEYS:
+        yield Reason(f"{scaled(kind, config)}, which mlx-lm does not do as transformers does")
+        return
+    if kind == "longrope" and not same_factors_always(scaling):
+        original = scaling["original_max_position_embeddings"]
+        yield Reason(f"{scaled(kind, config)}; mlx-lm uses the long factors for the first {original:,} tokens, too")
+    if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
+        yield Reason(
+            f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"
+        )
+    known = _KEYS[kind] | _NAMES | {*row.reads, *FAMILIES[config.family].document.rope.noted}
+    for key, value in sorted(scaling.items()):
+        if key not in known and not ROPE_KEYS[kind].idle(key, value):
+            yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which mlx-lm does not read")
 
 
 class MlxPlanner(CheckpointPlanner):
@@ -207,3 +323,10 @@ class MlxPlanner(CheckpointPlanner):
 
 def _entry(quantization: Quantization) -> dict[str, Any]:
     return {"group_size": quantization.group_size, "bits": quantization.bits, "mode": quantization.mode}
+
+
+# Quantised matrices of MLX, named by the block type of ggml that has the same numbers.
+
+#: What a model of MLX may have, and what becomes an MLX matrix without being decoded.
+BLOCKS = tuple(dtype.name for dtype in BY_BLOCK)
+HELD = (*BLOCKS, *(dtype.name for dtype in SUPERBLOCKS if dtype not in BY_BLOCK))

@@ -1,21 +1,201 @@
-"""peft's ``adapter_config.json``: which modules it selects, and each one's rank, alpha and scale.
-
-The rules are peft's own (0.21): ``LoraLayer.update_layer`` for the scale; those of modules are in
-:mod:`ckconv.formats.peft.modules`.
-"""
+"""peft's adapter_config.json: the modules it selects, and each one's rank, alpha and scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ckconv.adapters.places import Side, Sides, sides_of
+from ckconv.adapters.read import Collector, Part
+from ckconv.core.config import ModelConfig
+from ckconv.core.layouts import Layout, Strip, merged
+from ckconv.core.tensors import AdapterModule, Role, Tensor, effective_scale, parse, plain_tensor, with_layer
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.peft.modules import ModuleKeys, Selection
-from ckconv.formats.peft.patterns import Steps
-from ckconv.formats.safetensors.adapter_document import positive, read_adapter_document
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import kind_of
+from ckconv.families.names import HF, names_of
+from ckconv.families.naming_schemes import NESTED
+from ckconv.families.sizes import Sizes
+from ckconv.formats.peft.patterns import NoPattern, NotMatched, Pattern, Steps
+from ckconv.formats.safetensors.adapter import positive, read_adapter_document
 from ckconv.io.json import shown
+
+# Which modules of the base peft changes: the selections and patterns of an ``adapter_config.json``.
+#
+# Sources, peft 0.21: ``check_target_module_exists`` of tuners/tuners_utils.py, ``get_pattern_key`` of utils/other.py,
+# ``_check_target_module_feedforward`` of tuners/ia3/model.py. peft compiles most of these as regular expressions; here
+# they are matched without backtracking (:mod:`ckconv.formats.peft.patterns`).
+
+#: Every character of such an expression stands for one character: for itself, or ``.`` for any one.
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
+
+#: What peft looks for a layer's number with. Every dot is the end of at most one try, so nothing is read twice.
+_ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+_LAYER = r"(?:^|.*?\.){}\.(\d+)\."
+#: Digits of a layer's number.
+_MAX_DIGITS = 9
+
+
+class ModuleKeys:
+    """``rank_pattern`` and ``alpha_pattern``: the first key that is the end of a module's path decides.
+
+    A key may be an expression. Those that are plain are found by their text, so that a key for every module of a large
+    model costs little.
+
+    Args:
+        field: of the configuration, for errors.
+
+    Raises:
+        InputError: ``adapter.config``, a key is not a regular expression.
+        UnsupportedError: ``adapter.unsupported``, a key is one that is not matched here.
+    """
+
+    def __init__(self, keys: Iterable[str], field: str, steps: Steps) -> None:
+        self._steps = steps
+        self._others: list[tuple[int, Pattern]] = []
+        #: length of a text -> places where any character will do -> text -> the number of the first such key.
+        self._plain: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
+        for number, key in enumerate(keys):
+            if _PLAIN.fullmatch(key):
+                text = key.replace("\\.", "\n")
+                dots = tuple(at for at, char in enumerate(text) if char == ".")
+                alike = self._plain.setdefault(len(text), {}).setdefault(dots, {})
+                alike.setdefault(text.replace("\n", "."), number)
+                continue
+            self._others.append((number, _pattern(key, field, steps, r"(.*\.)?({})$")))
+
+    def first(self, module: str) -> int | None:
+        """The number of the first key that names the module, ``None`` if no key does."""
+        if "\n" in module:
+            return None
+        best = min((number for end in _ends(module) for number in self._named(end)), default=None)
+        for number, pattern in self._others:
+            if best is not None and number > best:
+                break
+            if pattern.matches(module):
+                return number
+        return best
+
+    def _named(self, end: str) -> Iterator[int]:
+        """Plain keys that match this text."""
+        for dots, keys in self._plain.get(len(end), {}).items():
+            self._steps.take(1 + len(dots))
+            letters = list(end)
+            for at in dots:
+                letters[at] = "."
+            number = keys.get("".join(letters))
+            if number is not None:
+                yield number
+
+
+class Selection:
+    """The modules that peft puts a layer of its own around when it loads the adapter.
+
+    Args:
+        document: the configuration, whose fields have the types that they should have.
+
+    Raises:
+        InputError, UnsupportedError: as :class:`ModuleKeys`.
+    """
+
+    def __init__(self, document: Mapping[str, Any], steps: Steps) -> None:
+        self._steps = steps
+        self._excluded = _Names(document, "exclude_modules", steps)
+        saved: list[str] = document.get("modules_to_save") or []
+        self._saved = [_pattern(name, "modules_to_save", steps, r"(^|.*\.){}($|\..*)") for name in saved]
+        targets = document.get("target_modules")
+        self._all = targets is None or targets == "all-linear"
+        self._targets = _Names(document, "target_modules", steps)
+        self._feedforward = _Names(document, "feedforward_modules", steps)
+        layers = document.get("layers_to_transform")
+        self._layers = None if layers is None or layers == [] else layers
+        patterns = document.get("layers_pattern") or []
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        self._of_layer = [_layer(name, steps) for name in patterns]
+
+    def holds(self, module: str) -> bool:
+        """The module is one of them."""
+        if self._excluded.name(module) or any(pattern.matches(module) for pattern in self._saved):
+            return False
+        if self._all or self._targets.is_whole(module):
+            return True
+        return self._targets.name(module) and (self._targets.expression or self._in_layers(module))
+
+    def feedforward(self, module: str) -> bool:
+        """IA3 multiplies the module's inputs, not its outputs."""
+        return self._feedforward.name(module, any_end=True)
+
+    def _in_layers(self, module: str) -> bool:
+        if self._layers is None:
+            return True
+        self._steps.take(len(self._of_layer) + 1)
+        tried = (pattern.match(module) for pattern in self._of_layer or (_ANY_LAYER,))
+        found = next((match[1] for match in tried if match), None)
+        if found is None or len(found) > _MAX_DIGITS:
+            return False
+        return int(found) == self._layers if isinstance(self._layers, int) else int(found) in self._layers
+
+
+class _Names:
+    """A field that is a list of ends of paths, or an expression for a whole path."""
+
+    def __init__(self, document: Mapping[str, Any], field: str, steps: Steps) -> None:
+        names = document.get(field) or []
+        self.expression = isinstance(names, str)
+        self._pattern = _pattern(names, field, steps) if isinstance(names, str) else None
+        self._names = frozenset([] if isinstance(names, str) else names)
+
+    def is_whole(self, module: str) -> bool:
+        """The path itself is in the list."""
+        return module in self._names
+
+    def name(self, module: str, *, any_end: bool = False) -> bool:
+        """The expression matches the path, or an end of it is in the list: one behind a dot, or any."""
+        if self._pattern is not None:
+            return self._pattern.fully_matches(module)
+        if any_end:
+            return any(module[at:] in self._names for at in range(len(module) + 1))
+        return any(end in self._names for end in _ends(module))
+
+
+def _ends(module: str) -> Iterator[str]:
+    """The path, and what comes after each of its dots."""
+    yield module
+    for at, char in enumerate(module):
+        if char == ".":
+            yield module[at + 1 :]
+
+
+def _pattern(text: str, field: str, steps: Steps, around: str = "{}") -> Pattern:
+    """An expression, put into the one that peft puts it into. It has to be one by itself."""
+    try:
+        alone = Pattern(text, steps)
+        return alone if around == "{}" else Pattern(around.format(text), steps)
+    except NoPattern as error:
+        message = f"{quoted(text)} of {field} is not a regular expression: {error}"
+        raise InputError("adapter.config", message, path=steps.path) from None
+    except NotMatched as error:
+        message = f"{quoted(text)} of {field} is an expression that ckconv does not match: {error}"
+        raise UnsupportedError("adapter.unsupported", message, path=steps.path) from None
+
+
+def _layer(name: str, steps: Steps) -> re.Pattern[str]:
+    """An expression that finds the number of a layer; only a plain name is put into it."""
+    _pattern(name, "layers_pattern", steps)
+    if not _PLAIN.fullmatch(name):
+        message = f"{quoted(name)} of layers_pattern is more than a name, which ckconv does not match"
+        raise UnsupportedError("adapter.unsupported", message, path=steps.path)
+    return re.compile(_LAYER.format(name))
+
+
+# peft's ``adapter_config.json``: which modules it selects, and each one's rank, alpha and scale.
+#
+# The rules are peft's own (0.21): ``LoraLayer.update_layer`` for the scale; those of modules are in
+# :mod:`ckconv.formats.peft.config`.
 
 #: Keys under which a method of peft is another one than plain LoRA -> what to say of it.
 _VARIANTS: dict[str, str] = {
@@ -192,3 +372,160 @@ def _unsupported(document: Mapping[str, Any]) -> tuple[str, ...]:
             "(peft's save_pretrained with path_initial_model_for_weight_conversion saves it as plain LoRA)"
         )
     return tuple(found)
+
+
+# LoRA of bare parameters: ``target_parameters`` of peft, with which it changes the experts of a mixture.
+#
+# transformers 5 holds all experts of a layer as parameters ``[experts, .., ..]`` of one module. peft wraps the module
+# once for each that is selected, the first one innermost, so that a parameter is told by its sizes. ``lora_A`` is
+# ``[experts * rank, in]`` and ``lora_B`` ``[out, rank * experts]``, the experts innermost; ``in`` is the last axis of
+# the parameter, or the middle one where its class says ``is_transposed`` (``ParamWrapper`` of peft 0.21,
+# tuners/lora/layer.py). Either is read where sizes tell them apart.
+
+#: What peft puts around a module once more, for each of its parameters but the last.
+_WRAPPED = ".base_layer"
+
+
+class Parameter(NamedTuple):
+    """A parameter of experts in one layer.
+
+    Attributes:
+        path: of the parameter.
+        shape: experts, and its two axes.
+        modules: canonical names of what it holds, in order, and where those lie in it.
+    """
+
+    path: str
+    shape: tuple[int, int, int]
+    modules: Mapping[str, Sides]
+
+    @property
+    def turned(self) -> bool:
+        """Outputs lie along the last axis."""
+        return next(iter(self.modules.values())).turned
+
+
+def parameters_of(module: str, model: ModelConfig) -> Iterator[Parameter]:
+    """The parameters of experts that the module at a path has in transformers."""
+    family = FAMILIES[model.family]
+    sizes = Sizes(family, model.scope)
+    packed = {found.pattern for found in names_of(family, HF).packed.values()}
+    for prefix, instead in (("", ""), *NESTED):
+        name = parse(f"{instead}{module.removeprefix(prefix)}")
+        if not module.startswith(prefix) or name.layer is None:
+            continue
+        for pattern, found in names_of(family, HF).stored.items():
+            row = found.parts[0].row
+            plain = pattern not in packed and all(not part.stack and not part.value for part in found.parts)
+            if pattern.rpartition(".")[0] != name.pattern or not plain or not sizes.has(row, name.layer):
+                continue
+            kinds = [kind_of(part, sizes.of(part.row, name.layer)) for part in found.parts]
+            sides = [sides_of(kind) for kind in kinds]
+            known = [side for side in sides if side is not None]
+            if len(kinds[0].whole) != 3 or len(known) < len(sides) or len({side.turned for side in known}) > 1:
+                continue
+            called = (with_layer(part.canonical.removesuffix(".weight"), name.layer) for part in found.parts)
+            experts, first, second = kinds[0].whole
+            path = f"{module}.{pattern.rpartition('.')[2]}"
+            yield Parameter(path, (experts, first, second), dict(zip(called, known, strict=True)))
+
+
+def parameter_with(module: str, model: ModelConfig) -> Parameter | None:
+    """The parameter that holds a canonical stack of experts; of several spellings the one of transformers 5."""
+    family, name = FAMILIES[model.family], parse(module)
+    for pattern, found in sorted(names_of(family, HF).stored.items(), key=lambda one: one[0].endswith(".weight")):
+        names = [part.canonical.removesuffix(".weight") for part in found.parts]
+        path = with_layer(pattern, name.layer).rpartition(".")[0]
+        if name.pattern in names and not any(part.stack for part in found.parts):
+            for parameter in parameters_of(path, model):
+                if module in parameter.modules:
+                    return parameter
+    return None
+
+
+def is_transposed(model: ModelConfig) -> bool:
+    """The class of transformers declares its parameters of experts ``[in, out]``."""
+    row = FAMILIES[model.family].engines.get("transformers")
+    return row is not None and row.transposed
+
+
+def add_experts(
+    collector: Collector, config: PeftConfig, path: str, parts: Mapping[Role, Part], model: ModelConfig | None
+) -> bool:
+    """Add the change of one parameter of experts as modules of the base; ``False`` where it is none that is known."""
+    module = path.removesuffix(_WRAPPED)
+    while module.endswith(_WRAPPED):
+        module = module.removesuffix(_WRAPPED)
+    if model is None or parts.keys() != {Role.A, Role.B}:
+        return False
+    a, b = parts[Role.A].stored, parts[Role.B].stored
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        return False
+    widths = (a.shape[1], b.shape[0])
+    for parameter in parameters_of(module, model):
+        experts, first, second = parameter.shape
+        if a.shape[0] % experts or widths not in ((first, second), (second, first)):
+            continue
+        in_middle = widths == (first, second) and (first != second or is_transposed(model))
+        rank = a.shape[0] // experts
+        if config.rank_of(parameter.path) != rank:
+            said = config.rank_of(parameter.path)
+            message = f"{parameter.path}: lora_A and lora_B have rank {rank}, r makes it {said}"
+            collector.faults.add("adapter.rank", message, tensor=path, found=rank, allowed=said)
+            return True
+        alpha = config.alpha_of(parameter.path)
+        scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
+        if not 0 < scale < float("inf"):
+            message = f"{quoted(parameter.path)}: alpha {alpha} and rank {rank} make a scale that float32 cannot hold"
+            collector.faults.add("adapter.scale", message, tensor=path)
+        for name, sides in parameter.modules.items():
+            # lora_A lies along the axis that peft takes for inputs, whatever it is to the model
+            of_a, of_b = (a, b) if sides.turned == in_middle else (b, a)
+            layouts = matrices(sides, experts, rank, swapped=of_a is b, widths=widths)
+            made = {
+                role: _tensor(plain_tensor(f"{name}.{role.value}", stored), experts, layout)
+                for role, stored, layout in zip((Role.A, Role.B), (of_a, of_b), layouts, strict=True)
+            }
+            made[Role.B] = replace(made[Role.B], layout=replace(made[Role.B].layout, scale=scale))
+            collector.add_made(AdapterModule(name, module, (Role.A, Role.B), rank, alpha, scale), made)
+        return True
+    return False
+
+
+def _tensor(stored: Tensor, experts: int, layout: Layout) -> Tensor:
+    return replace(stored, shape=(experts, layout.rows // experts, layout.cols), layout=layout)
+
+
+def matrices(sides: Sides, experts: int, rank: int, *, swapped: bool, widths: tuple[int, int]) -> tuple[Layout, Layout]:
+    """Where ``[experts, rank, in]`` and ``[experts, out, rank]`` lie in peft's ``lora_A`` and ``lora_B``.
+
+    Args:
+        swapped: the first lies in ``lora_B``, the second in ``lora_A``.
+        widths: of ``lora_A`` and ``lora_B``.
+    """
+    of_a = (rank * widths[0], widths[0], 1), (experts * rank, widths[0])
+    of_b = (1, experts, rank * experts), (widths[1], rank * experts)
+    first, second = (of_b, of_a) if swapped else (of_a, of_b)
+    return _first(sides.inputs, experts, rank, *first), _second(sides.outputs, experts, rank, *second)
+
+
+#: Elements from one expert, one column of the rank, one input or output to the next.
+_Steps = tuple[int, int, int]
+
+
+def _first(side: Side, experts: int, rank: int, steps: _Steps, stored: tuple[int, int]) -> Layout:
+    each, column, along = steps
+    cols = _count(side)
+    places = Strip(side.first * along, merged([(experts, each), (rank, column)]), merged(side.spread(along)))
+    return Layout(experts * rank, cols, *stored, (places,), shared=experts * rank * cols != stored[0] * stored[1])
+
+
+def _second(side: Side, experts: int, rank: int, steps: _Steps, stored: tuple[int, int]) -> Layout:
+    each, column, along = steps
+    rows = experts * _count(side)
+    places = Strip(side.first * along, merged([(experts, each), *side.spread(along)]), merged([(rank, column)]))
+    return Layout(rows, rank, *stored, (places,), shared=rows * rank != stored[0] * stored[1])
+
+
+def _count(side: Side) -> int:
+    return math.prod(count for count, _ in side.axes)

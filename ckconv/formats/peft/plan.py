@@ -14,10 +14,10 @@ from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.families.names import HF
-from ckconv.formats.peft.experts import Parameter, is_transposed, matrices, parameter_with
-from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
-from ckconv.formats.safetensors.adapter_files import container
-from ckconv.formats.safetensors.shards import lay_out
+from ckconv.formats.peft.config import Parameter, is_transposed, matrices, parameter_with
+from ckconv.formats.safetensors.adapter import container
+from ckconv.formats.safetensors.spec import PEFT_NAME, PEFT_PREFIX
+from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.files import Files
 from ckconv.io.rows import same_values
 from ckconv.plan.pieces import Piece

@@ -17,14 +17,11 @@ from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.peft.config import PeftConfig, read_peft_config
-from ckconv.formats.peft.experts import add_experts
-from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
-from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
-from ckconv.formats.safetensors.adapter_index import adapter_index
+from ckconv.formats.peft.config import PeftConfig, add_experts, read_peft_config
+from ckconv.formats.safetensors.adapter import Opener, adapter_index, check_fits, find_base
+from ckconv.formats.safetensors.container import pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.files import regular_file
-from ckconv.formats.safetensors.read import pickle_refusal, read_safetensors
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
 _ENDINGS: tuple[tuple[str, Role, bool], ...] = (

@@ -9,7 +9,7 @@ from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.formats.pytorch.archive import read_saved
 from ckconv.formats.pytorch.spec import MAX_TENSORS
 from ckconv.formats.pytorch.unpickle import Malformed, View
-from ckconv.formats.safetensors.read import SafetensorsFile
+from ckconv.formats.safetensors.container import SafetensorsFile
 from ckconv.formats.safetensors.spec import MAX_DIMS, MAX_NAME, PICKLE_METADATA
 from ckconv.io.bytesource import ByteSource, open_source
 

@@ -3,47 +3,312 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
+from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
-from ckconv.core.metadata import METADATA, text_of_card
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, chained, parse
+from ckconv.core.metadata import CONFIG_NAME, METADATA, beside, text_of_card
+from ckconv.core.tensors import (
+    GATE_UP,
+    Dropped,
+    MetadataKind,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    chained,
+    made,
+    parse,
+    plain_tensor,
+)
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.diffusion import diffuses
-from ckconv.families.huggingface_classes import needs
+from ckconv.families.gguf_metadata import own_document
+from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.kinds import has_transposed
 from ckconv.families.loaders import Loader
 from ckconv.families.names import GGUF, names_of
-from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, part_hint, scheme_names
+from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, fuses_otherwise, part_hint, scheme_names
+from ckconv.families.reference import PARAMS_NAME, REFERENCE
 from ckconv.families.schema import Family
 from ckconv.families.tied_head import as_head
-from ckconv.families.words import of_source
-from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
-from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, Said, config_json, source_document
-from ckconv.formats.safetensors.checkpoint_kept import carried_files, kept_modules, left_by_rules, unpacks
-from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
-from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, spare_of
-from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, loading_notes, option_reasons
-from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
-from ckconv.formats.safetensors.parts import parts_beside
-from ckconv.formats.safetensors.rope_factors import scaling_of
-from ckconv.formats.safetensors.shards import lay_out, single_name
-from ckconv.formats.safetensors.write import Checkpoint, container
+from ckconv.families.words import of_source, said, tensors_said
+from ckconv.formats.safetensors.arrays import (
+    BLOCKS,
+    Entry,
+    Spelling,
+    copied_piece,
+    decoded_piece,
+    floats_of,
+    module_of,
+    spare_of,
+)
+from ckconv.formats.safetensors.config_json import (
+    CHECKPOINTS,
+    Said,
+    config_json,
+    metadata_of,
+    scaling_of,
+    source_document,
+    unfit_notes,
+)
+from ckconv.formats.safetensors.files import parts_beside
+from ckconv.formats.safetensors.tokenizer import pooling_of_source, tokenizer_plan
+from ckconv.formats.safetensors.write import Checkpoint, container, lay_out, single_name
 from ckconv.io.card import card_of
 from ckconv.options import Options
-from ckconv.plan.checks import modifier_reason, row_notes
+from ckconv.plan.checks import modifier_reason, row_notes, row_reasons
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Plan, Reason, missing_tensors
 from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.triples import triple_of
+
+# The tensors of a checkpoint under the names that they have: copied, or packed matrices decoded.
+
+#: What another quantiser says about the types of a checkpoint, which are others in another.
+_QUANTIZER_NAMES = {"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"}
+
+
+def carried_files(planner: CheckpointPlanner, kept: bool) -> dict[str, Path]:
+    """The files beside the source that are true of the output, too, by name."""
+    left = {CONFIG_NAME} if kept and not planner.unpacked else {CONFIG_NAME, *_QUANTIZER_NAMES}
+    found = beside(planner.index)
+    if planner.index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE and PARAMS_NAME in found:
+        left.add(PARAMS_NAME)  # by it readers know tensors of its names
+        planner.notes.append(
+            f"{PARAMS_NAME} is left out: it is of the names and rows of the source; config.json says the same"
+        )
+    return {name: path for name, path in found.items() if name not in left}
+
+
+def unpacks(planner: CheckpointPlanner) -> bool:
+    """Packed matrices are decoded: all of them, as the configuration says how all are stored."""
+    index = planner.index
+    found = {}
+    for stored, tensor in index.packed.items():
+        names = index.canonical_of.get(stored, ())
+        if not any(planner.dropped(name) for name in (stored, tensor.name, *names)):
+            decoded = any(planner.decoded(index.tensors[name]) for name in names)
+            found[tensor.name] = decoded or planner.decoded(tensor)
+    left = [name for name, decoded in found.items() if not decoded]
+    if left and len(left) < len(found):
+        planner.refuse(f"only some packed matrices would be decoded, and not {left[0]}", "--dequantize decodes all")
+    return any(found.values())
+
+
+def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
+    """What the source's rules leave out."""
+    return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
+
+
+def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
+    """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
+    index = planner.index
+    left = {item.stored.name for item in left_by_rules(planner, True)}
+    modules: dict[str, list[Piece]] = {}
+    arrays: dict[str, list[str]] = {}
+    for array, matrix in index.packed.items():
+        arrays.setdefault(matrix.name, []).append(array)
+    scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
+    quantised = {name.removesuffix(".scales") for name in scales}
+    if not (index.canonical_of or left or arrays or quantised or planner.options.drop):
+        types = [_kept_type(planner, stored) for stored in index.stored]
+        planner.tied = HEAD not in index.tensors
+        return made(len(types), lambda at: (copied_piece(index.stored[at].name, index.stored[at], types[at]),))
+    gone: list[str] = []
+    for stored in index.stored:
+        canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
+        if stored.name in left:
+            continue
+        together = arrays[packed.name] if packed else [stored.name]
+        if _dropped(planner, stored, packed, canonical, together):
+            gone += [name for name in canonical if name in index.tensors]
+            if packed is None:
+                planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            elif stored.name == together[0]:
+                planner.leave_out(packed.name, "--drop", packed.nbytes)
+            continue
+        module, _, kind = stored.name.rpartition(".")
+        name = canonical[0] if len(canonical) == 1 else stored.name
+        grouped = module in quantised and kind in ("weight", "scales", "biases")
+        if packed is not None:
+            grouped, module = True, packed.name
+            if planner.unpacked:
+                if packed.name.endswith(BLOCKS[0]):  # classes have it in another order
+                    planner.refuse(f"no rule says how {packed.name} is stored once it is decoded")
+                named = canonical[0] if len(canonical) == 1 else packed.name
+                dtype = planner.decoded_type(index.tensors.get(named, packed))
+                modules.setdefault(module, [decoded_piece(named, packed, dtype)])
+                continue
+        dtype = stored.dtype if grouped else _kept_type(planner, stored)
+        modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
+    planner.tied = HEAD not in index.tensors or HEAD in gone
+    _check_needed(planner, frozenset(gone))
+    return [*map(tuple, modules.values())]
+
+
+def _kept_type(planner: CheckpointPlanner, stored: StoredTensor) -> DType:
+    if stored.dtype.ggml is not None and stored.dtype.kind is Kind.BLOCK:  # of a GGUF that nobody has rules for
+        return planner.type_of(plain_tensor(stored.name, stored))
+    return planner.plain_type(stored.name, stored.dtype)
+
+
+def _check_needed(planner: CheckpointPlanner, gone: Collection[str]) -> None:
+    """What ``--drop`` leaves out is nothing that the class of a known family has: transformers makes it up."""
+    config, tensors = planner.index.config, planner.index.tensors
+    if config is None or not gone:
+        return
+    document, consumer = own_document(config), CONSUMERS[planner.format]
+    on = {key: is_on(config, key, document, consumer) for key in switches_of(config, consumer)}
+    counts = Counter(parse(name).pattern for name in gone)
+    there = Counter(parse(name).pattern for name in tensors)
+    wanted = expected_of(config, on, consumer)
+    if HEAD in gone and planner.doubles_head(planner.loader):
+        wanted[HEAD] = 1
+    over = {name: counts[name] - max(0, there[name] - count) for name, count in wanted.items()}
+    planner.reasons += missing_tensors(over, dropped=counts)
+
+
+def _dropped(
+    planner: CheckpointPlanner,
+    stored: StoredTensor,
+    packed: Tensor | None,
+    canonical: tuple[str, ...],
+    together: Sequence[str],
+) -> bool:
+    """``--drop`` names a tensor, by its own name or by all of its canonical ones; of a packed matrix all arrays."""
+    own = planner.dropped(stored.name)
+    if (packed and planner.dropped(packed.name)) or (own and all(planner.dropped(name) for name in together)):
+        return True
+    if own and packed:
+        planner.refuse(f"--drop names {stored.name}, and not the other arrays of {packed.name}")
+    if canonical and all(planner.dropped(name) for name in canonical):
+        return True
+    if any(planner.dropped(name) for name in canonical):
+        planner.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
+    return False
+
+
+# Why a checkpoint would not be loaded as what the source is: by flags, and by what the loader's classes hold.
+
+#: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
+_FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
+
+#: What a loader does that finds tensors under other names.
+_UNFOUND = {
+    "transformers": ", and computes with random numbers for those that it does not find",
+    "mlx-lm": ", and refuses others",
+}
+
+
+def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
+    """What is asked for and cannot be."""
+    family, layout = FAMILIES[config.family], options.rope_layout
+    interleaved = any(tensor.layout.interleaved for tensor in index.tensors.values())
+    if family.rope and (layout == "interleaved" or (layout == "source" and interleaved)):
+        yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
+    if options.names == "max" and not has_transposed(family):
+        yield Reason(f"--names max is for matrices that Hugging Face stores [in, out], and {family.name} has none")
+    if any(FUSIONS[what] == GATE_UP for what in options.fuse):
+        if family.experts:
+            yield Reason("--fuse gate-up: experts are not fused")
+        elif "L.ffn.gate" not in family.tensors:
+            yield Reason(f"--fuse gate-up: {family.name} has no gate")
+    kind = (config.rope_scaling or {}).get("rope_type")
+    if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
+        yield Reason(
+            f"{scaled(str(kind), config)}, and follows from max_position_embeddings, which --context would change"
+        )
+    if options.context and not family.rope and options.context != config.context_length:
+        yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+
+
+def loader_reasons(
+    index: TensorIndex,
+    config: ModelConfig,
+    tensors: Collection[str],
+    loader: Loader,
+    *,
+    target: str,
+    built: bool,
+    context: int,
+    dropped: Mapping[str, int],
+    within: str = "",
+) -> Iterator[Reason]:
+    """Why the loader would make another model of the tensors, or none.
+
+    Args:
+        tensors: canonical names of those that are written.
+        target: format; a source of the same one was loaded as it is.
+        built: the configuration is made out of hyper-parameters, so that they all have to be there.
+        context: context length that is asked for, 0 for the source's.
+        dropped: as :func:`ckconv.plan.steps.missing_tensors`.
+        within: as :func:`ckconv.plan.checks.row_reasons`.
+    """
+    present = [name for name in tensors if name != HEAD]
+    yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)
+    if index.format != target:
+        length, tied = context or config.context_length, HEAD not in tensors
+        yield from row_reasons(config, loader, context=length, tied=tied, format=index.format, within=within)
+
+
+def loading_notes(family: Family | None, options: Options, loader: Loader, scheme: str) -> Iterator[str]:
+    """That the loader does not load what other names, or other fused tensors, are asked for.
+
+    Args:
+        scheme: what ``--names hf`` means here.
+    """
+    fused = family is not None and fuses_otherwise(family, scheme, [FUSIONS[what] for what in options.fuse])
+    if fused or options.names in ("canonical", "gguf"):
+        what = f"the names of --names hf, fused as its classes are{_UNFOUND.get(loader.name, '')}"
+        yield f"{loader.name} does not load this output: it looks for tensors under {what}"
+
+
+def class_reasons(
+    format: str,
+    config: ModelConfig,
+    present: Collection[str],
+    loader: str,
+    *,
+    built: bool,
+    context: int,
+    dropped: Mapping[str, int],
+) -> Iterator[Reason]:
+    """Reasons why the loader's model class does not fit: tensors missing, and tensors it has no place for.
+
+    Args:
+        format: the source's.
+        present: canonical names, without the output head.
+        loader: ``transformers`` or ``mlx-lm``.
+        context: context length that is asked for, 0 for the source's.
+        built: the configuration is made out of hyper-parameters, so that they all have to be there.
+        dropped: as :func:`ckconv.plan.steps.missing_tensors`.
+    """
+    family = FAMILIES[config.family]
+    found = fit(config, present, loader)
+    yield from missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped)
+    for pattern, count in found.surplus.items():
+        also = f" ({count} tensors)" if count > 1 else ""
+        kind = said(config, "family", format=format)
+        yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
+    if not built:
+        return
+    if not config.norm_eps:
+        yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
+    if not (context or config.context_length):
+        keys = said(config, "context_length", format=format)
+        yield Reason(f"the source names no context length{keys}", "--context N sets one")
+    if config.rotary_dim != config.head_dim and not family.turns_a_part:
+        rotated = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
+        yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")
 
 
 class CheckpointPlanner(Planner):

@@ -24,8 +24,7 @@ from ckconv.errors import InputError, UsageError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.huggingface_types import Accepts, accepted_by, accepts
 from ckconv.families.keys import CONSUMERS
-from ckconv.formats.safetensors.checkpoint_config import strict
-from ckconv.formats.safetensors.checkpoint_metadata import header_key, own_metadata
+from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.steps import Change, Plan, Reason
 from ckconv.publish.files import SideFile, pieces_of

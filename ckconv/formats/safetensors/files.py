@@ -1,31 +1,23 @@
-"""The files of a Hugging Face or MLX checkpoint: which of them hold the tensors, and what lies beside those.
-
-A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
-and tokenizer files beside them; mlx-lm writes the index for a single file as well. Shards that are all there, or one
-file, are read without an index too, or beside one of another set: transformers takes ``model.safetensors`` first, and
-mlx-lm reads what is there. Older ones have
-``pytorch_model.bin`` in their place, which another reader describes in the same words. A link is followed only if it
-stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
-checkpoint must not be able to pass off any other file of this machine as its own. Whoever made the links himself says
-so (``--follow-links``); what an index names is in the directory all the same.
-"""
+"""The files of a checkpoint: which of them hold the tensors, and what lies beside those."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import StoredTensor, chained
-from ckconv.errors import Faults, InputError, counted, quoted, unreadable
-from ckconv.families.reference import PARAMS_NAME, WEIGHTS
-from ckconv.formats.safetensors.consolidated import described, parts_of, put_together
-from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
-from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
+from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, unreadable
+from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
+from ckconv.formats.safetensors.container import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.spec import (
     INDEX_NAME,
     INDEX_SUFFIX,
@@ -36,7 +28,182 @@ from ckconv.formats.safetensors.spec import (
     parse_shard_name,
     shard_name,
 )
-from ckconv.io.json import Document, read_object
+from ckconv.io.json import Document, kind, parse_object, read_document, read_object
+
+# ``model.safetensors.index.json``: which shard holds which tensor.
+#
+# An index is ``{"metadata": {"total_size": BYTES, ...}, "weight_map": {TENSOR: FILE NAME}}``. Loaders take from it
+# which files there are, and read those whole (``get_checkpoint_shard_files`` of transformers); mlx-lm reads every
+# ``model*.safetensors`` without it. No loader reads ``metadata``: the ``total_size`` of DeepSeek V3 is that of the same
+# model in 16 bits.
+
+_INDEX = Document("index", "index.json", "index.json", MAX_JSON)
+
+
+class ShardIndex(NamedTuple):
+    """An index file, whose file names are plain names of files.
+
+    Attributes:
+        path: the index file.
+        weight_map: tensor -> the name of its shard, in the index's order.
+    """
+
+    path: Path
+    weight_map: Mapping[str, str]
+
+    @property
+    def tensor_counts(self) -> dict[str, int]:
+        """Shard -> how many tensors it should hold, by the shard's name."""
+        return dict(sorted(Counter(self.weight_map.values()).items()))
+
+
+def read_shard_index(path: Path) -> ShardIndex:
+    """Read an index; the shards are not looked at.
+
+    Raises:
+        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is not a plain file name), and
+            those of ``open_source``.
+    """
+    document = read_object(path, _INDEX)
+    weight_map = document.get("weight_map")
+    if not isinstance(weight_map, dict):
+        found = f"is {kind(weight_map)}" if "weight_map" in document else "is missing"
+        raise InputError("index.json", f"weight_map {found}; an object of file names is required", path=path)
+    if not weight_map:
+        raise InputError("index.json", "weight_map is empty", path=path)
+    faults = Faults(path)
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str):
+            faults.add(
+                "index.json", f"weight_map has {kind(name)} for {quoted(tensor)}; file names only", tensor=tensor
+            )
+    faults.check()
+    shards = sorted(set(weight_map.values()))
+    for name in shards:
+        reason = _path_fault(name)
+        if reason:
+            faults.add("index.path", f"index names {quoted(name)}, {reason}", found=name)
+    faults.check()
+    return ShardIndex(path, weight_map)
+
+
+def _path_fault(name: str) -> str | None:
+    """Why a shard's name is no plain name of a file in the model directory."""
+    if "\0" in name:
+        return "which holds a NUL character"
+    if name in ("", ".", "..") or "/" in name or "\\" in name:
+        parts = name.replace("\\", "/").split("/")
+        if name.startswith(("/", "\\")) or ".." in parts:
+            return "outside the model directory"
+        return "which is not a plain file name"
+    if not name.lower().endswith(SUFFIX) and not is_pickle(name):
+        return "which is not a safetensors file"
+    return None
+
+
+def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -> tuple[str, ...]:
+    """Notes about tensors that are not where the index lists them: loaders read the shards whole.
+
+    Raises:
+        InputError: ``index.mismatch``, two shards hold a tensor of one name.
+    """
+    holders: dict[str, list[str]] = defaultdict(list)
+    for shard in shards:
+        for stored in shard.tensors:
+            holders[stored.name].append(shard.path.name)
+
+    unlisted: dict[str, list[str]] = defaultdict(list)
+    elsewhere: dict[tuple[str, str], list[str]] = defaultdict(list)
+    twice: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    absent: dict[str, list[str]] = defaultdict(list)
+    for tensor, names in holders.items():
+        listed_in = index.weight_map.get(tensor)
+        if len(names) > 1:
+            twice[tuple(names)].append(tensor)
+        elif listed_in is None:
+            unlisted[names[0]].append(tensor)
+        elif names[0] != listed_in:
+            elsewhere[names[0], listed_in].append(tensor)
+    for tensor, name in index.weight_map.items():
+        if tensor not in holders:
+            absent[name].append(tensor)
+
+    faults = Faults(index.path)
+    for where, n in twice.items():
+        hint = f"remove {'it' if len(n) == 1 else 'them'} from all but one of these files"
+        faults.add("index.mismatch", f"{' and '.join(where)} both hold {_tensors(n)}: {_some(n)}", hint=hint)
+    faults.check()
+    notes = [f"{s} holds {_tensors(n)} that the index does not list: {_some(n)}" for s, n in unlisted.items()]
+    notes += [f"{s} lacks {_tensors(n)} that the index lists there: {_some(n)}" for s, n in absent.items()]
+    notes += [f"{s} holds {_tensors(n)} that the index lists in {at}: {_some(n)}" for (s, at), n in elsewhere.items()]
+    return listed(notes)
+
+
+def _tensors(names: list[str]) -> str:
+    return counted(len(names), "tensor")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join([quoted(name) for name in names[:3]] + ["..."] * (len(names) > 3))
+
+
+# Files of Mistral's own checkpoints, and of Meta's: several without an index, and ``params.json``.
+#
+# Files ``consolidated.00.pth``, ``consolidated.01.pth`` ... hold different tensors of a model each, or a share of every
+# matrix: some of its rows or of its columns, as many as processors shall compute it (``model_parallel_size`` of Meta's
+# llama; ``write_model`` of transformers' ``convert_llama_weights_to_hf.py`` knows of which matrix it is which).
+
+_PART = re.compile(r"consolidated\.\d\d\.(?:pth|pt)")
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def parts_of(name: str, names: Sequence[str]) -> list[str]:
+    """The files of ``names`` that hold a model together with the file ``name``; nothing where that holds one alone."""
+    return sorted(filter(_PART.fullmatch, names)) if _PART.fullmatch(name) else []
+
+
+def put_together(files: Sequence[SafetensorsFile]) -> tuple[SafetensorsFile, ...]:
+    """The files, none of which holds a tensor of another.
+
+    Raises:
+        UnsupportedError: ``hf.shares``, two hold a share of one tensor.
+    """
+    holders: dict[str, Path] = {}
+    for file in files:
+        for stored in file.tensors:
+            other = holders.setdefault(stored.name, file.path)
+            if other != file.path:
+                message = (
+                    f"{other.name} and {file.path.name} both hold {quoted(stored.name)}: "
+                    f"each of {len(files)} files has a share of every matrix, of some by rows, of others by columns"
+                )
+                hint = "take the same model as Hugging Face has it, or join them with its publisher's script"
+                raise UnsupportedError("hf.shares", message, path=file.path, tensor=stored.name, hint=hint)
+    return tuple(files)
+
+
+def described(
+    params: Mapping[str, Any], files: tuple[SafetensorsFile, ...]
+) -> tuple[dict[str, Any] | None, str, tuple[SafetensorsFile, ...]]:
+    """The configuration of another implementation in the words of ``config.json``; the tensors have its names."""
+    config, note = reference_config(params)
+    if config is None:
+        return None, f"{note}: tensors keep the names of the file", files
+    dtype = next((tensor.dtype.name for tensor in files[0].tensors), "")
+    config |= {key: _TORCH_NAMES[dtype] for key in ("dtype", "torch_dtype") if dtype in _TORCH_NAMES}
+    return config, note, tuple(file._replace(metadata={**file.metadata, NAMES_KEY: REFERENCE}) for file in files)
+
+
+# The files of a Hugging Face or MLX checkpoint: which of them hold the tensors, and what lies beside those.
+#
+# A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
+# and tokenizer files beside them; mlx-lm writes the index for a single file as well. Shards that are all there, or one
+# file, are read without an index too, or beside one of another set: transformers takes ``model.safetensors`` first, and
+# mlx-lm reads what is there. Older ones have
+# ``pytorch_model.bin`` in their place, which another reader describes in the same words. A link is followed only if it
+# stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
+# checkpoint must not be able to pass off any other file of this machine as its own. Whoever made the links himself says
+# so (``--follow-links``); what an index names is in the directory all the same.
 
 #: transformers 4 writes what Mamba 2 does not clamp as Infinity.
 CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)
@@ -360,3 +527,189 @@ def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple
     matching = [name for name in names if any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)]
     files = [name for name in matching if not (root / name).is_dir()]
     return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
+
+
+# What sentence-transformers keeps beside a checkpoint: ``modules.json``, and a directory for each further module.
+#
+# Source: ``SentenceTransformer._load_sbert_model`` and ``Pooling`` of sentence-transformers; ``_try_set_pooling_type``
+# of llama.cpp's converter, ``enum llama_pooling_type`` of its ``include/llama.h``.
+
+MODULES = "modules.json"
+#: Modules that other programs than sentence-transformers compute, too, or that change no direction.
+PLAIN = ("Transformer", "Pooling", "Normalize")
+_POOLING, _PLACE = "Pooling", "1_Pooling"
+_PACKAGE = "sentence_transformers.models."
+
+#: How embeddings are pooled: the word of new files, the key of old ones, the number in a GGUF, and in words.
+_POOLINGS = (
+    ("mean", "pooling_mode_mean_tokens", 1, "by their mean"),
+    ("cls", "pooling_mode_cls_token", 2, "by the first token"),
+    ("lasttoken", "pooling_mode_lasttoken", 3, "by the last token"),
+)
+#: Keys of a GGUF that no engine reads -> the documents that are kept there, for the way back.
+_KEPT = {
+    "sentence_transformers.modules": MODULES,
+    "sentence_transformers.pooling": f"{_PLACE}/config.json",
+    "sentence_transformers.transformer": "sentence_bert_config.json",
+    "sentence_transformers.config": "config_sentence_transformers.json",
+}
+#: Bytes of one; prompts are a few lines.
+_MAX_KEPT = 1 << 16
+#: Keys of old files that ckconv never writes as true.
+_OTHERS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+_DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
+
+
+class Module(NamedTuple):
+    """One of the list: its class without the package, and its directory."""
+
+    kind: str
+    path: str
+
+
+def modules_of(root: Path) -> list[Module]:
+    """What ``modules.json`` lists; nothing where there is none.
+
+    Raises:
+        InputError: ``model.config``, it is malformed.
+    """
+    path = root / MODULES
+    if not path.is_file():
+        return []
+    return _listed(read_document(path, _DOCUMENT), path)
+
+
+def _listed(data: bytes, path: Path) -> list[Module]:
+    found = parse_object(b'{"modules": %s}' % data, _DOCUMENT, path)["modules"]
+    listed = [module for module in (found if isinstance(found, list) else ()) if isinstance(module, dict)]
+    return [Module(str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")) for one in listed]
+
+
+def folders_of(root: Path) -> Iterator[str]:
+    """The directories of modules that lie beside the model.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    for module in modules_of(root):
+        is_plain = Path(module.path).name == module.path and not module.path.startswith(".")
+        if module.path and is_plain and (root / module.path).is_dir():
+            yield module.path
+
+
+def pooling_of(files: Mapping[str, Path], modules: list[Module]) -> tuple[int, str]:
+    """GGUF's number, 0 where there is none, and the file that says so.
+
+    Args:
+        files: those that belong to the checkpoint, by their names in it. No other is read: a name in ``modules.json``
+            may lead out of the directory, and so may a link.
+
+    Raises:
+        InputError: ``model.config``, the file is malformed.
+    """
+    name = next((f"{module.path}/config.json" for module in modules if module.kind == _POOLING), "")
+    return (_number(read_object(files[name], _DOCUMENT)), name) if name in files else (0, "")
+
+
+def _number(said: Mapping[str, Any]) -> int:
+    number = next((number for _, key, number, _ in _POOLINGS if said.get(key) is True), 0)
+    return number or {word: number for word, _, number, _ in _POOLINGS}.get(str(said.get("pooling_mode")), 0)
+
+
+def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
+    """Key of a GGUF -> the document that lies beside a checkpoint, word for word.
+
+    Args:
+        files: those that belong to the checkpoint, by their names in it.
+
+    Raises:
+        InputError: ``model.config``, one is malformed.
+    """
+    data = {key: read_document(files[name], _DOCUMENT) for key, name in _KEPT.items() if name in files}
+    for key, text in data.items():
+        if _KEPT[key] != MODULES:
+            parse_object(text, _DOCUMENT, files[_KEPT[key]])
+    return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_KEPT}
+
+
+def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
+    """The files out of the keys of a GGUF; nothing where they pool otherwise than the file does, or say nothing.
+
+    Args:
+        kept: metadata of a GGUF.
+        number: how it pools.
+    """
+    files = {name: text.encode() for key, name in _KEPT.items() if isinstance(text := kept.get(key), str)}
+    pooling = files.get(_KEPT["sentence_transformers.pooling"])
+    try:
+        modules = _listed(files.get(MODULES, b"[]"), Path(MODULES))
+        said = parse_object(pooling, _DOCUMENT, Path(_POOLING)) if pooling else {}
+        for name in files.keys() - {MODULES, f"{_PLACE}/config.json"}:
+            parse_object(files[name], _DOCUMENT, Path(name))
+    except InputError:
+        return {}
+    plain = all(module.kind in PLAIN for module in modules)
+    there = {module.path for module in modules if module.kind == _POOLING} == ({_PLACE} if pooling else set())
+    return files if modules and plain and there and _number(said) == number else {}
+
+
+def pooled(number: object) -> str:
+    """How, in words; empty for another number."""
+    return next((words for _, _, own, words in _POOLINGS if own == number), "")
+
+
+def pooling_files(number: int, width: int, context: int) -> Mapping[str, bytes]:
+    """The files of sentence-transformers that pool so, old ones and new ones read them.
+
+    Args:
+        width: of an embedding.
+        context: tokens that the model takes, 0 where nobody knows.
+    """
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": _PACKAGE + kind}
+        for n, (path, kind) in enumerate([("", PLAIN[0]), (_PLACE, _POOLING)])
+    ]
+    switches = {key: own == number for _, key, own, _ in _POOLINGS} | dict.fromkeys(_OTHERS, False)
+    pooling = {"word_embedding_dimension": width, **switches, "include_prompt": True}
+    said = {MODULES: modules, f"{_PLACE}/config.json": pooling}
+    said |= {"sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False}} if context else {}
+    return {name: (json.dumps(document, indent=2) + "\n").encode() for name, document in said.items()}
+
+
+# Directories of a checkpoint that are part of the model.
+
+#: Where transformers has chat templates by name.
+TEMPLATES = "additional_chat_templates"
+
+#: Files by which a directory inside is known to be part of the model.
+_PARTS = (CONFIG_NAME, "*.jinja", "*.py")
+
+
+def part_files(root: Path, *, follow_links: bool) -> tuple[Path, ...]:
+    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name.
+
+    Raises:
+        InputError: ``index.path``, one of them leads out of the directory, a hidden one too; as :func:`regular_file`.
+    """
+    folders = [*folders_of(root), *([TEMPLATES] if (root / TEMPLATES).is_dir() else [])]
+    names = [f"{folder}/{name}" for folder in dict.fromkeys(folders) for name in names_in(root / folder)]
+    files = [name for name in names if not (root / name).is_dir()]
+    there = [root / name for name in files if regular_file(root, name, follow_links=follow_links)]
+    return tuple(path for path in there if not path.name.startswith("."))
+
+
+def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
+    """Directories in a checkpoint's that look like part of a model, but for those that files are carried of."""
+    if not path.is_dir() or not carried:
+        return ()
+    own = {name.partition("/")[0] for name in carried if "/" in name}
+    try:
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return tuple(
+            folder.name
+            for folder in folders
+            if folder.name not in own
+            and any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
+        )
+    except OSError:  # whoever reads them will say so
+        return ()

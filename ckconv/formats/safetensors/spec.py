@@ -1,14 +1,4 @@
-"""The safetensors container at byte level, and the file names of a checkpoint directory.
-
-A file is an 8-byte little-endian length N, a JSON object of N bytes, then the tensors' bytes::
-
-    0      u64   N, at most 100,000,000
-    8      {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {"K": "V"}}
-    8 + N  data; data_offsets are relative to here
-
-Source: README.md and ``safetensors/src/tensor.rs`` of safetensors 0.8. The README promises more than its
-parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds files to the README.
-"""
+"""The safetensors container at byte level, and the file names of checkpoints and adapters."""
 
 from __future__ import annotations
 
@@ -18,6 +8,17 @@ from io import BytesIO
 
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES
+
+# The safetensors container at byte level, and the file names of a checkpoint directory.
+#
+# A file is an 8-byte little-endian length N, a JSON object of N bytes, then the tensors' bytes::
+#
+#     0      u64   N, at most 100,000,000
+#     8      {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {"K": "V"}}
+#     8 + N  data; data_offsets are relative to here
+#
+# Source: README.md and ``safetensors/src/tensor.rs`` of safetensors 0.8. The README promises more than its
+# parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds files to the README.
 
 #: Bytes of the length field in front of the header.
 LENGTH_BYTES = 8
@@ -94,3 +95,19 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], meta
     made.seek(0)
     made.write(length.to_bytes(LENGTH_BYTES, "little"))
     return made.getvalue()
+
+
+# What mlx-lm calls the files of an adapter. Source: ``mlx_lm/tuner`` of mlx-lm 0.32.
+
+MLX_NAME = "adapters.safetensors"
+
+
+# What peft calls the files and tensors of an adapter.
+#
+# Sources: ``peft/utils/save_and_load.py`` and ``peft/tuners/lora`` of peft 0.21.
+
+PEFT_NAME = "adapter_model.safetensors"
+PEFT_PICKLE = "adapter_model.bin"
+
+#: What every tensor's name begins with: the base model inside of a PeftModel.
+PEFT_PREFIX = "base_model.model."

@@ -1,25 +1,32 @@
-"""The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what."""
+"""The tokenizer of a GGUF as files of a checkpoint: whether it is written, and as what."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckconv.core.metadata import METADATA, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE
-from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
-from ckconv.formats.safetensors.modules import documents_of, pooled, pooling_files
+from ckconv.formats.safetensors.config_json import CHECKPOINTS
+from ckconv.formats.safetensors.files import documents_of, pooled, pooling_files
 from ckconv.options import Options
+from ckconv.publish.files import SideFile
+from ckconv.tokenizer import huggingface as tokenizer_json
+from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.documents import tokenizer_files
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.gguf import keys_of_words
 from ckconv.tokenizer.made import as_read
-from ckconv.tokenizer.settings import generation_config
+from ckconv.tokenizer.settings import also_ending, generation_config, pieces, tokenizer_config
+from ckconv.tokenizer.unigram import rules_of, unigram
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
-from ckconv.tokenizer.wordpiece import ACCENTS
+from ckconv.tokenizer.wordpiece import ACCENTS, wordpiece
+
+# The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +111,55 @@ def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str
 def left_out(reason: object) -> str:
     """The line of the report."""
     return f"no tokenizer files are written: {reason}; put those of the original checkpoint beside the model"
+
+
+# The files of a tokenizer, made out of the arrays of a GGUF: decoded here and nowhere before.
+
+
+def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str, ...]]:
+    """Name -> content, and what a user should know: that the words are not those of a tokenizer, and why.
+
+    Raises:
+        OutputError: ``input.changed``, the source is not what it was.
+    """
+    generation = plan.generation
+    files: dict[str, SideFile] = {}
+    notes: tuple[str, ...] = ()
+    if plan.vocabulary is not None:
+        tokens, types = plan.vocabulary.tokens.decode(), plan.vocabulary.types.decode()
+        generation = also_ending(generation, tokens, types)
+        try:
+            files = _files(plan.vocabulary, tokens, types, plan.context)
+        except NotFaithful as reason:
+            notes = (left_out(reason),)
+    return {**({"generation_config.json": _json(generation)} if generation else {}), **files}, notes
+
+
+def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, SideFile]:
+    tokenizer_json.check_words(vocabulary, tokens, types)
+    if vocabulary.pre is not None:
+        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
+        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
+    scores = vocabulary.scores.decode() if vocabulary.scores else ()
+    made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
+    document = made(vocabulary, tokens, types, scores)
+    unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
+    vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
+    if not scores:
+        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
+    own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
+    own["unk"] = unknown
+    model = sentencepiece.encode(
+        pieces(tokens, types, scores, unknown),
+        own,
+        add_dummy_prefix=vocabulary.space_prefix,
+        **(rules_of(vocabulary.unigram) if vocabulary.unigram else {}),
+    )
+    settings = tokenizer_config(vocabulary, tokens, types, scores, context)
+    return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,200 @@
+"""The directory of an adapter, peft's or mlx-lm's: its configuration, its file of tensors, and its base model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckconv.adapters.model import matrix_shape
+from ckconv.adapters.read import Collected
+from ckconv.core.config import ModelConfig
+from ckconv.core.metadata import CONFIG_NAME, joined_metadata
+from ckconv.core.tensors import Adapter, AdapterModule, Dropped, MetadataKind, Role, StoredTensor, Tensor, TensorIndex
+from ckconv.errors import Faults, InputError, UnsupportedError, quoted
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family
+from ckconv.formats.safetensors.container import SafetensorsFile
+from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MAX_JSON
+from ckconv.formats.safetensors.write import Shards, check_opens
+from ckconv.io.json import Document, parse_object, read_document, read_object
+from ckconv.plan.container import Container
+
+# The base model of an adapter: its hyper-parameters, and whether the adapter fits it.
+
+#: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
+Opener = Callable[[Path], TensorIndex]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model: its hyper-parameters, and its tensors where it is more than a ``config.json``."""
+
+    config: ModelConfig
+    index: TensorIndex | None = None
+
+
+def find_base(base: Path | None, named: str, opener: Opener) -> Base | None:
+    """The base model that was asked for, else the one that the adapter names.
+
+    Args:
+        base: a model of any format, or a directory that holds its ``config.json``.
+        named: what the adapter calls it; looked for in the file system, as peft does, and nowhere else.
+
+    Raises:
+        InputError: the model asked for cannot be read.
+        UnsupportedError: ``model.architecture``, no rules are known for it.
+    """
+    if base is not None:
+        found = _read(base, opener)
+        if found is None:
+            raise UnsupportedError("model.architecture", "ckconv does not know its architecture", path=base)
+        return found
+    # The name is the training machine's: here it may be one that may not be read, or is too long for this system.
+    try:
+        return _read(Path(named), opener) if named and Path(named).is_dir() else None
+    except (InputError, UnsupportedError, OSError, ValueError):
+        return None
+
+
+def _read(path: Path, opener: Opener) -> Base | None:
+    """A model of any format; a ``config.json`` will do, without weights."""
+    if path.name == CONFIG_NAME:
+        return _from_document(path)
+    try:
+        index = opener(path)
+        return Base(index.config, index) if index.config else None
+    except InputError as error:
+        if error.code != "hf.no-weights" or not (path / CONFIG_NAME).is_file():
+            raise
+    return _from_document(path / CONFIG_NAME)
+
+
+def _from_document(path: Path) -> Base | None:
+    document = read_object(path, CONFIG_DOCUMENT)
+    family = huggingface_family(document)
+    return Base(huggingface_config(document, family, (), path)) if family else None
+
+
+def check_fits(
+    modules: Mapping[str, AdapterModule], tensors: Mapping[str, Tensor], config: ModelConfig, path: Path
+) -> None:
+    """Every module is one of the base model's, and its LoRA has the base matrix's shape.
+
+    Raises:
+        InputError: ``adapter.base``, with every fault.
+    """
+    faults = Faults(path)
+    for module in modules.values():
+        shape = matrix_shape(module.name, config)
+        if shape is None and (".experts." in module.name or Role.B not in module.roles):
+            continue  # one of many experts has no matrix of its own; a norm is none
+        if shape is None:
+            message = f"no base tensor for {quoted(module.path)}"
+            faults.add("adapter.base", message, tensor=module.path, hint="--base BASE names the model it was made for")
+            continue
+        if Role.B not in module.roles:
+            continue
+        a, b = tensors[f"{module.name}.{Role.A.value}"], tensors[f"{module.name}.{Role.B.value}"]
+        made = (*b.shape[:-1], a.shape[-1])
+        if made != shape:
+            message = f"{quoted(module.path)} changes a matrix of {list(made)}, the base has {list(shape)}"
+            faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape))
+    faults.check()
+
+
+# ``adapter_config.json`` of peft and of mlx-lm, as JSON.
+
+_DOCUMENT = Document("adapter configuration", "adapter.config", "adapter.config", MAX_JSON)
+
+_NOT_FINITE = re.compile(rb'"(r|lora_alpha|rank|scale|alpha)"\s*:\s*(-?(?:NaN|Infinity))')
+
+
+def read_adapter_document(path: Path) -> dict[str, Any]:
+    """The configuration of an adapter of any kind, as JSON.
+
+    Raises:
+        InputError: ``adapter.config``, malformed; ``adapter.scale``, a scale that is NaN or infinite.
+    """
+    data = read_document(path, _DOCUMENT)
+    try:
+        return parse_object(data, _DOCUMENT, path)
+    except InputError as error:
+        found = _NOT_FINITE.search(data) if error.code == _DOCUMENT.code else None
+        if found:
+            what, value = (group.decode() for group in found.groups())
+            raise InputError("adapter.scale", f"{what} is {value}; it must be a number above 0", path=path) from None
+        raise
+
+
+def positive(value: object) -> float | None:
+    """A finite number above 0, ``None`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+# The files of an adapter directory, of peft's and of mlx-lm's.
+
+
+def container(shards: Shards, document: Mapping[str, Any]) -> Container:
+    """One file of tensors, and the configuration beside it."""
+    files = {ADAPTER_CONFIG: config_bytes(document)}
+    return Container(shards.frames, side_files=files, keys=shards.keys, check=check_opens)
+
+
+def config_bytes(document: Mapping[str, Any]) -> bytes:
+    """A configuration as peft and mlx-lm write it."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+# The index of an adapter that is a file of safetensors and a configuration.
+
+
+def adapter_index(
+    format: str,
+    path: Path,
+    file: SafetensorsFile,
+    config_path: Path,
+    collected: Collected,
+    adapter: Adapter,
+    *,
+    unknown: Sequence[StoredTensor],
+    dropped: Sequence[Dropped] = (),
+    more: Mapping[str, object] | None = None,
+) -> TensorIndex:
+    """The index of an adapter that is a file of tensors and a configuration.
+
+    Args:
+        path: what the user named.
+        more: what ``inspect`` prints besides.
+    """
+    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
+    if adapter.base_name:
+        facts["base"] = adapter.base_name
+    return TensorIndex(
+        format=format,
+        version=0,
+        path=path,
+        files=(file.path,),
+        architecture=adapter.base.model_type if adapter.base else "",
+        config=None,
+        stored=file.tensors,
+        tensors=collected.tensors,
+        canonical_of=collected.canonical_of,
+        unknown=tuple(unknown),
+        dropped=tuple(dropped),
+        metadata_kind=MetadataKind.DOCUMENT,
+        metadata=joined_metadata(file.metadata, adapter.document),
+        facts={**facts, **(more or {})},
+        side_files=(config_path,),
+        adapter=adapter,
+    )

@@ -1,0 +1,623 @@
+"""The config.json of a checkpoint: the source's own where it has one, changed only where it must be."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
+from ckconv.core.dtypes import DTYPES
+from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantised, without_stale
+from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.errors import InputError, UnsupportedError, UsageError, listed
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.gguf_metadata import own_document
+from ckconv.families.huggingface_classes import fit, is_on
+from ckconv.families.huggingface_config import huggingface_config, text_config
+from ckconv.families.huggingface_types import is_padding, unaccepted
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind
+from ckconv.families.keys import MLX_LM as MLX_LM_READER
+from ckconv.families.loaders import MLX_LM
+from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.parameter_rows import ParameterCell
+from ckconv.families.parameters import nested, scope_of, write
+from ckconv.families.schema import Family
+from ckconv.families.words import family_of, said, without_noted
+from ckconv.io.bytesource import open_source
+from ckconv.io.files import Files
+from ckconv.options import Options
+from ckconv.plan.checks import engine_of
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
+from ckconv.plan.steps import Reason
+
+# A document that goes from one library's hands into the other's: both must read the same out of it.
+#
+# transformers and mlx-lm look at different keys and take different defaults, so that a copy can be another model.
+
+#: What the output says otherwise on purpose.
+_ON_PURPOSE = ("family", "vocab_size")
+
+#: Scaling that both libraries compute alike. Of ``longrope`` mlx-lm takes the long factors from the first token on,
+#: transformers only for sequences longer than the original context.
+_ALIKE = frozenset({"linear", "dynamic", "llama3", "yarn"})
+_WINDOW = ("sliding_window", "layer_types")
+
+
+def agreeing(
+    document: Mapping[str, Any], config: ModelConfig, built: Mapping[str, Any], target: str, source: str
+) -> dict[str, Any]:
+    """The document, changed where the target's reader would take it for another model.
+
+    Args:
+        config: what the source's reader takes it for.
+        built: a document made of ``config`` alone.
+        target, source: formats.
+
+    Raises:
+        UnsupportedError: ``plan.refused``, no change makes them agree.
+    """
+    reader, other = CONSUMERS[target], CONSUMERS[source]
+    keys = _family(config).document.keys
+    ignored = set(keys.misread(document, other, reader))
+    made = {key: value for key, value in document.items() if key not in ignored}
+    if not _differences(made, config, reader):
+        return made
+    foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
+    carried = foreign | {name for name, key in keys.keys.items() if key.kind is Kind.PARAMETER}
+    made = {key: value for key, value in made.items() if key not in foreign}
+    made |= {key: value for key, value in built.items() if key in carried and key != "max_position_embeddings"}
+    found = _differences(made, config, reader)
+    if found:
+        raise UnsupportedError(
+            "plan.refused",
+            f"{target} cannot hold this model: {reader} would read another configuration out of config.json",
+            details=found,
+        )
+    return made
+
+
+def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """The document without values that transformers' class does not take: mlx-lm's classes look at no types.
+
+    Args:
+        built: a document made of ``config`` alone, with what is there instead.
+    """
+    made = {**_said_for_null(config, built), **document}
+    for key in _unaccepted(document, config):
+        if built.get(key):
+            made[key] = built[key]
+        else:
+            del made[key]
+    return made
+
+
+def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
+    """Raise ``plan.refused`` if transformers' class does not take the document."""
+    names = unaccepted(document, str(document.get("model_type")), by_layer=_by_layer(config))
+    found = [f"{key} = {reprlib.repr(document[key])}" for key in names]
+    if found:
+        what = f"transformers' {config.model_type} does not take what config.json would say: {', '.join(found)}"
+        raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
+
+
+def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
+    """What :func:`fitting` takes away, for people.
+
+    Args:
+        target: format.
+    """
+    config = index.config
+    if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
+        return
+    source = own_document(config)
+    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in _unaccepted(source, config)])
+    if names:
+        yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
+
+
+def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
+    family = _family(config)
+    kind = (config.rope_scaling or {}).get("rope_type")
+    alike = kind is None or kind in _ALIKE or same_factors_always(config.rope_scaling or {})
+    if consumer == TRANSFORMERS and not alike:
+        where = said(config, "rope_scaling")
+        return [f"rope_type is {kind!r}{where}, which is not known to be the same in transformers"]
+    try:
+        read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
+    except InputError as error:
+        return [error.message]
+    # The plan holds a window against the context, and few classes of mlx-lm know one.
+    mlx = family.engines.get("mlx_lm")
+    windowless = consumer == MLX_LM_READER and mlx is not None and "window" in mlx.ignores
+    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
+    mine = without_noted(replace(config, modifiers=(), context_length=read.context_length))
+    found = config_differences(mine, without_noted(replace(read, **same)), same_words=True)
+    return [
+        f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
+    ]
+
+
+def _unaccepted(document: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    return unaccepted(document, _class_of(config), by_layer=_by_layer(config))
+
+
+def _by_layer(config: ModelConfig) -> bool:
+    """RoPE has a table for each kind of layer: by the family's rule, or by keys of its own."""
+    tables = (cell.of_rope and cell.key.count(".") > 1 for cell in _cells(config))
+    return _family(config).document.rope.by_layer or any(tables)
+
+
+def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that are said to be null because the class has a default that does not go with this model."""
+    return {cell.key: None for cell in _cells(config) if cell.unread and cell.key in built and built[cell.key] is None}
+
+
+def _cells(config: ModelConfig) -> Iterator[ParameterCell]:
+    """What a document says of the family's parameters."""
+    return (cell for row in _family(config).parameters.values() for cell in row.key_cells("hf"))
+
+
+def _class_of(config: ModelConfig) -> str:
+    """What transformers calls the class: mlx-lm's may go by the name of another one there."""
+    row = _family(config).engines.get("mlx_lm")
+    return _family(config).model_type if row is not None and row.model_type else config.model_type
+
+
+def _family(config: ModelConfig) -> Family:
+    family = family_of(config)
+    assert family is not None
+    return family
+
+
+# ``config.json`` as transformers and mlx-lm read it, out of the canonical hyper-parameters.
+#
+# RoPE is written in both styles, ``rope_theta`` with ``rope_scaling`` and ``rope_parameters``: transformers 4 and most
+# of mlx-lm's classes (0.32) know only the first, and take their own default where they find only the second.
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a document says besides the hyper-parameters.
+
+    Attributes:
+        tied: there is no output head of its own.
+        dtype: the type that the weights are to be loaded as, in torch's words; empty for none.
+        switches: ``attention_bias`` and the like.
+        rope_scaling: in Hugging Face's words.
+        tokens: ids of special tokens, by key.
+        context: context length, 0 for the model's own.
+    """
+
+    tied: bool
+    dtype: str
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    rope_scaling: Mapping[str, Any] | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    context: int = 0
+
+
+def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
+    """The document, its keys sorted as transformers sorts them."""
+    family = FAMILIES[config.family]
+    if config.sliding_window is not None and family.document.window.family:
+        family = FAMILIES[family.document.window.family]
+    scope = {**scope_of(family, replace(config, tied=facts.tied)), "rope_scaling": facts.rope_scaling}
+    document: dict[str, Any] = {
+        "architectures": [family.hf_class],
+        "model_type": family.model_type,
+        **family.document.written,
+        **_neutral(family),
+        **_rows(family, scope),
+        **_dtype(facts.dtype),
+        **facts.switches,
+        **facts.tokens,
+    }
+    if family.rope:
+        document |= _rope(config, family, facts.rope_scaling, scope)
+    if facts.context:
+        document |= dict.fromkeys(_keys_of_context(family), facts.context)
+    return dict(sorted(document.items()))
+
+
+def _dtype(name: str) -> dict[str, str]:
+    # transformers 5 and late 4 read "dtype", older ones "torch_dtype".
+    return {"dtype": name, "torch_dtype": name} if name else {}
+
+
+def _neutral(family: Family) -> dict[str, Any]:
+    """Modifiers that a document says, with the value that changes nothing."""
+    return {key.name: key.neutral[0] for key in family.document.keys.keys.values() if key.written}
+
+
+def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rows of the parameters say; tables of a family whose RoPE the reader knows have a rule of their own."""
+    entries = write(family, scope, "hf").entries
+    of_rope = {path for path in entries if family.rope and path.startswith("rope_") and "." in path}
+    return nested({path: said for path, said in entries.items() if path not in of_rope})
+
+
+def _keys_of_context(family: Family) -> list[str]:
+    return [cell.key for cell in family.parameters["context"].key_cells("hf") if not cell.alias]
+
+
+def _rope(
+    config: ModelConfig, family: Family, scaling: Mapping[str, Any] | None, scope: Mapping[str, Any]
+) -> dict[str, Any]:
+    parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
+    for path, (_, value) in write(family, scope, "hf").entries.items():
+        table_name, _, key = path.partition(".")
+        if table_name == "rope_parameters" and value is not None and "." not in key:
+            parameters.setdefault(key, value)
+    if family.document.rope.by_layer:
+        local = {"rope_theta": scope["local_theta"], "rope_type": "default"}
+        parameters = {"full_attention": parameters, "sliding_attention": local}
+    table = dict(scaling) if scaling else None
+    if table and table["rope_type"] == "longrope":
+        table["type"] = "longrope"  # which mlx-lm's class asks for, as transformers before 4.43
+    return {"rope_parameters": parameters, "rope_scaling": table}
+
+
+# The ``config.json`` of a checkpoint: the source's own where it has one, changed only where it must be.
+
+#: Formats whose files are safetensors, with a configuration of one style.
+CHECKPOINTS = ("safetensors", "mlx")
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+#: Under which keys a loader looks for a quantisation.
+_QUANTIZATION_KEYS = {"mlx": ("quantization", "quantization_config"), "safetensors": ("quantization_config",)}
+
+#: What mlx-lm's loader and tokenizer read of the outer document.
+_OUTER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings")
+
+#: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
+_MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
+
+
+#: What a document says of a model without a head of its own.
+_TIED = {"tie_word_embeddings": True}
+
+
+class Said(NamedTuple):
+    """What there is to say of an output.
+
+    Attributes:
+        format: ``safetensors`` or ``mlx``.
+        kept: every tensor has the name that it has in the source, and is stored as it is there.
+        unpacked: what another quantiser packed is decoded.
+        tied: there is no output head of its own.
+        floats: names of the float types of the arrays.
+        as_they_were: no tensor changes its type.
+        present: canonical names.
+        quantization: MLX's object, ``None`` where nothing is quantised.
+        rope_scaling: in Hugging Face's words.
+        context: context length, 0 for the source's.
+    """
+
+    format: str
+    kept: bool
+    unpacked: bool
+    tied: bool
+    floats: frozenset[str]
+    as_they_were: bool
+    present: tuple[str, ...]
+    quantization: Mapping[str, Any] | None
+    rope_scaling: Mapping[str, Any] | None
+    context: int = 0
+
+
+def config_json(index: TensorIndex, said: Said) -> bytes:
+    """The bytes of ``config.json``; empty where the source has none and none can be made."""
+    source, config = source_document(index), index.config
+    unscaled = FAMILIES[config.family].document.rope.unscaled if config and said.format == "mlx" else {}
+    if source:
+        document = _changed(source, index, said)
+        if unscaled and not document.get("rope_scaling"):
+            document["rope_scaling"] = dict(unscaled)
+        return _encoded(_wrapped(document, config, said), index)
+    if config is None:
+        return b""
+    document = build_document(config, _facts(index, config, said))
+    if unscaled and not document["rope_scaling"]:
+        document["rope_scaling"] = dict(unscaled)
+    if CONSUMERS[said.format] == TRANSFORMERS:
+        check_fit(document, config)
+    return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
+
+
+def _quantised(said: Said) -> dict[str, Any]:
+    """What is said of the types of blocks, under the keys that the loader looks for."""
+    found = said.quantization if not said.kept else None
+    return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
+
+
+def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -> dict[str, Any]:
+    """With the types of blocks; around the text part the document of several modalities, where a class wants one."""
+    row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" and not said.kept else None
+    if row is not None and row.wrapped:
+        outer = {key: document[key] for key in _OUTER if key in document}
+        document = {**outer, "model_type": row.wrapped, "text_config": document}
+    return document | _quantised(said)
+
+
+def source_document(index: TensorIndex) -> dict[str, Any]:
+    """The configuration that the source has of its own, or that its header says; empty where it has none."""
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return {}
+    return document_of(index.metadata)
+
+
+def widest(names: frozenset[str]) -> str:
+    """The narrowest float type that holds every number of these types, in torch's words; empty for none."""
+    if {"F16", "BF16"} <= names:
+        return _TORCH_NAMES["F64" if "F64" in names else "F32"]
+    return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
+
+
+def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
+    """What a document says that is built, out of what the source says elsewhere."""
+    from ckconv.tokenizer.source import special_tokens_of
+
+    document = source_document(index)
+    switches: Mapping[str, bool] = {}
+    if FAMILIES[config.family].known_classes:
+        switches = fit(config, said.present, TRANSFORMERS).switches
+    tokens = {} if document else special_tokens_of(index)
+    ids: dict[str, int] = {
+        key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
+    }
+    if not is_padding(ids.get("pad_token_id"), config.vocab_size):
+        del ids["pad_token_id"]
+    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context)
+
+
+def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
+    """The source's document with what has to be different."""
+    document, config = dict(source), index.config
+    nested = document.get(text_key(document))
+    if not said.kept and config is not None and isinstance(nested, dict):
+        family = FAMILIES[config.family]
+        kept = {key: value for key, value in document.items() if not key.endswith("_config")}
+        document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
+    if not said.kept:
+        document["tie_word_embeddings"] = said.tied
+    elif said.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
+        text = text_key(document)
+        document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
+    if said.unpacked or not said.kept:
+        document = unquantised(document)
+    if said.format == "safetensors":
+        document = without_stale(document, index.stored)
+    if not said.as_they_were:
+        for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
+            document[key] = widest(said.floats)
+    if said.context:
+        document = _with_context(document, config, said.context)
+    if said.format != index.format and config is not None:
+        document |= _named(config, said.format)
+        facts = _facts(index, config, said)
+        if said.format == "mlx":
+            _complete(document, config, facts)
+        document |= _switched(document, config, said)
+        built = build_document(config, facts) if FAMILIES[config.family].known_classes else {}
+        if CONSUMERS[said.format] == TRANSFORMERS:
+            document = fitting(document, built, config)
+        if built:
+            document = agreeing(document, config, built, said.format, index.format)
+        if CONSUMERS[said.format] == TRANSFORMERS:
+            check_fit(document, config)
+    return document
+
+
+def _named(config: ModelConfig, format: str) -> dict[str, str]:
+    """What the document calls the model, where mlx-lm's class goes by another name, or the source's is nobody's."""
+    family = FAMILIES[config.family]
+    row = engine_of(family, MLX_LM)
+    if row is None or not row.model_type:
+        said = text_config(config.raw).get("model_type", family.model_type)
+        return {} if said in family.in_huggingface.names else {"model_type": family.model_type}
+    return {"model_type": row.model_type if format == "mlx" else family.model_type}
+
+
+def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
+    """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
+    if not FAMILIES[config.family].known_classes:
+        return {}
+    consumer = CONSUMERS[said.format]
+    fitted = fit(config, said.present, consumer).switches
+    return {key: there for key, there in fitted.items() if is_on(config, key, document, consumer) != there}
+
+
+def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
+    """Another context length, beside the one that RoPE was scaled from: the angles stay what they are."""
+    document = dict(source)
+    if key := text_key(document):
+        return {**document, key: _with_context(document[key], config, context)}
+    document["max_position_embeddings"] = context
+    scaling = (config.rope_scaling if config else None) or {}
+    numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(document.get(name), dict):
+            document[name] = _with_numbers(document[name], scaling.get("rope_type"), numbers)
+    return document
+
+
+def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(table.get("full_attention"), dict):
+        return {**table, "full_attention": _with_numbers(table["full_attention"], kind, numbers)}
+    return {**table, **numbers} if kind and table.get("rope_type", table.get("type")) == kind else dict(table)
+
+
+def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
+    """Add what mlx-lm needs and the document does not say in the words that mlx-lm reads."""
+    built = build_document(config, facts)
+    row = engine_of(FAMILIES[config.family], MLX_LM)
+    needs = row.needs if row else ()
+    for key in (*_MLX_NEEDS, *needs):
+        if document.get(key) is None and (built.get(key) is not None or key in built.keys() & needs):
+            document[key] = built[key]  # null is said where a class has no default
+    if config.rope_scaling and not document.get("rope_scaling"):
+        document["rope_scaling"] = built["rope_scaling"]
+    elif not config.rope_scaling and document.get("rope_scaling"):
+        del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
+    for key in row.reads if row else ():
+        if key in built:
+            document[key] = built[key]
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """Equal for documents that say the same: 1 and 1.0 are not, for classes that want a float."""
+    return json.dumps(document, sort_keys=True)
+
+
+def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
+    """The document as bytes: the source's own file, if it says the same."""
+    source = source_document(index)
+    if source and _text(document) == _text(source):
+        for path in index.side_files:
+            if path.name == CONFIG_NAME:
+                with open_source(path) as file:
+                    return file.read_at(0, file.size or 0)
+    written = {key: strict(value) for key, value in _limits(document, index.config).items()}
+    return (json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str, Any]:
+    """The document with the numbers that the family has for values that change nothing and JSON does not hold."""
+    if config is None:
+        return dict(document)
+    said = FAMILIES[config.family].document
+    made = dict(document)
+    for key, value in document.items():
+        if key in said.written and strict(value) != value and said.keys.idle(key, value):
+            made[key] = said.written[key]
+    return made
+
+
+def strict(value: Any) -> Any:
+    """What strict JSON holds: a number that is not finite as transformers 5 writes it, and both libraries read it."""
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [strict(item) for item in value]
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite else {"__float__": json.dumps(value)}
+
+
+# How the source scales RoPE, in Hugging Face's words, and what of it has none.
+
+
+class Scaling(NamedTuple):
+    """What was found.
+
+    Attributes:
+        document: ``rope_scaling`` of a ``config.json``; ``None`` for none.
+        left_out: why the source's tensor of factors is not written; empty where there is none.
+        reasons: why a configuration cannot say what the source computes.
+    """
+
+    document: Mapping[str, Any] | None = None
+    left_out: str = ""
+    reasons: tuple[Reason, ...] = ()
+
+
+def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scaling:
+    """Recover the scaling; of a source with a configuration document it is there.
+
+    Args:
+        drop: a flag leaves the tensor of factors out.
+    """
+    document, left_out = config.rope_scaling, ""
+    family = family_of(config)
+    reasons: list[Reason] = []
+    if ROPE_FREQUENCIES in index.tensors:
+        if drop:
+            document = None  # the plan names the loss
+        else:
+            found, source = _recovered(index, config), index.tensors[ROPE_FREQUENCIES].source
+            left_out = "follows from rope_scaling in config.json" if found else "every factor is 1: nothing is scaled"
+            if found is None:
+                text = f"{source} is neither Llama 3's scaling nor a linear one: no rope_scaling gives these factors"
+                reasons.append(Reason(text, "--drop rope_frequencies leaves it out, which is a loss"))
+            elif found and document and index.format == "gguf":
+                kind = document["rope_type"]
+                reasons.append(Reason(f"{source} scales RoPE, and rope.scaling.type = {kind} once more"))
+            document = found or document
+    if index.format == "gguf":
+        changes = "changes the computation; no key of a config.json says it"
+        reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
+        kind = document.get("rope_type") if document else None
+        types = family.document.rope.types if family else ()
+        if kind and types and kind not in types:
+            known = f"transformers' {config.family} knows {', '.join(types)} only"
+            reasons.append(Reason(f"{scaled(str(kind), config)}; {known}"))
+    elif index.format == "bump":
+        reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
+    return Scaling(document, left_out, tuple(reasons))
+
+
+def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None:
+    import numpy as np
+
+    from ckconv.core.config import rope_scaling_of
+    from ckconv.io.rows import RowReader
+    from ckconv.quant.codec import to_float32
+
+    tensor = index.tensors[ROPE_FREQUENCIES]
+    if tensor.dtype.name != "F32" or tensor.shape != (config.rotary_dim // 2,) or config.rope_theta is None:
+        return None
+    with Files(index.identities) as files:
+        factors = to_float32(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype).reshape(-1)
+    return rope_scaling_of(np.ascontiguousarray(factors), config.rope_theta, config.rotary_dim)
+
+
+# What the headers of a checkpoint's files say besides their tensors.
+
+
+def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[str, str]:
+    """The source's own metadata as flags change it, and what readers rely on.
+
+    Args:
+        written_by: the value of ``format``.
+
+    Raises:
+        UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
+    """
+    own = own_metadata(index)
+    reserved = {"format": written_by}
+    if options.names != "hf":
+        reserved[NAMES_KEY] = options.names
+    elif NAMES_KEY in own:
+        del own[NAMES_KEY]
+    pairs = {name: text for key, text in options.set_meta if (name := header_key(index, key))}
+    for key in ("format", NAMES_KEY):
+        if key in pairs or key in options.drop_meta:
+            raise UsageError("usage.meta", f"{key} says how the tensors are to be read, and is not changed")
+    kept = {
+        key: text
+        for key, text in own.items()
+        if not any(fnmatchcase(name, glob) for name in (key, f"{METADATA}.{key}") for glob in options.drop_meta)
+    }
+    return {**kept, **pairs, **reserved}
+
+
+def own_metadata(index: TensorIndex) -> dict[str, str]:
+    """What the headers of a checkpoint say themselves; nothing for another format."""
+    prefix = f"{METADATA}."
+    own = {k.removeprefix(prefix): str(v) for k, v in index.metadata.items() if k.startswith(prefix)}
+    return own if index.format in CHECKPOINTS else {}
+
+
+def header_key(index: TensorIndex, key: str) -> str:
+    """The key of the headers that a flag names (``__metadata__.KEY``); empty where it names one of a document.
+
+    Without a document, every key is one of the headers.
+    """
+    bare = key.removeprefix(f"{METADATA}.")
+    described = bool(source_document(index)) or index.config is not None
+    return bare if bare != key or bare in own_metadata(index) or not described else ""
