@@ -32,6 +32,9 @@ _TEXT = {"vocab_size": 384, "hidden_size": 24, "intermediate_size": 40, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
 _GEMMA = {**_TEXT, "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 12}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
+_LINEAR = {**_TEXT, "num_hidden_layers": 4, "head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+           "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+           "rope_parameters": {**_SECTIONS, "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.25}}  # fmt: skip
 _WORDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
 # The converter maps `linear_2` of a projector where there are three layers or more.
@@ -77,6 +80,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
                            "out_hidden_size": 24, "fullatt_block_indexes": [2]}},
         _PREPARED, {},
     ),
+    "qwen2_vl-f16": (
+        "Qwen2VL", "F16",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+         "vision_config": {"depth": 3, "embed_dim": 16, "hidden_size": 24, "num_heads": 2, "patch_size": 14}},
+        _PREPARED, {},
+    ),
+    "qwen2_vl-bf16": (
+        "Qwen2VL", "BF16",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+         "vision_config": {"depth": 3, "embed_dim": 20, "hidden_size": 24, "num_heads": 2, "patch_size": 7}},
+        _PREPARED, {},
+    ),
     "qwen3_vl-f16": (
         "Qwen3VL", "F16",
         {"text_config": {**_TEXT, "num_hidden_layers": 3, "head_dim": 12,
@@ -91,6 +106,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
                          "rope_parameters": {**_SECTIONS, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
          "vision_config": {"depth": 3, "hidden_size": 20, "intermediate_size": 28, "num_heads": 2, "patch_size": 4,
                            "out_hidden_size": 24, "num_position_embeddings": 36, "deepstack_visual_indexes": [1]}},
+        _PREPARED, {},
+    ),
+    "qwen3_5-f16": (
+        "Qwen3_5", "F16",
+        {"text_config": _LINEAR,
+         "vision_config": {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4,
+                           "out_hidden_size": 24, "num_position_embeddings": 16}},
+        _PREPARED, {},
+    ),
+    "qwen3_5_moe-bf16": (
+        "Qwen3_5Moe", "BF16",
+        {"text_config": {**_LINEAR, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+                         "shared_expert_intermediate_size": 28},
+         "vision_config": {"depth": 2, "hidden_size": 20, "intermediate_size": 28, "num_heads": 2, "patch_size": 4,
+                           "out_hidden_size": 24, "num_position_embeddings": 36}},
         _PREPARED, {},
     ),
     "internvl-f16": (

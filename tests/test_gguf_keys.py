@@ -85,6 +85,7 @@ UNREAD = {
     "modernbert": {"attention.layer_norm_rms_epsilon"},
     "modernbert_classifier": {"attention.layer_norm_rms_epsilon"},
     "qwen2_5_vl": {"attention.layer_norm_rms_epsilon"},
+    "qwen2_vl": {"attention.layer_norm_rms_epsilon"},
     "t5": {"attention.layer_norm_epsilon"},
     "t5_encoder": {"attention.layer_norm_epsilon"},
     "umt5_encoder": {"attention.layer_norm_epsilon"},

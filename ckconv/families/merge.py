@@ -96,8 +96,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _parent(path: Path, name: str, folder: Path) -> Path:
-    """The file that ``extends`` names: a shipped one, or one beside the file."""
-    for place in (folder, path.parent):
+    """The file that ``extends`` names: of a shipped file one beside it, else a shipped one, or one beside the file."""
+    for place in (path.parent, folder) if folder in path.parents else (folder, path.parent):
         if _NAME.fullmatch(name) and (place / f"{name}.toml").is_file():
             return place / f"{name}.toml"
     raise fault(path, f"extends {name!r}, and there is no such family")

@@ -109,6 +109,11 @@ class Parameter(NamedTuple):
         """No format says it: others follow from it."""
         return all(cell.alias or cell.kind == "fixed" for cells in self.cells.values() for cell in cells)
 
+    @property
+    def of_a_class(self) -> bool:
+        """It follows, and only documents say it: what a class or a processor is called."""
+        return self.value is not None and not self.cells.get("gguf")
+
     def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
         """Cells that are a key of the format."""
         return tuple(cell for cell in self.cells.get(format, ()) if cell.kind == "key")

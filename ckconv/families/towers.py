@@ -71,6 +71,19 @@ def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | N
     return next((one for one in found if one.in_gguf.condition and _holds(one.in_gguf.condition, said)), None)
 
 
+def tower_within(tower: Tower, text: str) -> Tower:
+    """The tower as the model has it whose text is of this family: several classes may see with one projector."""
+    own = tower_family(tower.family)
+    kind, known = own.parameters["kind"].value, own.in_huggingface.text[0]
+    for family in map(tower_family, _texts() if known and text not in known else ()):
+        if text in family.in_huggingface.text[0] and str(family.parameters["kind"].value) == str(kind):
+            constants = {
+                name: row.value.value(tower.parameters) for name, row in family.parameters.items() if row.value
+            }
+            return tower._replace(family=family.name, parameters={**tower.parameters, **constants})
+    return tower
+
+
 def _holds(condition: Expression | None, said: Mapping[str, Any]) -> bool:
     with suppress(ExpressionError):  # what is not said fulfils no condition
         return condition is None or bool(condition.value(said))

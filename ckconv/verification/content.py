@@ -108,7 +108,7 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
     if one is None or other is None:
         return {}
     rows = (row for tower in (one, other) for row in tower_family(tower.family).parameters.values())
-    aids = {row.name for row in rows if row.read_only}
+    aids = {row.name for row in rows if row.read_only or row.of_a_class}
     names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
     pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names if name not in aids}
     return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}

@@ -411,7 +411,8 @@ def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | 
     from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
 
     def has(name: str) -> bool:
-        return value_of(file.metadata, f"clip.{name}") is not None
+        found = KeySource(file, "clip").value(name)
+        return any(found) if isinstance(found, list) else found is not None
 
     family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""), has)
     if family is None:

@@ -22,7 +22,7 @@ from ckconv.families.parameters import differ, nested, write
 from ckconv.families.presence import expected
 from ckconv.families.schema import Family
 from ckconv.families.speech import is_usual, speech, speech_settings, speech_tensors
-from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family
+from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family, tower_within
 from ckconv.formats.safetensors.arrays import (
     BLOCKS,
     Entry,
@@ -445,7 +445,7 @@ class WholePlanner(HuggingFacePlanner):
         text, self._seen = parted(index)
         super().__init__(text, options, source)
         assert index.tower is not None
-        self.whole, self._tower = index, index.tower
+        self.whole, self._tower = index, tower_within(index.tower, text.config.family if text.config else "")
         self._family = tower_family(self._tower.family)
         self.within = self._family.model_type
         self._written = write(self._family, self._tower.parameters, "hf")
@@ -483,8 +483,8 @@ class WholePlanner(HuggingFacePlanner):
                 f"the tower makes {width:,} values of a picture's part, the text model has {config.hidden_size:,}"
             )
         layers = self._tower.parameters.get("deepstack")
-        if layers is not None and len(layers) != config.own.get("deepstack"):
-            own = config.own.get("deepstack")
+        own = config.own.get("deepstack") or 0
+        if layers is not None and len(layers) != own:
             self.refuse(f"the text model takes {own} layers of the tower, which has {len(layers)}")
         eps = self._tower.parameters.get("text_eps")
         if eps is not None and differ(eps, config.norm_eps):
