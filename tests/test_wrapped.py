@@ -91,6 +91,22 @@ def test_a_part_of_the_text_model_that_no_rule_has_is_a_reason(tmp_path: Path) -
     assert caught.value.hint == "--drop 'model.something.*' leaves out what gemma4_text does not have"
 
 
+@pytest.mark.parametrize("family", WHOLES)
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_the_number_of_a_token_is_the_one_that_the_text_part_says(family: str, to: str, tmp_path: Path) -> None:
+    source = whole(family, tmp_path / "whole", pad_token_id=None)
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["pad_token_id"] = 0
+    (source / "config.json").write_text(json.dumps(config))
+
+    ckconv.convert(source, tmp_path / "made", to=to)
+
+    if to == "mlx":
+        said = json.loads((tmp_path / "made" / "config.json").read_text())
+        assert said.get("text_config", said)["pad_token_id"] == 0
+    ckconv.verify(tmp_path / "made", source)  # raises what differs
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "head", "tied"),
     [

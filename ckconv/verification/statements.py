@@ -250,6 +250,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     if (text := text_key(meant)) and not text_key(mine):  # the text model alone
         inner, meant = meant[text], dict(meant[text])
     alike = out.format == source.format
+    if text and text_key(mine) and not alike:  # a library's own document around the text model: that one's words count
+        mine, meant = {**mine, **mine[text_key(mine)]}, {**meant, **meant[text]}
     free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if isinstance(inner, dict) or text_key(meant) else said | {"architectures"}
