@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "chromium": lambda: shutil.which("chromium") is not None,
     "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
     "pyodide": lambda: shutil.which("node") is not None and "PYODIDE" in os.environ,
+    "ggml_python": lambda: find_spec("ggml") is not None,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from consumers import LIBRARY
 import ckconv
 from ckconv import Options
 from ckconv.errors import UnsupportedError, UsageError
-from ckconv.quant import quantise
+from ckconv.quant import ggml_python, quantise
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
 #: Rows that are whole blocks of K-quants.
@@ -311,6 +311,74 @@ def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(quantise, "has_library", lambda: False)
 
     assert quantise.quantise(rows, dtype).tobytes() == by_library.tobytes()
+
+
+@pytest.mark.needs("ggml_python")
+@pytest.mark.parametrize("name", sorted(ggml_python.CHECKSUMS))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
+    rows[0], rows[1, ::2], rows[2, :32], rows[3] = 0, -0.0, 7, 1e-30
+    importance = rng.random(512, np.float32) if weighted else None
+    dtype = quantise.GGML_TYPES[name.lower()]
+    assert quantise.quantiser_of(dtype).startswith("ggml-python ")
+    made = quantise.quantise(rows, dtype, importance)
+
+    monkeypatch.setattr(ggml_python, "quantise", lambda *_: None)
+
+    assert quantise.quantise(rows, dtype, importance).tobytes() == made.tobytes()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is known of ggml-python is looked at anew, and again behind the test."""
+    for cached in (ggml_python._library, ggml_python._makes):
+        cached.cache_clear()
+    yield
+    for cached in (ggml_python._library, ggml_python._makes):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_library_that_makes_other_blocks_is_not_used_and_a_note_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("libgguf")
+    source = checkpoint(tmp_path / "hf", WIDE)
+    ckconv.convert(source, tmp_path / "right.gguf", options=Options(quantize="q4_k"))
+    ggml_python._makes.cache_clear()
+    monkeypatch.setattr(ggml_python, "_library", lambda: lambda *_: 0)  # one that leaves blocks as they are
+
+    report = ckconv.convert(source, tmp_path / "made.gguf", options=Options(quantize="q4_k"))
+
+    assert "ggml-python makes other blocks of Q4_K than llama.cpp, and libgguf makes them" in report.plan.notes
+    assert (tmp_path / "made.gguf").read_bytes() == (tmp_path / "right.gguf").read_bytes()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("broken", [b"", b"\x7fELF no library", None])
+def test_a_library_that_does_not_load_is_not_used(
+    broken: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ggml" / "lib").mkdir(parents=True)
+    (tmp_path / "ggml" / "__init__.py").touch()
+    if broken is not None:
+        (tmp_path / "ggml" / "lib" / "libggml-base.so").write_bytes(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert not ggml_python.differs(quantise.GGML_TYPES["q4_k"])
+    assert ggml_python.quantise(np.ones((1, 256), np.float32), quantise.GGML_TYPES["q4_k"], None) is None
+
+
+def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source = checkpoint(tmp_path / "hf", WIDE)
+    command = ("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0", "--force")
+    by = quantise.quantiser_of(quantise.GGML_TYPES["q8_0"])
+
+    assert json.loads(ckconv(*command, "--json").out)["quantised"]["Q8_0"]["by"] == by
+    assert f", made by {by}" in ckconv(*command, "-v").out
+    assert "made by" not in ckconv(*command).out
 
 
 def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,19 @@ def errors_of(plan: Plan) -> Mapping[str, Error]:
     return plan.errors.of_types if plan.errors else {}
 
 
-def quantised_lines(plan: Plan) -> list[str]:
-    """How far quantising moved values, type by type."""
-    return [
-        f"  {name}: largest error {error.largest:.3g}, RMS {error.rms:.3g}" for name, error in errors_of(plan).items()
-    ]
+def quantised_lines(plan: Plan, settings: Settings) -> list[str]:
+    """How far quantising moved values, type by type, and what made the blocks."""
+    lines = [(name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g}") for name, one in errors_of(plan).items()]
+    made = {name: f", made by {made_by(name)}" if settings.verbose and made_by(name) else "" for name, _ in lines}
+    return [f"  {name}: {text}{made[name]}" for name, text in lines]
+
+
+def made_by(name: str) -> str:
+    """The package that made blocks of the type of this name, with its version; empty where none did."""
+    from ckconv.quant.quantise import GGML_TYPES, quantiser_of
+
+    dtype = GGML_TYPES.get(name.lower())
+    return quantiser_of(dtype) if dtype else ""
 
 
 def names_beside(report: Report) -> Iterator[str]:

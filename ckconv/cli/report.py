@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ckconv.cli.changes import errors_of, merged_lines, names_beside, quantised_lines, rounded_lines
+from ckconv.cli.changes import errors_of, made_by, merged_lines, names_beside, quantised_lines, rounded_lines
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.cli.steps import step_facts, step_lines
@@ -87,7 +87,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         f"  {_summary(plan, ways)}",
         *rounded_lines(report, settings),
         *merged_lines(report, settings),
-        *quantised_lines(plan),
+        *quantised_lines(plan, settings),
         *_left_out_lines(plan, settings),
         *_change_lines(plan),
         *(f"  note: {note}" for note in plan.notes),
@@ -132,7 +132,7 @@ def _reported(report: Report) -> dict[str, Any]:
         "peak_memory": peak_memory() or None,
         "changed_values": dict(report.changed),
         "largest_changes": dict(report.merged),
-        "quantised": {name: error._asdict() for name, error in errors_of(report.plan).items()},
+        "quantised": {name: {**error._asdict(), "by": made_by(name)} for name, error in errors_of(report.plan).items()},
         **_plan_facts(report.plan),
     }
 

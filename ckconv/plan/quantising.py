@@ -13,6 +13,7 @@ from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalogue import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
+from ckconv.quant import ggml_python
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
 from ckconv.quant.quantise import (
     GGML_TYPES,
@@ -187,6 +188,11 @@ class Quantised:
             planner.refuse(f"{text}: {told[0]}{f' and {len(told) - 1} more' if len(told) > 1 else ''}", hint)
         for text, told in fallen.items():
             planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
+        for dtype in {dtype.name: dtype for dtype in self.types.values()}.values():
+            if ggml_python.differs(dtype):
+                planner.notes.append(
+                    f"ggml-python makes other blocks of {dtype} than llama.cpp, and libgguf makes them"
+                )
         seconds = sum(
             math.prod(item.matrix.shape) / (SPEED.get(self.types[item.matrix.name].name, _FAST) * 1e6)
             for item in placed

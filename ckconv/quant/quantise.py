@@ -1,7 +1,8 @@
 """Quantising: rows of float32 -> blocks of ggml's types, the very bytes that llama-quantize writes.
 
-Both libraries give them: libgguf is ggml's own code and has every type, gguf's quantisers in numpy are slower and have
-some. Blocks of a row depend on nothing outside of the row, so rows may be quantised in any order and any tile.
+Three libraries give them: libgguf is ggml's own code and has every type, ggml-python makes some of them faster, and
+gguf's quantisers in numpy are slower and have some. Blocks of a row depend on nothing outside of the row, so rows may
+be quantised in any order and any tile.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import _thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
+from ckconv.quant import ggml_python
 from ckconv.quant.codec import from_float32, libgguf
 from ckconv.quant.triples import triple_of
 
@@ -159,6 +162,15 @@ def has_library() -> bool:
     return find_spec("libgguf") is not None
 
 
+def quantiser_of(dtype: DType) -> str:
+    """The package that makes blocks of a type of ggml, with its version; empty for other types."""
+    if dtype.name.lower() not in GGML_TYPES:
+        return ""
+    return (has_library() and ggml_python.quantiser_of(dtype)) or (
+        f"libgguf {version('libgguf')}" if has_library() else f"gguf {version('gguf')}"
+    )
+
+
 def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, number: DType = F32) -> Rows:
     """float32 ``[n, cols]`` -> ``[n, bytes]`` of a block type.
 
@@ -211,6 +223,8 @@ def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows
     library = libgguf()
     assert library is not None
     weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    if (faster := ggml_python.quantise(floats, dtype, weights)) is not None:
+        return faster
     made = np.empty((len(floats), dtype.nbytes(floats.shape[1])), np.uint8)
     if made.size:
         library.quantize_rows_into_raw(dtype.ggml, floats, made, len(floats), floats.shape[1], weights)
