@@ -9,7 +9,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -372,3 +372,24 @@ else:
         try_lock,
         wait_for_reader,
     )
+
+
+def c_function(folder: Path, stem: str, name: str, arguments: str) -> Callable[..., int] | None:
+    """A function of a shared library that returns a size; ``None`` where there is none, or none that loads.
+
+    Args:
+        stem: of the library's file name, without what a system puts before and behind it.
+        arguments: a letter for each: ``i`` int, ``q`` int64_t, ``P`` a pointer (an address, or ``None``).
+    """
+    import ctypes
+
+    types = {"i": ctypes.c_int, "q": ctypes.c_int64, "P": ctypes.c_void_p}
+    names = (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    try:
+        found = getattr(ctypes.CDLL(str(path)), name) if path else None
+    except (OSError, AttributeError):
+        return None
+    if found is not None:
+        found.argtypes, found.restype = [types[letter] for letter in arguments], ctypes.c_size_t
+    return found

@@ -331,7 +331,9 @@ def test_what_the_class_does_not_know_is_refused(tmp_path: Path) -> None:
     double = save(tmp_path / "c", decoder.config(), {**decoder.tensors(), "model.norm.weight": np.ones(64)})
     assert reasons(double, tmp_path, "mlx") == ["mlx loads no F64 tensors: model.norm.weight"]
     gpt2 = FIXTURES / "hf" / "gpt2-hub-f32"
-    assert reasons(gpt2, tmp_path, "mlx", tie="untie") == ["mlx-lm's gpt2 has no output head of its own"]
+    assert reasons(gpt2, tmp_path, "mlx", tie="untie") == [
+        "mlx-lm's gpt2 has no output head of its own (tie_word_embeddings)"
+    ]
 
     relu = {**config_of(gpt2), "activation_function": "relu"}
     tensors = {name: Raw(*entry) for name, entry in tensors_of(gpt2).items()}

@@ -56,13 +56,14 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
 
 
 def row_reasons(
-    config: ModelConfig, loader: Loader, *, context: int, tied: bool, format: str = "", within: str = ""
+    config: ModelConfig, loader: Loader, *, context: int, tied: bool, equal: bool, format: str = "", within: str = ""
 ) -> Iterator[Reason]:
     """Why the engine would compute something else than the model.
 
     Args:
         context: context length in the output.
         tied: the output has no head of its own.
+        equal: the head is byte for byte the embedding.
         format: the source's.
         within: ``model_type`` of the document of which the model's is the text part: a tower's file names the families
             that its class has within it.
@@ -74,7 +75,7 @@ def row_reasons(
         return
     if row.no_head and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
-        yield Reason(text, "--tie leaves it out, if it is the embedding")
+        yield Reason(text, "--tie leaves it out" if equal else "")
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)

@@ -6,13 +6,15 @@ the processor has. The blocks are equal, which is looked at before a type is mad
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
+
+from ckconv.system import c_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +33,6 @@ CHECKSUMS = {
     "IQ4_NL": 0x552A2C6F,
     "IQ4_XS": 0x330AF4B6,
 }
-
-_NAMES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
 
 
 def quantiser_of(dtype: DType) -> str:
@@ -93,17 +93,8 @@ def _at(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int:
 
 
 @cache
-def _library() -> ctypes._NamedFuncPointer | None:
+def _library() -> Callable[..., int] | None:
     """``ggml_quantize_chunk`` of ``ggml.h``, without the package's own module, which takes longer to import."""
     spec = find_spec("ggml")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
-    path = next((folder / name for name in _NAMES if (folder / name).is_file()), None)
-    try:
-        chunk = ctypes.CDLL(str(path)).ggml_quantize_chunk if path else None
-    except (OSError, AttributeError):
-        return None
-    if chunk is not None:
-        number, pointer = ctypes.c_int64, ctypes.c_void_p
-        chunk.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
-        chunk.restype = ctypes.c_size_t
-    return chunk
+    return c_function(folder, "ggml-base", "ggml_quantize_chunk", "iPPqqqP")

@@ -166,9 +166,11 @@ def quantiser_of(dtype: DType) -> str:
     """The package that makes blocks of a type of ggml, with its version; empty for other types."""
     if dtype.name.lower() not in GGML_TYPES:
         return ""
-    return (has_library() and ggml_python.quantiser_of(dtype)) or (
-        f"libgguf {version('libgguf')}" if has_library() else f"gguf {version('gguf')}"
-    )
+    if has_library():
+        return ggml_python.quantiser_of(dtype) or f"libgguf {version('libgguf')}"
+    import gguf
+
+    return f"{gguf.__name__} {version(gguf.__name__)}"
 
 
 def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, number: DType = F32) -> Rows:

@@ -147,13 +147,16 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     return wanted | layers
 
 
-def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:
+def engine_reasons(
+    config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True, equal: bool = False
+) -> Iterator[Reason]:
     """Why llama.cpp would compute something else than the source's configuration says.
 
     Args:
         context: context length in the output.
         rope_dropped: a flag leaves Llama 3's scaling out.
         tied: the output has no head of its own.
+        equal: the head is byte for byte the embedding.
     """
     family = FAMILIES[config.family]
     for modifier in config.modifiers:
@@ -176,7 +179,8 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tie
         yield Reason(f"the source names no epsilon for its norms{eps}")
     if not context:
         yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
-    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, format="" if config.raw else "gguf")
+    said_in = "" if config.raw else "gguf"
+    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, equal=equal, format=said_in)
 
 
 def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:

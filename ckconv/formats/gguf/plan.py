@@ -314,7 +314,9 @@ class GgufPlanner(Planner):
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         tied = all(entry.name != HEAD for entry in entries)
-        self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped, tied=tied)
+        self.reasons += engine_reasons(
+            config, self._context, rope_dropped=rope_dropped, tied=tied, equal=self.source.head_is_embedding
+        )
         self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
         self.reasons += [*module_reasons(self.index), *surplus_reasons(self.index, self.dropped)]
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):

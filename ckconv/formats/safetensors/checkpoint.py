@@ -241,6 +241,7 @@ def loader_reasons(
     built: bool,
     context: int,
     dropped: Mapping[str, int],
+    equal: bool,
     within: str = "",
 ) -> Iterator[Reason]:
     """Why the loader would make another model of the tensors, or none.
@@ -251,13 +252,20 @@ def loader_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
         dropped: as :func:`ckconv.plan.steps.missing_tensors`.
-        within: as :func:`ckconv.plan.checks.row_reasons`.
+        equal, within: as :func:`ckconv.plan.checks.row_reasons`.
     """
     present = [name for name in tensors if name != HEAD]
     yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)
     if index.format != target:
-        length, tied = context or config.context_length, HEAD not in tensors
-        yield from row_reasons(config, loader, context=length, tied=tied, format=index.format, within=within)
+        yield from row_reasons(
+            config,
+            loader,
+            context=context or config.context_length,
+            tied=HEAD not in tensors,
+            equal=equal,
+            format=index.format,
+            within=within,
+        )
 
 
 def loading_notes(family: Family | None, options: Options, loader: Loader, scheme: str) -> Iterator[str]:
@@ -543,9 +551,14 @@ class CheckpointPlanner(Planner):
         if self.options.names not in ("canonical", "gguf"):
             context, built, tied = self.options.context, not self.document, HEAD not in self.tensors
             model = self.index, self.config, self.tensors, self.loader
-            dropped = self.dropped_patterns(self.index.tensors)
             self.reasons += loader_reasons(
-                *model, target=self.format, built=built, context=context, dropped=dropped, within=self.within
+                *model,
+                target=self.format,
+                built=built,
+                context=context,
+                dropped=self.dropped_patterns(self.index.tensors),
+                equal=self.source.head_is_embedding,
+                within=self.within,
             )
             self.notes += row_notes(self.config, self.loader, context=context or self.config.context_length, tied=tied)
 

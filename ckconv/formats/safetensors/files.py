@@ -131,7 +131,8 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
     faults = Faults(index.path)
     for where, n in twice.items():
         hint = f"remove {'it' if len(n) == 1 else 'them'} from all but one of these files"
-        faults.add("index.mismatch", f"{' and '.join(where)} both hold {_tensors(n)}: {_some(n)}", hint=hint)
+        every = "both" if len(where) == 2 else "all"
+        faults.add("index.mismatch", f"{' and '.join(where)} {every} hold {_tensors(n)}: {_some(n)}", hint=hint)
     faults.check()
     notes = [f"{s} holds {_tensors(n)} that the index does not list: {_some(n)}" for s, n in unlisted.items()]
     notes += [f"{s} lacks {_tensors(n)} that the index lists there: {_some(n)}" for s, n in absent.items()]
