@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import consumers
-import hints
+import hints_noted
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,6 +30,9 @@ from ckconv.system import MOVES_OPEN, TELLS_CACHED
 
 #: Nothing may be skipped: the programs that models are made for are there.
 REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
+
+#: Where it is written down what became of every hint (scripts/hints.py); empty where hints are not followed.
+HINTS = os.environ.get("CKCONV_HINTS", "")
 
 #: A script's background job and nohup ignore signals, and so would every child that a test sends one to.
 for _number in ENDING:
@@ -115,14 +118,8 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 @pytest.fixture
-def ckconv(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Result]]:
-    """``ckconv("convert", a, b)`` -> exit status, stdout, stderr.
-
-    With ``CKCONV_HINTS`` in the environment, hints that name flags are followed when the test is through.
-    """
-    refused: list[list[str]] = []
+def ckconv(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """``ckconv("convert", a, b)`` -> exit status, stdout, stderr."""
 
     def call(*arguments: object) -> Result:
         capfd.readouterr()
@@ -134,14 +131,20 @@ def ckconv(
                 signal.signal(number, handler)
         out, err = capfd.readouterr()
         assert "Traceback" not in err or "--debug" in arguments
-        if code and hints.said(hints.hint_in(err)):
-            refused.append([str(argument) for argument in arguments])
+        if code and HINTS and ("hint: " in err or '"hint"' in err):
+            hints_noted.note([str(argument) for argument in arguments])
         return Result(code, out, err)
 
-    yield call
-    if refused and os.environ.get("CKCONV_HINTS"):
-        monkeypatch.undo()
-        hints.follow_all(call, refused, tmp_path)
+    return call
+
+
+@pytest.fixture(autouse=bool(HINTS))
+def followed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What was refused in a test leads on by its hints, as long as the test's files are there."""
+    with hints_noted.noted():
+        yield
+    wrong = hints_noted.follow_noted(tmp_path, Path(HINTS), request.node.nodeid)
+    assert not wrong, "\n\n".join(wrong).encode("ascii", "backslashreplace").decode()
 
 
 @pytest.fixture(scope="session")

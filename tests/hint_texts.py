@@ -13,6 +13,9 @@ import ckconv
 
 ROOT = Path(ckconv.__file__).parent
 
+#: Pattern, and why no test follows it.
+NOT_FOLLOWED = Path(__file__).with_name("hints_not_followed.tsv")
+
 #: Calls whose second argument is a hint.
 _SECOND = ("refuse", "Reason")
 
@@ -45,6 +48,12 @@ def hint_texts() -> dict[str, str]:
         for text in re.findall(r'\bhint = "([^"]+)"', path.read_text(encoding="utf-8")):
             found.setdefault(re.escape(text), str(path.relative_to(ROOT)))
     return found
+
+
+def listed() -> dict[str, str]:
+    """Pattern of a hint that no test follows -> why."""
+    lines = NOT_FOLLOWED.read_text(encoding="utf-8").splitlines()
+    return {pattern: reason for pattern, _, reason in (line.partition("\t") for line in lines)}
 
 
 def _given(node: ast.AST) -> Iterator[ast.expr]:

@@ -7,22 +7,22 @@ in capitals stand for what only the user knows, which :data:`Known` has; other c
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from ckconv.cli import main
+from ckconv.options import OPTIONS
 
 #: Commands that are run one after the other, until one is not refused.
 DEPTH = 5
 
 _CLAUSE = re.compile(r"(?:;|,|:|\bor\b)\s+(?=--|ckconv |leave out --|or --)|\s+(?=leave out --)")
-_PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_]*(?:=[A-Z]+)?")
+_VERB = re.compile(rf"ckconv ({'|'.join(main.list_commands(click.Context(main)))}) ")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:=[A-Z]+|\.gguf)?")
 
 
 class Refusal(NamedTuple):
@@ -68,7 +68,7 @@ def clauses(hint: str) -> list[str]:
 
 def said(hint: str) -> list[str]:
     """The clauses of a hint that are commands or flags."""
-    return [clause for clause in clauses(hint) if clause.startswith(("--", "ckconv ", "leave out --"))]
+    return [clause for clause in clauses(hint) if clause.startswith(("--", "leave out --")) or _VERB.match(clause)]
 
 
 def commands(arguments: list[str], hint: str, known: Known = {}) -> Iterator[list[str]]:  # noqa: B006
@@ -150,12 +150,14 @@ def _succeeds(
     if found.status == 0:
         return arguments
     told = "\n    ".join(sorted(found.sentences))
-    if found.status in (1, 2):
+    if found.status == 1 or (found.status == 2 and not found.ways):
         raise Misleading(f"{shown}\n  is {found.code}: {told}")
     if before.sentences <= found.sentences:
         raise Misleading(f"{shown}\n  is refused for the same reasons: {told}")
     if any(reason not in found.sentences for reason in before.behind):
         return arguments  # the others are as they were
+    if not found.ways and (found.hint or found.behind):
+        return arguments  # another reason, and words that lead on
     if not found.ways:
         raise Misleading(f"{shown}\n  is refused for good: {told}")
     failed: list[Misleading] = []
@@ -219,53 +221,13 @@ def _flags(verb: str) -> dict[str, tuple[bool, bool, list[str]]]:
     found: dict[str, tuple[bool, bool, list[str]]] = {}
     options = [option for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)]
     for option in options:
-        rivals = [name for other in options if other.name == option.name for name in other.opts if name[1] == "-"]
+        fields = {row.name for row in OPTIONS if row.flag in option.opts}
+        same = {row.flag for row in OPTIONS if row.name in fields}
+        alike = [other for other in options if other.name == option.name or same & {*other.opts}]
+        rivals = [name for other in alike for name in other.opts if name[1] == "-"]
         for name in option.opts:
             found[name] = (not option.is_flag, option.multiple, [rival for rival in rivals if rival != name])
     return found
-
-
-def hint_in(err: str) -> str:
-    """The hint of an error, of what is printed for a person or as JSON."""
-    for line in reversed(err.splitlines()):
-        if line.startswith("hint: "):
-            return line.removeprefix("hint: ")
-        if line.startswith('{"error"'):
-            return str(json.loads(line)["error"]["hint"] or "")
-    return ""
-
-
-#: What the placeholders of most hints may be, whatever the model.
-COMMON: Known = {"GLOB": "*", "N": "64"}
-
-
-def follow_all(call: Callable[..., Any], refused: list[list[str]], folder: Path) -> None:
-    """Follow the hints that a test's commands were refused with, as far as it needs nothing that only the user knows.
-
-    Args:
-        call: runs a command.
-        folder: of the test; a command that would write elsewhere is left alone.
-    """
-
-    def run(arguments: list[str]) -> Refusal:
-        done = call(*arguments, *(() if "--json" in arguments else ("--json",)))
-        if done.code == 0:
-            return Refusal(0)
-        found = [line for line in f"{done.err}\n{done.out}".splitlines() if line.startswith('{"error"')]
-        return refusal(done.code, json.loads(found[-1])["error"]) if found else Refusal(done.code)
-
-    for number, arguments in enumerate(refused):
-        made = _elsewhere(arguments, folder, number, run)
-        if made is None:
-            continue
-        first = run(made)
-        for clause in first.ways:
-            try:
-                ways = list(commands(made, clause, COMMON))
-            except Unknown:
-                continue
-            for way in ways:
-                _succeeds(run, way, first, COMMON, (made,))
 
 
 def refusal(status: int, error: Mapping[str, Any]) -> Refusal:
@@ -274,27 +236,3 @@ def refusal(status: int, error: Mapping[str, Any]) -> Refusal:
     sentences = frozenset(text for text, _, _ in details) or frozenset({error["message"]})
     behind = {text: hint for text, _, hint in details if hint}
     return Refusal(status, error["code"], sentences, error["hint"] or "", behind)
-
-
-def _elsewhere(arguments: list[str], folder: Path, number: int, run: Runner) -> list[str] | None:
-    """The command with another output, unless that is what was refused; ``None`` where it cannot be run again."""
-    command = main.get_command(click.Context(main), arguments[0])
-    if command is None:
-        return None
-    try:
-        given = command.make_context(arguments[0], arguments[1:], resilient_parsing=True).params
-    except click.ClickException:
-        return None
-    target = given.get("dst") or given.get("into")
-    if target is None:
-        return None if given.get("in_place") else arguments
-    if folder not in Path(target).absolute().parents:
-        return None
-    if run(arguments).code.partition(".")[0] == "output":
-        return arguments
-    if arguments[0] == "convert" and "--dry-run" not in arguments:
-        arguments = [*arguments, "--dry-run"]  # what is refused, is so before anything is written
-    other = folder / f"followed-{number}" / Path(target).name
-    other.parent.mkdir(exist_ok=True)
-    slash = "/" if any(it == f"{target}/" for it in arguments) else ""
-    return [f"{other}{slash}" if it in (str(target), f"{target}/") else it for it in arguments]

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 #: Modules beside the tests that build nothing: they run the command line, or the class under test.
-HARNESS = {"hint_texts", "hints", "conftest", "family_adapters", "family_directions", "orders", "outputs"}
+HARNESS = {
+    "hint_texts",
+    "hints",
+    "hints_noted",
+    "conftest",
+    "family_adapters",
+    "family_directions",
+    "orders",
+    "outputs",
+}
 
 #: Words for types, in which cases are parametrised; nothing that makes bytes.
 TYPES = {"BF16", "F16", "F32", "DType", "Quantization"}

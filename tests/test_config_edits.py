@@ -321,6 +321,13 @@ def test_a_quantization_of_nothing_is_not_read_by_transformers(tmp_path: Path) -
 # What only mlx-lm reads
 
 
+def test_a_window_as_long_as_the_context_is_the_same_in_both_libraries(tmp_path: Path) -> None:
+    source = model(tmp_path, mlx=True, layer_types=[FULL, SLIDE], sliding_window=16)
+
+    out = convert(source, "safetensors", context=16)
+    assert json.loads((out / "config.json").read_text())["max_position_embeddings"] == 16
+
+
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
 @pytest.mark.parametrize(
     ("changes", "said"),

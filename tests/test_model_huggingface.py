@@ -589,7 +589,7 @@ def test_what_another_quantiser_wrote_is_copied_and_compared_and_not_converted(
     for target, *flags in (("gguf",), ("mlx",), ("bump",), ("safetensors", "--dequantize")):
         result = ckconv("convert", source, f"{tmp_path}/{target}/", "--to", target, *flags)
         assert (result.code, "2 tensors of bitsandbytes" in result.err) == (4, True)
-        assert "--to safetensors copies this one as it is" in result.err
+        assert "--to safetensors without --dequantize copies this one as it is" in result.err
         assert not (tmp_path / target).exists()
 
 

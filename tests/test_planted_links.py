@@ -200,6 +200,7 @@ def test_a_tower_is_not_written_through_a_link(here: Path, home: Path, ckconv: C
     for flags in ((), ("--force",)):
         done = ckconv("convert", tower, here / "m.gguf", "--mmproj", here / "mmproj.gguf", *flags)
         assert (done.code, files(home), "mmproj.gguf: is a link" in done.err) == (6, [], True)
+        assert "hint: remove the link, or name another place" in done.err
 
 
 def test_an_address_of_this_machine_is_a_path(here: Path, home: Path, ckconv: Ckconv) -> None:

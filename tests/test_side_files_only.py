@@ -105,4 +105,4 @@ def test_a_flag_about_what_lies_beside_weights_has_a_say(fixtures: Path, tmp_pat
 
 def test_an_adapter_has_none(fixtures: Path, tmp_path: Path, ckconv: Run) -> None:
     result = ckconv("convert", fixtures / "lora/gpt2-r4", tmp_path / "out", "--to", "peft", "--side-files-only")
-    assert (result.code, "usage.side-file" in result.err) == (2, True)
+    assert (result.code, "usage.side-file" in result.err, "hint:" in result.err) == (2, True, False)

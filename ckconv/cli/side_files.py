@@ -57,11 +57,12 @@ def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, o
 
     to = to or (None if named_by_directory(dst) else whole_format())
     plan, place = prepare(src, dst, to=to, source_format=source_format, options=options)
-    if not format_of(place.format).described_beside or plan.index.adapter is not None:
+    adapter = plan.index.adapter is not None
+    if adapter or not format_of(place.format).described_beside:
         raise UsageError(
             "usage.side-file",
             f"{plan.format} has no files that are of use without its weights: they describe them, or are inside",
-            hint="--to hf writes what transformers and vLLM read beside a GGUF",
+            hint=None if adapter else "--to hf writes what transformers and vLLM read beside a GGUF",
         )
     if place.directory is None:
         raise UsageError("usage.side-file", "side files have names of their own", hint="name a directory: DST/")

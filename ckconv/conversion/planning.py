@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UsageError, counted, listed, shown
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
@@ -123,6 +123,8 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         from ckconv.adapters.write import MERGED
 
         hint = f"{', '.join(f'--to {name}' for name in outputs)} converts it, {MERGED}"
+        lasting = any(not text.endswith(BY_BASE) for text in index.adapter.unsupported)
+        hint = "" if lasting else hint
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
     return _plan(index, outputs[to], options, facts)

@@ -23,7 +23,7 @@ from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.container import Late
 from ckconv.plan.steps import Plan
-from ckconv.publish.checks import check_target
+from ckconv.publish.checks import check_target, followed
 
 if TYPE_CHECKING:
     from ckconv.conversion.progress import Watcher
@@ -71,10 +71,13 @@ def check_beside(
     """
     plan, place = tower
     assert place.parent is not None
-    for path in (*(place.parent / file.name for file in plan.files), *(item.path for item in late)):
+    own = [place.parent / file.name for file in plan.files]
+    for path in (*own, *(item.path for item in late)):
         if any(_is_same(path, other) for other in outputs):
             message = f"{path} would be both a file of the tower and one of the text model"
             raise UsageError("usage.target", message, hint="name another FILE for --mmproj")
+        if path in own:
+            followed(path, force=force, typed=False)
         if path.parent.exists() or not any(_is_same(path.parent, other) for other in outputs):
             check_target(path, None, force=force, inputs=plan.index.files)
 

@@ -50,6 +50,10 @@ _DIFFUSERS = "_class_name"
 _SHOWN_KEYS = 8
 
 
+#: Way out of what another tool quantised, and nobody reads, or reads alike.
+ORIGINAL = "convert the original, unquantised checkpoint"
+
+
 def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for.
 
@@ -64,7 +68,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.quantizer:
         return Reason(
             f"another tool quantised it, and ckconv cannot read that quantisation: {index.quantizer}",
-            "convert the original, unquantised checkpoint; --to safetensors copies this one as it is",
+            f"{ORIGINAL}; --to safetensors without --dequantize copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""

@@ -284,7 +284,7 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
             continue
         if any(dropped):
-            planner.refuse(f"--drop names only a part of {stored.name}", f"--drop {stored.name}")
+            planner.refuse(f"--drop names only a part of {stored.name}", "leave out --drop for it")
         if planner.options.tie == "tie" and canonical == (HEAD,) and planner.source.head_is_embedding:
             planner.leave_out(stored.name, "--tie: byte for byte the embedding", stored.extent.nbytes)
             continue

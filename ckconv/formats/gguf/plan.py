@@ -77,7 +77,7 @@ from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import apart
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.planner import HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
@@ -143,7 +143,8 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     asked, source = planner.dtype, tensor.dtype
     if source.block > 1 and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
-        return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
+        why = planner.unsound(tensor) if decodable(source) else f"no decoder for {source}"
+        return _Choice(target, why, ORIGINAL if why else "")
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
     if is_scaled(source):

@@ -38,7 +38,7 @@ from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.options import Options
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.planner import EMBEDDING, HEAD
+from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Plan, missing_tensors
 from ckconv.quant.integers import INTEGERS, with_zeros
@@ -335,7 +335,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         if entry is not None and (why := misplaced(entry)):
             return f"{layout} cannot pack it: {why}", DECODE
         if wrong := self.unsound(tensor):
-            return wrong, DECODE
+            return wrong, ORIGINAL
         if (many := words_of(dtype)) and math.prod(tensor.shape[:-1]) % many:
             return f"{layout} has zero points of {many} rows in a word, and the rows are no multiple of that", DECODE
         numbers = self._factors(tensor)

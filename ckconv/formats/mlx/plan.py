@@ -24,6 +24,7 @@ from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.plan.checks import engine_of
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.planner import ORIGINAL
 from ckconv.plan.quantising import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import Plan, Reason
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
@@ -177,7 +178,7 @@ class MlxPlanner(CheckpointPlanner):
         """
         if triple_of(tensor.dtype) is not None:
             if self.index.format != self.format and (why := self.unsound(tensor)):
-                self._fault(why, "", tensor.source)
+                self._fault(why, ORIGINAL, tensor.source)
             return tensor.dtype
         from ckconv.quant.reexpress import SCATTERED, is_fp8, scattered, triple_for
 

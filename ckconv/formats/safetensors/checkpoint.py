@@ -64,7 +64,7 @@ from ckconv.options import Options
 from ckconv.plan.checks import modifier_reason, row_notes, row_reasons
 from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece, apart
-from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Plan, Reason, missing_tensors
@@ -507,7 +507,7 @@ class CheckpointPlanner(Planner):
         if not decodable(tensor.dtype):
             self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
         if why := self.unsound(tensor):
-            self._fault(why, "", tensor.source)
+            self._fault(why, ORIGINAL, tensor.source)
         return self.decoded_as(tensor)
 
     def plain_type(self, name: str, source: DType) -> DType:
