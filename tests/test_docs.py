@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +61,29 @@ def test_the_readme_opens_with_two_commands() -> None:
     assert len(commands) == 2
     assert "ckconv convert" in commands[0]
     assert "pytest" in commands[1]
+
+
+def test_the_readme_installs_what_the_project_names() -> None:
+    """One line, from the repository of pyproject.toml; nothing says that a package of ckconv's name is on an index."""
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Homepage"]
+    block = re.search(r"^```\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    assert block[1].split("#")[0].strip() == f"uv tool install git+{home}"
+    texts = [
+        path.read_text()
+        for path in [*(ROOT / "ckconv").rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    ]
+    assert not [text for text in texts if re.search(r"pip install '?ckconv|ckconv\[", text)]
+
+
+def test_commands_of_the_readmes_table_parse() -> None:
+    commands = re.findall(r"`(ckconv [^`]+)`", README.partition("## From a checkout")[0])
+    assert len(commands) > 10
+    for line in commands:
+        _, verb, *arguments = shlex.split(line.replace("\\|", "|"))
+        command = main.get_command(click.Context(main), verb)
+        assert command is not None
+        assert command.make_context(verb, arguments, parent=click.Context(main)).params
 
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
