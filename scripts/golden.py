@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ckconv.__main__ import run  # noqa: E402
-from ckconv.formats.bump import documents5  # noqa: E402
+from ckconv.formats.bump import write as documents5  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden.tsv"
 FIXTURES = ROOT / "fixtures"

@@ -15,7 +15,7 @@ from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
-from ckconv.formats.bump.spec import HeaderV3, HeaderV4
+from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
 from ckconv.io.tied import head_is_embedding

@@ -61,7 +61,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     """
     from ckconv.api import check_output
     from ckconv.families.catalogue import own_families
-    from ckconv.formats.bump.map import MAP_NAME, check_map
+    from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
     from ckconv.formats.sides import with_mmproj
     from ckconv.io.ahead import at_once

@@ -221,7 +221,7 @@ FORMATS: tuple[Format, ...] = (
         (
             Output(
                 "bump 3",
-                ("ckconv.formats.bump.plan3", "Bump3Planner"),
+                ("ckconv.formats.bump.planners", "Bump3Planner"),
                 version=3,
                 options=_BUMP | {"dtype_codes"},
                 blocks=("ckconv.formats.bump.ages", "LOADED_BY_V3"),
@@ -230,7 +230,7 @@ FORMATS: tuple[Format, ...] = (
             ),
             Output(
                 "bump 4",
-                ("ckconv.formats.bump.plan5", "Bump4Planner"),
+                ("ckconv.formats.bump.planners", "Bump4Planner"),
                 version=4,
                 options=_BUMP,
                 blocks=("ckconv.formats.bump.ages", "COMPUTED"),
@@ -238,7 +238,7 @@ FORMATS: tuple[Format, ...] = (
             ),
             Output(
                 "bump 5",
-                ("ckconv.formats.bump.plan5", "Bump5Planner"),
+                ("ckconv.formats.bump.planners", "Bump5Planner"),
                 version=5,
                 options=_BUMP,
                 blocks=("ckconv.formats.bump.ages", "COMPUTED"),
@@ -265,7 +265,7 @@ FORMATS: tuple[Format, ...] = (
         stores_alike=("ckconv.formats.bump.content", "stores_alike"),
         takes_along=("ckconv.formats.bump.content", "takes_along"),
         configured=("ckconv.formats.bump.content", "configured"),
-        place_beside=("ckconv.formats.bump.beside", "place_beside"),
+        place_beside=("ckconv.formats.bump.sidefiles", "place_beside"),
         widens=frozenset({"engine", "f32", "source"}),
         widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16", "source"}),
     ),

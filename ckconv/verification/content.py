@@ -20,8 +20,8 @@ from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
 from ckconv.formats import format_of, load
-from ckconv.formats.bump.map import MAP_NAME
-from ckconv.formats.bump.spec import FOOTER_NAME
+from ckconv.formats.bump.sidefiles import MAP_NAME
+from ckconv.formats.bump.slots import FOOTER_NAME
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, parse_object

@@ -1,22 +1,83 @@
-"""Which ages of the engine compute a bump file right, and why one does not. Facts: ``families/engine_ages``."""
+"""Ages of the engine that compute a bump file right, and the templates that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.tensors import parse
-from ckconv.errors import counted
+from ckconv.errors import InputError, counted
 from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks
 from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.engine_rows import Condition
 from ckconv.families.schema import Family
-from ckconv.formats.bump.engines import TEMPLATED
-from ckconv.formats.bump.slots import TYPE_WORDS
-from ckconv.formats.bump.template import lacks, merged
+from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
 from ckconv.options import Options
 from ckconv.plan.steps import Reason
+
+# The engine's template of a family: a JSON file of its own, which a bump 5 file carries a copy of.
+
+#: Words for the order of RoPE rows in a template or configuration -> rows interleaved (``build_ir_v7.py``).
+ROPE_WORDS: dict[str, bool] = {
+    **dict.fromkeys(("split", "standard", "cos_sin_split", "half", "multi_section_1d"), False),
+    **dict.fromkeys(("pairwise", "interleaved", "even_odd"), True),
+}
+
+
+def read_template(path: Path, architecture: str) -> dict[str, Any]:
+    """The template at ``path``, a file or a directory that holds ``ARCHITECTURE.json``.
+
+    Raises:
+        InputError: ``template.missing``, the directory holds none for the architecture; ``template.json``; those of
+            ``open_source``.
+    """
+    from ckconv.io.json import Document, read_object
+
+    file = path / f"{architecture}.json" if path.is_dir() else path
+    if file is not path and not file.is_file():
+        raise InputError("template.missing", f"there is no {file.name} in it", path=path)
+    return read_object(file, Document("template", "template.json", "template.json", 4 << 20))
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``other`` over ``one``, objects key by key, as the engine's builder merges."""
+    made = dict(one)
+    for key, value in other.items():
+        both = isinstance(value, dict) and isinstance(made.get(key), dict)
+        made[key] = merged(made[key], value) if both else value
+    return made
+
+
+def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
+    """The first key of ``fragment`` that ``template`` has not or otherwise, in words; empty where there is none."""
+    for key, value in fragment.items():
+        found = template.get(key)
+        if isinstance(value, dict):
+            inner = lacks(found if isinstance(found, dict) else {}, value)
+            if inner:
+                return f"{key}.{inner}"
+        elif found != value:
+            return f"{key} is {found!r}, and the file needs {value!r}"
+    return ""
+
+
+def template_interleaves(template: dict[str, Any], default: bool) -> bool:
+    """Whether its engine rotates neighbouring rows: by its attention contract, else by the name of its RoPE kernel."""
+    contract = template.get("contract")
+    attention = contract.get("attention_contract") if isinstance(contract, dict) else None
+    word = attention.get("rope_layout") if isinstance(attention, dict) else None
+    if isinstance(word, str) and word in ROPE_WORDS:
+        return ROPE_WORDS[word]
+    kernels = template.get("kernels")
+    kernel = kernels.get("rope_qk") if isinstance(kernels, dict) else None
+    if isinstance(kernel, str):
+        return "pairwise" in kernel
+    return default
+
+
+# Which ages of the engine compute a bump file right, and why one does not. Facts: ``families/engine_ages``.
 
 #: Matrix types that a bump 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
 LOADED_BY_V3 = tuple(dict.fromkeys(name for age in ages().values() for name in age.older))

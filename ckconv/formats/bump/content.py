@@ -8,10 +8,9 @@ from typing import Any
 
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import TensorIndex
-from ckconv.formats.bump.beside import document_beside, other_bumps
-from ckconv.formats.bump.manifest import MANIFEST_NAME
-from ckconv.formats.bump.map import MAP_NAME
-from ckconv.formats.bump.spec import FOOTER_NAME, fields_of
+from ckconv.formats.bump.header import MANIFEST_NAME
+from ckconv.formats.bump.sidefiles import MAP_NAME, document_beside, other_bumps
+from ckconv.formats.bump.slots import FOOTER_NAME, fields_of
 from ckconv.formats.bump.trained import manifest_of
 from ckconv.io.bytesource import open_source
 from ckconv.plan.container import Along

@@ -1,38 +1,112 @@
-"""The documents beside a bump file, held against the file: what no checksum covers and the engine works from.
-
-``build_ir_v7.py`` takes everything from ``weights_manifest.json`` and fills what its ``config`` lacks from
-``config.json``; ``src/ckernel_ir.c`` (bump 3) takes everything from ``config.json``, and 0 for what it does not find.
-"""
+"""The documents beside a bump file, held against the file, and what the engine's builder checks."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.presence import used
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
-from ckconv.formats.bump.beside import document_beside
-from ckconv.formats.bump.buildable import entry_faults, hash_faults, summary_faults
-from ckconv.formats.bump.config import load_config
-from ckconv.formats.bump.engines import TEMPLATED
-from ckconv.formats.bump.header5 import read_bump5
-from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
-from ckconv.formats.bump.metadata import HUGGINGFACE_KEYS
-from ckconv.formats.bump.spec import (
+from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
+from ckconv.formats.bump.read import row_family
+from ckconv.formats.bump.sidefiles import document_beside, load_config
+from ckconv.formats.bump.slots import (
     EXTENDED_HEADER_BYTES,
     EXTENSION_BYTES,
     HEADER_BYTES,
+    SLOTS_V5,
+    SUMMARISED,
+    TEMPLATED,
+    TYPE_WORDS,
     HeaderV3,
     HeaderV4,
     canonical_json,
+    key_of,
 )
 from ckconv.io.bytesource import open_source
+from ckconv.plan.planner import HEAD
+
+# What the engine's builder checks when it builds a bump 5 or 4 file, checked without building.
+#
+# Every entry has to be used by an operation of the family's template, and every weight that an operation expects has to
+# be there (``validate_weights`` of ``build_ir_v7.py`` and ``build_ir_v8.py``: a hard fault); types are taken from
+# ``quant_summary``.
+
+UNUSED, MISSING, SUMMARY, HASH = (
+    "verify.entry-unused",
+    "verify.entry-missing",
+    "verify.quant-summary",
+    "verify.hash",
+)
+
+#: An entry that every file of the layout has whose layers have attention and a feed-forward block each.
+_MARK = "layer.0.wq"
+
+_OPTIONAL = frozenset(key_of(slot) for group in SLOTS_V5 for slot in group if slot.optional and slot.parts) - {HEAD}
+
+
+def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
+    """(code, sentence) of entries that the builder does not use, or does not find."""
+    config = index.config
+    if config is None or _MARK not in {tensor.source for tensor in index.tensors.values()}:
+        return
+    family = row_family(config.family)
+    needed, name = used(family, TEMPLATED), family.gguf
+    there = Counter(pattern for pattern in (parse(one).pattern for one in index.tensors) if pattern in _OPTIONAL)
+    slots = {parse(one).pattern: tensor.source for one, tensor in [*index.tensors.items()][::-1]}
+    for pattern in sorted(there.keys() - needed):
+        yield UNUSED, f"{slots[pattern]} is used by no operation of the engine's {name}"
+    for pattern in sorted(needed):
+        if there[pattern] < config.num_layers:
+            yield MISSING, f"{pattern} is missing in {config.num_layers - there[pattern]} layers, and {name} has it"
+    tied = index.metadata.get("tie_word_embeddings")
+    if tied is True and HEAD in index.tensors:
+        yield UNUSED, f"{index.tensors[HEAD].source} is used by no operation: tie_word_embeddings is true"
+    if tied is False and HEAD not in index.tensors:
+        yield MISSING, "output.weight is missing: tie_word_embeddings is false"
+
+
+def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, str]]:
+    """Types in a manifest's ``quant_summary`` that are not those of the entries, and matrices that it lacks."""
+    if not isinstance(summary, dict):
+        return
+    words = {tensor.source: TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
+    words["lm_head"] = words.get("output.weight") or words.get("lm_head_weight") or words.get("token_emb", "")
+    told: dict[str, object] = {}
+    for name, value in summary.items():
+        told |= {f"{name}.{slot}": word for slot, word in value.items()} if isinstance(value, dict) else {name: value}
+    for slot, word in told.items():
+        if slot in words and words[slot] != word:
+            yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
+    row = row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
+    summarised = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARISED
+    for tensor in index.tensors.values():
+        slot = tensor.source
+        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarised and slot not in told:
+            yield SUMMARY, f"quant_summary has no {slot}"
+
+
+def hash_faults(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Hashes inside the metadata that are not those of what they name."""
+    stated = metadata.get("template_hash")
+    if stated is not None and isinstance(metadata.get("template"), dict):
+        found = hashlib.sha256(canonical_json(metadata["template"])).hexdigest()
+        if stated != found:
+            yield HASH, f"template_hash is {stated!r}, the template's SHA-256 is {found}"
+
+
+# The documents beside a bump file, held against the file: what no checksum covers and the engine works from.
+#
+# ``build_ir_v7.py`` takes everything from ``weights_manifest.json`` and fills what its ``config`` lacks from
+# ``config.json``; ``src/ckernel_ir.c`` (bump 3) takes everything from ``config.json``, and 0 for what it does not find.
 
 CODE = "verify.document"
 

@@ -12,8 +12,7 @@ from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Scope, layers_with
 from ckconv.families.tensor_rows import TensorRow
-from ckconv.formats.bump.engines import TEMPLATED
-from ckconv.formats.bump.slots import SlotTable, own_slots, table_entries, with_optional
+from ckconv.formats.bump.slots import TEMPLATED, SlotTable, own_slots, table_entries, with_optional
 
 
 def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
@@ -47,7 +46,7 @@ def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> S
     Args:
         coded: bytes of the file's dtype table, which have to be that table's.
     """
-    from ckconv.formats.bump.config import Described
+    from ckconv.formats.bump.sidefiles import Described
 
     for family in families_of_gguf(str(config.get("model"))):
         values = Values(family, Described(config), given={"layers": num_layers})

@@ -15,12 +15,10 @@ from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import families_of_engine, family_of_model_type
 from ckconv.families.presence import used
-from ckconv.formats.bump.engines import TRAINED
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.slots import SLOTS_TRAINED, Slot, with_optional
-from ckconv.formats.bump.spec import align
+from ckconv.formats.bump.slots import SLOTS_TRAINED, TRAINED, Slot, align, with_optional
 from ckconv.formats.bump.trained import ALIGNMENT, CHECKPOINT, CONFIG_KEYS, EPSILON, PROVENANCE, WRAPPERS
-from ckconv.formats.bump.write5 import MANIFEST_NAME
+from ckconv.formats.bump.write import MANIFEST_NAME
 from ckconv.options import Options
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.planner import EMBEDDING, HEAD

@@ -4,21 +4,505 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, MAX_LAYERS, ModelConfig
+from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.tensors import TensorIndex
-from ckconv.errors import InputError, counted
-from ckconv.formats.bump.beside import document_beside
-from ckconv.formats.bump.config import load_config
-from ckconv.formats.bump.header5 import read_bump5
-from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
-from ckconv.formats.bump.old import check_old
-from ckconv.formats.bump.read3 import index_bump3, read_bump3
-from ckconv.formats.bump.read5 import index_bump5
-from ckconv.formats.bump.spec import HEADER_BYTES, MAGIC, VERSIONS
-from ckconv.formats.bump.trained import index_trained, is_wrapped, trained_manifest
+from ckconv.core.tensors import Checksum, Extent, TensorIndex
+from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.families.ages import ages
+from ckconv.families.axes import AxesError
+from ckconv.families.catalogue import (
+    FAMILIES,
+    families_of_gguf,
+    family_of_model_type,
+    family_without_name,
+    told_by_architecture,
+    written_as,
+)
+from ckconv.families.presence import used
+from ckconv.families.schema import Family
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY, ROPE_WORDS, right_of_bump3, still_right, template_interleaves
+from ckconv.formats.bump.header import (
+    MANIFEST_NAME,
+    Bump5File,
+    D,
+    Flavour,
+    Manifest,
+    Metadata,
+    by_slot,
+    check_room,
+    checked_manifest,
+    code_error,
+    extent_error,
+    huggingface_config,
+    load_manifest,
+    misfit,
+    misfit_error,
+    read_bump5,
+    read_table,
+    stored_of,
+    tensor_of,
+    types_of,
+)
+from ckconv.formats.bump.resolve import resolve
+from ckconv.formats.bump.sidefiles import completed, document_beside, load_config, model_config, without_config
+from ckconv.formats.bump.slots import (
+    ALIGN_ELEMENTS,
+    FOR_V7_AND_V8,
+    HEADER_BYTES,
+    MAGIC,
+    SLOTS_V3,
+    TABLE_LENGTH,
+    TEMPLATED,
+    VERSIONS,
+    Geometry,
+    HeaderV3,
+    HeaderV4,
+    Placed,
+    align,
+    computed_by,
+    geometry,
+    place,
+    table_entries,
+)
+from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
 from ckconv.io.bytesource import ByteSource, open_source
+
+# BUMPWGT3 -> the canonical index: packed tensors described by the layouts that the writer uses.
+
+
+class Bump3File(NamedTuple):
+    """What the file says without a configuration."""
+
+    header: HeaderV3
+    codes: bytes
+    size: int | None
+
+
+def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
+    """Read and check header and dtype table; ``head`` is the first 128 bytes.
+
+    Raises:
+        InputError: ``bump.header`` or ``bump.dtype-table``.
+    """
+    header = HeaderV3.unpack(head)
+    _check_header(path, header)
+    layers = header.num_layers
+    codes = read_table(path, source, HEADER_BYTES, {table_entries(SLOTS_V3, layers)}, layers)
+    return Bump3File(header, codes, source.size)
+
+
+def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -> TensorIndex:
+    """The index of a file, without tensors where there is no configuration.
+
+    The file itself names neither the key/value heads nor the feed-forward size.
+
+    Raises:
+        InputError: ``bump.dtype-table``, ``bump.extent`` or ``model.config``.
+        UnsupportedError: ``model.architecture``.
+    """
+    header, codes, size = file.header, file.codes, file.size
+    facts = {"header": header, "codes": codes, "size": size}
+    payload = Extent(path, HEADER_BYTES, (size or HEADER_BYTES) - HEADER_BYTES)
+    checksums = (Checksum("payload", payload, header.sha256),)
+    if config is None:
+        if all(types_of(SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
+            raise code_error(path, SLOTS_V3, codes, header.num_layers, HEADER_BYTES + TABLE_LENGTH.size)
+        return TensorIndex(
+            "bump",
+            3,
+            path,
+            (path,),
+            "",
+            None,
+            (),
+            {},
+            facts=facts,
+            incomplete=without_config(path),
+            checksums=checksums,
+        )
+    fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
+    model = model_config(path, config, {field: getattr(header, field) for field in fields})
+    layout = _rope_layout(path, config)
+    g = geometry(model, context=header.context_length, step=ALIGN_ELEMENTS)
+    numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
+    who = computed_by([item.dtype.name for item in placed], numbering)
+    note = {"note": who} if who else {}
+    kinds = {item.dtype.name for item in placed if item.slot.parts and not item.slot.fp32}
+    right = () if layout == "interleaved" else right_of_bump3(kinds, numbering)
+    return TensorIndex(
+        format="bump",
+        version=3,
+        path=path,
+        files=(path,),
+        architecture=str(config.get("model_type", "")),
+        config=model,
+        stored=tuple(stored_of(path, p) for p in placed),
+        tensors={p.canonical: tensor_of(path, p) for p in placed},
+        canonical_of={p.canonical: (p.canonical,) for p in placed},
+        metadata=config,
+        facts={**facts, "dtype_codes": numbering, "rope_layout": layout, "engines": ", ".join(right) or None, **note},
+        checksums=checksums,
+    )
+
+
+def _check_header(path: Path, h: HeaderV3) -> None:
+    """The header must describe a file that the loader's own arithmetic gives."""
+    if any(h.reserved):
+        at = next(i for i, byte in enumerate(h.reserved) if byte)
+        raise InputError(
+            "bump.header",
+            f"reserved byte {0x60 + at:#x} is {h.reserved[at]:#04x}, not zero",
+            path=path,
+            offset=0x60 + at,
+        )
+    faults = [
+        f"{name} is {value}"
+        for name, value in (
+            ("num_layers", h.num_layers),
+            ("vocab_size", h.vocab_size),
+            ("embed_dim", h.hidden_size),
+            ("context_length", h.context_length),
+            ("num_heads", h.num_heads),
+            ("head_dim", h.head_dim),
+        )
+        if not 0 < value < 1 << 31
+    ]
+    if h.num_layers > MAX_LAYERS:
+        faults.append(f"num_layers is {h.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
+    if h.model_type != 1:
+        faults.append(f"model_type is {h.model_type}, 1 expected")
+    if h.num_heads * h.head_dim != h.hidden_size:
+        faults.append(f"num_heads {h.num_heads} x head_dim {h.head_dim} is not embed_dim {h.hidden_size}")
+    for name, real, aligned in (
+        ("embed", h.hidden_size, h.aligned_hidden),
+        ("head", h.head_dim, h.aligned_head),
+        ("context", h.context_length, h.aligned_context),
+    ):
+        if aligned < real:
+            faults.append(f"aligned_{name} {aligned} is below {name} {real}")
+        elif aligned != align(real):
+            faults.append(f"aligned_{name} {aligned} is not {name} {real} rounded up to 16")
+    if faults:
+        raise InputError("bump.header", faults[0], path=path, details=listed(faults[1:]))
+
+
+def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
+    layout = config.get("rope_layout", "split")
+    if layout not in ("split", "interleaved"):
+        raise InputError(
+            "model.config",
+            f"{CONFIG_NAME}: rope_layout is {quoted(str(layout))}, split or interleaved expected",
+            path=path,
+        )
+    return str(layout)
+
+
+def _resolve_codes(
+    path: Path, codes: bytes, g: Geometry, size: int | None, *, interleaved: bool
+) -> tuple[str, list[Placed]]:
+    """Which of the two numberings the table is in, and what it places.
+
+    Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
+    rest, because a block of 144 bytes and one of 210 never give the same total for one model.
+    """
+    check_room(path, SLOTS_V3, g, size)
+    start = HEADER_BYTES + TABLE_LENGTH.size
+    fitting: dict[str, list[Placed]] = {}
+    plausible: dict[str, list[Placed]] = {}
+    cut: Placed | None = None
+    for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
+        types = types_of(SLOTS_V3, codes, g.num_layers, numbering)
+        if types is None:
+            continue
+        placed = place(SLOTS_V3, g, by_slot(types), start=start + len(codes), interleaved=interleaved)
+        cut = misfit(placed)
+        if cut:
+            continue
+        plausible[numbering] = placed
+        if size is None or placed[-1].offset + placed[-1].nbytes == size:
+            fitting[numbering] = placed
+    if cut and not plausible:
+        raise misfit_error(path, cut)
+    if not plausible:
+        raise code_error(path, SLOTS_V3, codes, g.num_layers, start)
+    if not fitting:
+        raise extent_error(path, next(iter(plausible.values())), size or 0)
+    return next(iter(fitting.items()))
+
+
+# BUMPWGT5 and BUMPWGT4, in all their layouts -> the canonical index.
+
+#: Keys that documents about one file must agree in, besides those that the header repeats.
+_AGREEING = ("rope_theta", "rms_norm_eps", "rope_layout")
+
+
+def index_bump5(
+    path: Path,
+    source: ByteSource,
+    file: Bump5File,
+    config: Mapping[str, Any] | None,
+    manifest: Mapping[str, Any] | None,
+) -> TensorIndex:
+    """The index of a file and the documents beside it; of a pipe, whose end is not known, without tensors.
+
+    Raises:
+        InputError: ``bump.metadata``, ``bump.dtype-table``, ``bump.extent`` or ``model.config``.
+        UnsupportedError: ``model.architecture``.
+    """
+    facts: dict[str, Any] = {"header": file.header, "codes": file.codes, "size": file.size}
+    if file.size is None:
+        return TensorIndex(
+            "bump", file.version, path, (path,), "", None, (), {}, facts=facts, incomplete=without_config(path)
+        )
+    checked = None
+    if manifest is not None:
+        checked = checked_manifest(manifest, path, start=file.start, end=file.end)
+    merged = _merged(path, config, file.metadata, checked)
+    own = _own_config(file.metadata, checked)
+    family = _family(merged)
+    if _written_as(own.get(FAMILY_KEY), family):
+        family = merged["model_type"] = own[FAMILY_KEY]
+    elif family and family_of_model_type(str(merged["model_type"])) is None:
+        merged["model_type"] = family
+    resolved = resolve(path, source, file, checked, used(row_family(family), TEMPLATED) if family else frozenset())
+    merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
+    _check_template(path, str(merged["model_type"]))
+    model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
+    embedded = _template(file.metadata, checked)
+    interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
+    try:
+        placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family], parameters=model.scope)
+    except AxesError as error:
+        raise InputError("model.config", f"{MANIFEST_NAME}: {error}", path=path) from None
+    cut = misfit(placed)
+    if cut:
+        raise misfit_error(path, cut)
+    tensors = [p for p in placed if p.canonical]
+    foreign = [p for p in tensors if resolved.flavour.own_q4_k and p.dtype is DTYPES["Q4_K"]]
+    matrices = {p.slot_name: p.dtype for p in tensors if not p.slot.fp32}
+    facts |= {
+        "layout": f"{file.version}-{resolved.flavour.name}",
+        "dtype_codes": resolved.numbering,
+        "rope_layout": "interleaved" if interleaved else "split",
+        "engines": ", ".join(still_right(_engines(own.get(KEY)), row_family(model.family).gguf, matrices)) or None,
+        "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
+    }
+    if file.version == 4 and resolved.flavour is D:
+        facts["note"] = FOR_V7_AND_V8
+    if foreign:
+        facts["note"] = "its Q4_K blocks are packed in the engine's first way, not ggml's: they cannot be read"
+    known = [p for p in tensors if p not in foreign]
+    return TensorIndex(
+        format="bump",
+        version=file.version,
+        path=path,
+        files=(path,),
+        architecture=str(merged["model_type"]),
+        config=model,
+        stored=tuple(stored_of(path, p) for p in tensors),
+        tensors={p.canonical: tensor_of(path, p) for p in known},
+        canonical_of={p.canonical: (p.canonical,) for p in known},
+        unknown=tuple(stored_of(path, p) for p in foreign),
+        metadata=merged,
+        facts=facts,
+        checksums=_checksums(path, file),
+    )
+
+
+def _check_template(path: Path, model_type: str) -> None:
+    """Entries of a family that the engine computes wrong, or not, are not known.
+
+    Raises:
+        UnsupportedError: ``model.architecture``.
+    """
+    family = family_of_model_type(model_type)
+    row = row_family(family.name).engines.get(TEMPLATED) if family else None
+    if row is not None and row.absent:
+        why = f": {row.why}" if row.why else ""
+        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of a {model_type}{why}", path=path)
+
+
+def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
+    payload = Checksum("payload", Extent(path, file.table_at, file.end - file.table_at), file.header.sha256)
+    return (payload, file.metadata.checksum) if file.metadata else (payload,)
+
+
+def _merged(
+    path: Path, config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None
+) -> dict[str, Any]:
+    """One configuration out of up to three documents, under Hugging Face's keys; ``config.json`` goes first.
+
+    Raises:
+        InputError: ``model.config``, they contradict each other.
+    """
+    others = {
+        "the file's metadata": huggingface_config(metadata.document if metadata else None),
+        "the manifest": huggingface_config(manifest.document if manifest else None),
+    }
+    merged: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    table = (config or {}).get("rope_parameters")  # where transformers 5 has the base
+    table = table.get("full_attention", table) if isinstance(table, dict) else {}
+    theta = {"rope_theta": table["rope_theta"]} if isinstance(table, dict) and "rope_theta" in table else {}
+    for what, document in {**others, CONFIG_NAME: {**theta, **(config or {})}}.items():
+        for key, value in document.items():
+            if value is None:
+                continue
+            if key in _AGREEING and key in merged and merged[key] != value:
+                raise InputError(
+                    "model.config",
+                    f"{what}: {key} is {quoted(str(value))}, {said[key]} says {quoted(str(merged[key]))}",
+                    path=path,
+                )
+            merged[key], said[key] = value, what
+    model = (manifest.document if manifest else {}).get("model")
+    if "model_type" not in merged and isinstance(model, str):
+        merged["model_type"] = model
+    return merged
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The family that a configuration names, empty where it names none that is known."""
+    word = str(config.get("model_type", ""))
+    found = family_of_model_type(word) or next(iter(families_of_gguf(word)), None)
+    return found.name if found else ""
+
+
+def _own_config(metadata: Metadata | None, manifest: Manifest | None) -> Mapping[str, Any]:
+    """What the documents of the file itself say, the engine's keys and ckconv's."""
+    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
+        config = document.get("config")
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def _written_as(own: object, family: str) -> bool:
+    """A model of the family ``own`` is written as one of ``family``."""
+    if not isinstance(own, str) or own not in FAMILIES or not family:
+        return False
+    return family == (written_as(FAMILIES[own], TEMPLATED) or told_by_architecture(own))
+
+
+def row_family(name: str) -> Family:
+    """The family whose row says how a file of this one is laid out."""
+    return FAMILIES[written_as(FAMILIES[name], TEMPLATED) or told_by_architecture(name)]
+
+
+def _engines(found: object) -> list[str]:
+    """The ages that the file says it is for."""
+    return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
+
+
+def _header_fields(h: HeaderV4) -> dict[str, int]:
+    fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
+    return {field: getattr(h, field) for field in (*fields, "head_dim")}
+
+
+def _template(metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
+    """The template that the file carries, empty where it carries none."""
+    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
+        template = document.get("template")
+        if isinstance(template, dict):
+            return template
+    return {}
+
+
+def _interleaved(
+    path: Path, config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]
+) -> bool:
+    """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
+    word = config.get("rope_layout")
+    row = FAMILIES[model.family].engines.get(TEMPLATED)
+    if row is not None and row.neighbours:
+        return False
+    if word is None:
+        row = row_family(model.family).engines.get(TEMPLATED)
+        default = flavour.interleaved and row is not None and row.interleaved
+        return template_interleaves(template, default) if flavour.interleaved else default
+    if not isinstance(word, str) or word not in ROPE_WORDS:
+        raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
+    return ROPE_WORDS[word]
+
+
+# Bump files that are known and not read: named, with what reads them, so that none is mistaken for another.
+#
+# Source: ``load_model_weights`` of ``src/ckernel_codegen.c``, the runtime that is generated for bump 3. It takes the
+# magic number ``BUMPWGT2`` (FP32 from byte 128 on), and any other start for FP32 from byte 0 on, as its
+# ``save_model_weights`` writes it. ``build_dummy_weights`` of ``ck_run_v7.py``.
+
+CODE = "bump.flavour"
+
+#: The magic number before those of :data:`ckconv.formats.bump.slots.MAGIC`.
+_SECOND = b"BUMPWGT2"
+
+#: What the manifest of a file of zeros calls itself, which smoke tests load.
+_DUMMY = "ck-bumpwgt4-dummy-v1"
+
+_READER = "only the v1 runtime that the engine generates for bump 3 reads that"
+
+_SIZES = ("num_layers", "vocab_size", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "context_length")
+
+
+def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> None:
+    """Name a file that is none of those that are read.
+
+    Args:
+        beside: documents may lie beside it.
+
+    Raises:
+        UnsupportedError: ``bump.flavour``.
+        InputError: ``bump.metadata``, the file cannot be described without its manifest.
+    """
+    if head.startswith(_SECOND):
+        raise UnsupportedError(CODE, f"is bump 2, FP32 without types from byte {HEADER_BYTES} on: {_READER}", path=path)
+    if is_wrapped(head):
+        document = load_manifest(manifest_of(path)) if beside else None
+        if document is not None and document.get("format") == _DUMMY:
+            raise UnsupportedError(CODE, "holds no weights, but zeros for a smoke test of the engine", path=path)
+        raise InputError(
+            "bump.metadata",
+            f"a header of zeros stands before what the engine trained, and no {MANIFEST_NAME} of that is beside it",
+            path=path,
+        )
+    if beside and not head.startswith(b"BUMPWGT") and size is not None and size == _flat(path):
+        raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}", path=path)
+    if len(head) == HEADER_BYTES and not any(head):
+        # Both scripts write the header last, over zeros.
+        raise InputError(
+            "bump.magic", "its header is zeros: the engine's script stopped before it wrote one", path=path
+        )
+
+
+def _flat(path: Path) -> int | None:
+    """Bytes of all slots of bump 3 in FP32, as the configuration beside the file has their sizes."""
+    try:
+        config = load_config(document_beside(path, CONFIG_NAME), required=False)
+    except InputError:
+        return None
+    sizes = {field: _number(config or {}, field) for field in _SIZES}
+    sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]
+    if not all(sizes.values()):
+        return None
+    layers, vocab, hidden, ffn, heads, kv_heads, context = sizes.values()
+    dim = hidden // heads
+    g = Geometry(1, vocab, hidden, ffn, heads, kv_heads, dim, context, align(hidden), align(ffn), align(dim))
+    one, two = (
+        sum(
+            item.nbytes
+            for item in place(SLOTS_V3, g._replace(num_layers=n), lambda *_: F32, start=0, interleaved=False)
+        )
+        for n in (1, 2)
+    )
+    return one + (layers - 1) * (two - one)
+
+
+def _number(config: Mapping[str, Any], field: str) -> int:
+    value = next((config[key] for key in CONFIG_KEYS[field] if key in config), 0)
+    return value if isinstance(value, int) and 0 < value < MAX_DIMENSION else 0
 
 
 def open_bump(
@@ -31,7 +515,7 @@ def open_bump(
 ) -> TensorIndex:
     """Read what a bump file says about itself, the ``config.json`` and the ``weights_manifest.json`` beside it.
 
-    Both are looked for under the bump file's own name first (:mod:`ckconv.formats.bump.beside`).
+    Both are looked for under the bump file's own name first (:mod:`ckconv.formats.bump.sidefiles`).
 
     A version 3 file itself names neither the key/value heads nor the feed-forward size, so without a configuration
     its index has no tensors; the header is still described. A version 4 or 5 file needs neither document.

@@ -16,12 +16,34 @@ from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.tensors import with_layer
 from ckconv.errors import InputError
 from ckconv.families.schema import Family
-from ckconv.formats.bump.flavours import Flavour
-from ckconv.formats.bump.header5 import Bump5File
-from ckconv.formats.bump.manifest import MANIFEST_NAME, Manifest, mismatch_error, relocated, slots_named
-from ckconv.formats.bump.placement import Geometry, Placed, place, slots_of
-from ckconv.formats.bump.slots import CONTENT, TYPE_WORDS, SlotTable, key_of, table_entries, with_optional
-from ckconv.formats.bump.table import by_slot, check_room, code_error, extent_error, misfit, misfit_error, types_of
+from ckconv.formats.bump.header import (
+    MANIFEST_NAME,
+    Bump5File,
+    Flavour,
+    Manifest,
+    by_slot,
+    check_room,
+    code_error,
+    extent_error,
+    misfit,
+    misfit_error,
+    mismatch_error,
+    relocated,
+    slots_named,
+    types_of,
+)
+from ckconv.formats.bump.slots import (
+    CONTENT,
+    TYPE_WORDS,
+    Geometry,
+    Placed,
+    SlotTable,
+    key_of,
+    place,
+    slots_of,
+    table_entries,
+    with_optional,
+)
 from ckconv.io.bytesource import ByteSource
 from ckconv.tokenizer.bump import MERGE_BYTES
 

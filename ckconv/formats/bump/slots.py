@@ -1,15 +1,192 @@
-"""What lies in a bump file and in which order: one table of slots a layout. Versions differ in tables, not in code.
-
-Sources: as in :mod:`ckconv.formats.bump.spec`; for the layouts A, B, C and E of version 4 the scripts named at each
-table.
-"""
+"""The tensors of a bump file and their order: one table of slots a layout, and where each slot lies."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, Kind
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import DTYPES, DType, Kind
+from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
+from ckconv.core.tensors import matrix_of, with_layer
+from ckconv.families.kinds import canonical_shape
+from ckconv.families.names import shift_of
+from ckconv.families.schema import Family
+from ckconv.families.sliding import (
+    FULL,
+    LOCAL_ROPE_THETA,
+    PERIOD,
+    SLIDING,
+    layers_of,
+    local_theta_of,
+    period_of,
+    periodic,
+)
+from ckconv.plan.steps import Reason
+
+# The bump files of C-Kernel-Engine, byte by byte: what stands around the slots, shared by reader and writer.
+#
+# Sources: the engine's ``scripts/convert_gguf_to_bump.py`` and ``convert_hf_to_bump.py`` for what version 3 is,
+# ``version/v7/scripts/convert_gguf_to_bump_v7.py`` and ``include/ckernel_bump_v5.h`` for versions 4 and 5, the loaders
+# emitted by ``src/ckernel_codegen.c`` for what is read. All integers are little-endian, and nothing in the payload is
+# aligned. The slots are in :mod:`ckconv.formats.bump.slots`.
+
+MAGIC: dict[int, bytes] = {3: b"BUMPWGT3", 4: b"BUMPWGT4", 5: b"BUMPWGT5"}
+VERSIONS: dict[bytes, int] = {magic: version for version, magic in MAGIC.items()}
+
+#: Bytes of every header; the checksum of version 3 covers everything after it.
+HEADER_BYTES = 128
+
+#: Zero bytes between the header and the dtype table in the newer layouts of versions 4 and 5 ("extended metadata").
+EXTENSION_BYTES = 24
+EXTENDED_HEADER_BYTES = HEADER_BYTES + EXTENSION_BYTES
+
+#: Every float row and head of version 3 is padded to this many elements: 64 bytes of FP32.
+ALIGN_ELEMENTS = 16
+
+#: The model_type field has one value ("legacy").
+MODEL_TYPE = 1
+
+# Offsets of what follows the magic: 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden,
+# 0x1C context, 0x20 heads, 0x24 head size, 0x28 aligned hidden, 0x30 aligned head size, 0x38 aligned context,
+# 0x40 sha256 of 0x80 to the end, 0x60 zero.
+HEADER_V3 = struct.Struct("<8s8I3Q32s32s")
+_FIELDS_V3 = (
+    *("version", "model_type", "num_layers", "vocab_size", "hidden_size", "context_length", "num_heads", "head_dim"),
+    *("aligned_hidden", "aligned_head", "aligned_context", "sha256", "reserved"),
+)
+
+# 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden, 0x1C feed-forward, 0x20 context, 0x24 heads,
+# 0x28 key/value heads, 0x2C head size, 0x30 aligned hidden, 0x38 aligned head size, 0x40 aligned feed-forward,
+# 0x48 aligned context.
+HEADER_V4 = struct.Struct("<8s10I4Q")
+_FIELDS_V4 = (
+    *("version", "model_type", "num_layers", "vocab_size", "hidden_size", "ffn_size", "context_length"),
+    *("num_heads", "num_kv_heads", "head_dim", "aligned_hidden", "aligned_head", "aligned_ffn", "aligned_context"),
+)
+
+# What follows at 0x50: the sha256 at once, or the number of merges and the bytes of token strings before it; zeros.
+_TAIL_PLAIN = struct.Struct("<32s16s")
+_TAIL_TOKENIZER = struct.Struct("<II32s8s")
+_FIELDS_PLAIN = ("sha256", "reserved")
+_FIELDS_TOKENIZER = ("num_merges", "total_vocab_bytes", "sha256", "reserved")
+
+#: Length of the dtype table, before the table itself.
+TABLE_LENGTH = struct.Struct("<I")
+
+#: The last bytes of version 5: magic, bytes of the metadata before it, their sha256.
+FOOTER = struct.Struct("<8sQ32s")
+FOOTER_MAGIC = b"BUMPV5MD"
+
+
+def align(elements: int, to: int = ALIGN_ELEMENTS) -> int:
+    """``elements`` rounded up to a multiple of ``to``."""
+    return -(-elements // to) * to
+
+
+class HeaderV3(NamedTuple):
+    """The fields of a version 3 header, in file order; sizes in elements."""
+
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    num_heads: int
+    head_dim: int
+    aligned_hidden: int
+    aligned_head: int
+    aligned_context: int
+    sha256: bytes
+    reserved: bytes = bytes(32)
+    version: int = 3
+    model_type: int = MODEL_TYPE
+
+    def pack(self) -> bytes:
+        """The 128 bytes."""
+        return HEADER_V3.pack(MAGIC[3], *(getattr(self, field) for field in _FIELDS_V3))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> HeaderV3:
+        """Read 128 bytes; no field is judged here."""
+        return cls(**dict(zip(_FIELDS_V3, HEADER_V3.unpack(data)[1:], strict=True)))
+
+
+class HeaderV4(NamedTuple):
+    """The fields of a version 4 or 5 header, in file order; sizes in elements, ``total_vocab_bytes`` in bytes.
+
+    Attributes:
+        tokenizer_fields: the two counts stand before the checksum; the oldest and the Hugging Face scripts have none.
+    """
+
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    context_length: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    aligned_hidden: int
+    aligned_head: int
+    aligned_ffn: int
+    aligned_context: int
+    sha256: bytes
+    num_merges: int = 0
+    total_vocab_bytes: int = 0
+    reserved: bytes = bytes(8)
+    version: int = 5
+    model_type: int = MODEL_TYPE
+    tokenizer_fields: bool = True
+
+    @property
+    def reserved_at(self) -> int:
+        """Where the reserved bytes begin."""
+        return HEADER_BYTES - len(self.reserved)
+
+    def pack(self) -> bytes:
+        """The 128 bytes."""
+        fixed = HEADER_V4.pack(MAGIC[self.version], *(getattr(self, field) for field in _FIELDS_V4))
+        tail, fields = _tail(self.tokenizer_fields)
+        return fixed + tail.pack(*(getattr(self, field) for field in fields))
+
+    @classmethod
+    def unpack(cls, data: bytes, *, tokenizer_fields: bool) -> HeaderV4:
+        """Read 128 bytes; no field is judged here."""
+        values = dict(zip(_FIELDS_V4, HEADER_V4.unpack_from(data)[1:], strict=True))
+        tail, fields = _tail(tokenizer_fields)
+        values |= dict(zip(fields, tail.unpack_from(data, HEADER_V4.size), strict=True))
+        return cls(**values, tokenizer_fields=tokenizer_fields)
+
+
+def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
+    """How the rest of a version 4 or 5 header is laid out, and the fields in it."""
+    return (_TAIL_TOKENIZER, _FIELDS_TOKENIZER) if tokenizer_fields else (_TAIL_PLAIN, _FIELDS_PLAIN)
+
+
+def canonical_json(document: Any) -> bytes:
+    """The one form in which the format hashes and embeds JSON: sorted keys, no spaces, ASCII escapes."""
+    import json
+
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+#: What the document in a bump 5 file is called beside its files.
+FOOTER_NAME = "the file's metadata"
+
+#: Fields of a header that say nothing of the model.
+_NOT_OF_THE_MODEL = ("sha256", "reserved", "tokenizer_fields")
+
+
+def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
+    """What a header says of the model, by name."""
+    return {f"header.{name}": value for name, value in header._asdict().items() if name not in _NOT_OF_THE_MODEL}
+
+
+# What lies in a bump file and in which order: one table of slots a layout. Versions differ in tables, not in code.
+#
+# Sources: as in :mod:`ckconv.formats.bump.slots`; for the layouts A, B, C and E of version 4 the scripts named at each
+# table.
 
 
 class Part(NamedTuple):
@@ -211,3 +388,257 @@ def table_entries(table: SlotTable, num_layers: int) -> int:
     head, tail = (sum(slot.coded for slot in table[at]) for at in (0, 2))
     in_layers = (num_layers if slot.layers is None else len(slot.layers) for slot in table[1] if slot.coded)
     return head + sum(in_layers) + tail
+
+
+# Which of the engine's snapshots computes a bump 3 or 4 file: nothing in the file says for which one it was made.
+#
+# Sources: ``load_weight_dtypes`` of ``src/ckernel_codegen.c`` and ``src/kernels/dequant_kernels.c`` of the snapshots of
+# January and April 2026, and logits of files of each kind in each snapshot.
+
+#: Rows of family files: the generated runtime of bump 3, the one that goes by templates, of bump 4 and 5, and the one
+#: that trains.
+GENERATED, TEMPLATED, TRAINED = "bump3", "bump5", "bump_trained"
+
+#: Types of whose blocks a bump 3 file is computed by one snapshot at most.
+K_QUANTS = frozenset({"Q4_K", "Q6_K"})
+
+_NEWER = "v7 and v8 want bump 5"
+
+#: The January engine with bump 4 in its own layout has the same magic.
+FOR_V7_AND_V8 = (
+    "layout D, for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint, takes it for its "
+    "own layout and computes garbage"
+)
+
+
+def computed_by(types: Collection[str], numbering: str) -> str:
+    """Who computes a bump 3 file with matrices of these types; empty where every snapshot with that format does.
+
+    Args:
+        types: their names.
+        numbering: of its dtype table, ``v3`` or ``v4``.
+    """
+    held = " and ".join(sorted(K_QUANTS & set(types)))
+    if not held:
+        return ""
+    if numbering == "v4":
+        return f"{held} by the codes 7 and 8: only the v1 runtime of April 2026 computes it; {_NEWER}"
+    if "Q4_K" in types:
+        return (
+            f"{held} by the codes 6 and 7: no known engine computes it. The engine of January 2026 has another Q4_K "
+            f"than ggml's, April's v1 runtime wants --dtype-codes v4, {_NEWER}"
+        )
+    return (
+        f"{held} by the code 7: only the engine of January 2026 computes it. April's v1 runtime takes it for Q4_K and "
+        f"computes NaN: it wants --dtype-codes v4; {_NEWER}"
+    )
+
+
+# Where the tensors of a bump file lie: slot list + sizes + types -> canonical tensors with layouts and offsets.
+#
+# The writer and the reader both call :func:`place`, so there is one description of the packing.
+
+
+class Geometry(NamedTuple):
+    """The sizes a bump layout needs, in elements; the aligned ones are what float rows and heads are padded to."""
+
+    num_layers: int
+    vocab: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head: int
+    context: int
+    aligned_hidden: int
+    aligned_ffn: int
+    aligned_head: int
+
+
+def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
+    """The geometry of a model whose float rows and heads are padded to multiples of ``step`` elements."""
+    return Geometry(
+        config.num_layers,
+        config.vocab_size,
+        config.hidden_size,
+        config.ffn_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        context,
+        align(config.hidden_size, step),
+        align(config.ffn_size, step),
+        align(config.head_dim, step),
+    )
+
+
+def _headed(g: Geometry, heads: int, *, cols: int, stored_cols: int, interleaved: bool) -> Layout:
+    return headed(heads, g.head, cols, head_stride=g.aligned_head, stored_cols=stored_cols, interleaved=interleaved)
+
+
+def _attention_output(g: Geometry, dtype: DType) -> Layout:
+    """Float Wo is one ``[aligned_hidden, aligned_head]`` block per head; quantised rows cannot be cut and stay flat."""
+    if dtype.block == 1:
+        return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
+    return _attention_output_flat(g)
+
+
+def _attention_output_flat(g: Geometry) -> Layout:
+    return plain(g.hidden, g.heads * g.head, stored_rows=g.aligned_hidden, stored_cols=g.heads * g.aligned_head)
+
+
+#: The layouts that the slot lists name: (geometry, type, RoPE rows interleaved) -> layout.
+LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
+    "embedding": lambda g, t, i: plain(g.vocab, g.hidden, stored_cols=g.aligned_hidden),
+    "positions": lambda g, t, i: plain(g.context, g.hidden, stored_cols=g.aligned_hidden),
+    "hidden_vector": lambda g, t, i: plain(g.hidden, 1, stored_rows=g.aligned_hidden),
+    # The norms of Q and K stand before RoPE: their elements go where the rows of every head go.
+    "head_vector": lambda g, t, i: _headed(g, 1, cols=1, stored_cols=1, interleaved=i),
+    "q_rows": lambda g, t, i: _headed(g, g.heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
+    "k_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
+    "v_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=False),
+    "q_vector": lambda g, t, i: _headed(g, g.heads, cols=1, stored_cols=1, interleaved=i),
+    "k_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=i),
+    "v_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=False),
+    "attention_output": lambda g, t, i: _attention_output(g, t),
+    "attention_output_flat": lambda g, t, i: _attention_output_flat(g),
+    "ffn_rows": lambda g, t, i: plain(g.ffn, g.hidden, stored_rows=g.aligned_ffn, stored_cols=g.aligned_hidden),
+    "ffn_vector": lambda g, t, i: plain(g.ffn, 1, stored_rows=g.aligned_ffn),
+    "down_rows": lambda g, t, i: plain(g.hidden, g.ffn, stored_rows=g.aligned_hidden, stored_cols=g.aligned_ffn),
+}
+
+_VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v_vector", "ffn_vector"})
+
+
+class Placed(NamedTuple):
+    """One tensor of a bump file: ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
+
+    ``canonical`` is the canonical name, empty for tokenizer content.
+    """
+
+    slot: Slot
+    slot_name: str
+    canonical: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout
+    offset: int
+    nbytes: int
+
+
+def slots_of(table: SlotTable, num_layers: int) -> Iterator[tuple[Slot, int | None]]:
+    """Every slot of a model with its layer, in file order."""
+    head, layer, tail = table
+    yield from ((slot, None) for slot in head)
+    for n in range(num_layers):
+        yield from ((slot, n) for slot in layer if slot.layers is None or n in slot.layers)
+    yield from ((slot, None) for slot in tail)
+
+
+def place(
+    table: SlotTable,
+    g: Geometry,
+    dtype_of: Callable[[Slot, int | None], DType],
+    *,
+    start: int,
+    interleaved: bool,
+    family: Family | None = None,
+    content: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> list[Placed]:
+    """Lay all slots out back to back from byte ``start``.
+
+    Args:
+        table: the slots of one model (:func:`ckconv.formats.bump.slots.with_optional`).
+        interleaved: Q and K rows are stored with RoPE pairs as neighbours.
+        family: whose norms are stored shifted, if they are.
+        content: bytes of each tokenizer slot in the table, by name.
+        parameters: of the model, for slots of the family's own.
+    """
+    placed: list[Placed] = []
+    kinds: dict[tuple[Part, DType], _Kind] = {}
+    offset = start
+    for slot, layer in slots_of(table, g.num_layers):
+        if not slot.stored:
+            continue
+        if slot.content:
+            placed.append(_place_content(slot, offset, (content or {})[slot.name]))
+            offset += placed[-1].nbytes
+            continue
+        dtype = dtype_of(slot, layer)
+        name = with_layer(slot.name, layer)
+        for part in slot.parts:
+            kind = kinds.get((part, dtype)) or kinds.setdefault(
+                (part, dtype), _kind(part, dtype, g, interleaved, family, parameters or {})
+            )
+            canonical = with_layer(part.canonical, layer)
+            placed.append(Placed(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
+            offset += kind.nbytes
+    return placed
+
+
+class _Kind(NamedTuple):
+    """What a part of a slot is in every layer in which it has one type."""
+
+    layout: Layout
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _kind(
+    part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None, parameters: Mapping[str, Any]
+) -> _Kind:
+    shift = shift_of(family, part.canonical) if family else 0
+    if part.layout == CANONICAL:
+        shape = (canonical_shape(family, parameters, part.canonical) if family else None) or (1,)
+        layout = plain(*matrix_of(shape, dtype))
+    else:
+        layout = LAYOUTS[part.layout](g, dtype, interleaved)
+        shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
+    return _Kind(shifted(layout, shift) if shift else layout, shape, dtype.nbytes(layout.elements))
+
+
+def _place_content(slot: Slot, offset: int, nbytes: int) -> Placed:
+    dtype = DTYPES[slot.content]
+    elements = nbytes // dtype.size
+    return Placed(slot, slot.name, "", dtype, (elements,), plain(elements, 1), offset, nbytes)
+
+
+# Families with layers that slide in bump 5: the engine rotates all layers by one base, and slides in all of them.
+#
+# Source: logits of v7 and v8 against a forward pass with one base and a window in every layer, and against
+# transformers.
+
+
+def engine_reasons(config: ModelConfig, context: int) -> Iterator[Reason]:
+    """Why the engine would compute something else than the model.
+
+    Args:
+        context: context length in the output.
+    """
+    layers, local, window = layers_of(config), local_theta_of(config), config.sliding_window
+    if SLIDING in layers and local != config.rope_theta:
+        yield Reason(
+            f"RoPE's base is {local:,.9g} in {layers.count(SLIDING)} of {len(layers)} layers; the engine rotates all "
+            f"layers of {config.family} by {config.rope_theta:,.9g}"
+        )
+    if window and window < context and FULL in layers:
+        yield Reason(
+            f"{layers.count(FULL)} of {len(layers)} layers attend to all {context:,} tokens; the engine slides over "
+            f"{window:,} in every layer of {config.family}",
+            f"--context {window} makes them the same",
+        )
+
+
+def carried(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """Keys of the documents that the engine does not need, and a reader does who makes the model again."""
+    row = family.engines.get(TEMPLATED)
+    if row is None or not row.slides:
+        return {}
+    found: dict[str, Any] = {}
+    layers, local = layers_of(config), local_theta_of(config)
+    if local != LOCAL_ROPE_THETA:
+        found["rope_local_base_freq"] = local
+    if config.sliding_window and layers != periodic(len(layers), PERIOD):
+        found["sliding_window_pattern"] = period_of(layers)
+    return found

@@ -22,10 +22,8 @@ from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.presence import always, switches, used
 from ckconv.families.schema import Family
-from ckconv.formats.bump.beside import document_beside
-from ckconv.formats.bump.config import model_config
-from ckconv.formats.bump.engines import TRAINED
-from ckconv.formats.bump.manifest import (
+from ckconv.formats.bump.ages import ROPE_WORDS, template_interleaves
+from ckconv.formats.bump.header import (
     CODE,
     MANIFEST_NAME,
     Manifest,
@@ -34,12 +32,20 @@ from ckconv.formats.bump.manifest import (
     mismatch_error,
     relocated,
     slots_named,
+    stored_of,
+    tensor_of,
 )
-from ckconv.formats.bump.placement import Placed, geometry, place
-from ckconv.formats.bump.slots import SLOTS_TRAINED
-from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES, HEADER_BYTES, MAGIC
-from ckconv.formats.bump.table import stored_of, tensor_of
-from ckconv.formats.bump.template import ROPE_WORDS, template_interleaves
+from ckconv.formats.bump.sidefiles import document_beside, model_config
+from ckconv.formats.bump.slots import (
+    EXTENDED_HEADER_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    SLOTS_TRAINED,
+    TRAINED,
+    Placed,
+    geometry,
+    place,
+)
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import shown
 

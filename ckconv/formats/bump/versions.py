@@ -1,16 +1,23 @@
-"""Which version of bump holds a model best, where none is asked for."""
+"""The version of bump that holds a model best, and the flags that give types which the engine computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import combinations, product
 from typing import Protocol
 
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.formats.bump.ages import age_of, numbering
-from ckconv.formats.bump.engines import computed_by
+from ckconv.formats.bump.slots import computed_by
 from ckconv.options import Options
+from ckconv.plan.decoding import decode
 from ckconv.plan.steps import Plan, Reason
+
+# Which version of bump holds a model best, where none is asked for.
 
 #: What is tried, in this order.
 _AUTO = (3, 5)
@@ -69,3 +76,112 @@ def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Pla
     if out:  # it leads out of the reasons of one version
         reasons = [reason._replace(hint="") for reason in reasons]
     return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons), alternative=out)
+
+
+# The flags that give a bump 5 file types which the engine computes, each tried on the types of the plan.
+
+Types = Mapping[str, DType]
+
+#: Slot -> the source tensors in it.
+Held = Mapping[str, Sequence[Tensor]]
+
+_Q8_0 = DTYPES["Q8_0"]
+
+#: Names that a flag lists at most, where one glob for all would change a matrix too many.
+_SHOWN = 3
+
+
+class Remedies:
+    """What may be said of types that the engine computes wrong.
+
+    Attributes:
+        quantised: canonical name -> the type that ``--quantize`` gives a matrix of floats.
+        right: the engine computes a model with these types.
+        stand: matrices of a layer with these types stand beside each other.
+    """
+
+    def __init__(
+        self,
+        held: Held,
+        types: Types,
+        quantised: Types,
+        options: Options,
+        right: Callable[[Types], bool],
+        stand: Callable[[Types], bool],
+    ) -> None:
+        self._held, self._types, self._quantised, self._options = held, types, quantised, options
+        self._right, self._stand = right, stand
+
+    def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
+        """The flag that changes as few matrices as possible, of those in each layer that do not stand together."""
+        changed: dict[str, DType] = {}
+        for places in layers:
+            found = self._fewest([slot for slot in places if slot in self._types])
+            if found is None:
+                return ""
+            changed |= found
+        if not self._right({**self._types, **changed}):
+            return ""
+        names = self._names(changed)
+        if not any(self._is_quantised(slot) for slot in changed):
+            return decode(names, several=len(changed) > 1)
+        rules = "".join(f",{glob}={dtype.name.lower()}" for glob, dtype in names.items())
+        return f"--quantize '{self._options.quantize}{rules}' gives types that are right beside each other"
+
+    def rounded(self) -> str:
+        """The flag that makes matrices Q8_0: those of floats, or all where that is not enough."""
+        floats = {slot: _Q8_0 for slot, dtype in self._types.items() if dtype.block == 1}
+        every = dict.fromkeys(self._types, _Q8_0)
+        for flag, slots in ((f"--quantize {_Q8_0}", floats), (f"--dequantize --quantize {_Q8_0}", every)):
+            fit = not any(tensor.shape[-1] % _Q8_0.block for slot in slots for tensor in self._held[slot])
+            if slots and fit and self._right({**self._types, **slots}):
+                return flag
+        return ""
+
+    def _is_quantised(self, slot: str) -> bool:
+        return any(tensor.name in self._quantised for tensor in self._held[slot])
+
+    def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
+        """Other types of as few of these matrices as possible, the smallest of those."""
+        here = {slot: self._types[slot] for slot in places}
+        for count in range(1, len(places) + 1):
+            choices = [
+                dict(zip(slots, types, strict=True))
+                for slots in combinations(places, count)
+                for types in product(*(self._others(slot, here) for slot in slots))
+            ]
+            fitting = [choice for choice in choices if self._stand({**here, **choice})]
+            if fitting:
+                return min(fitting, key=self._nbytes)
+        return None
+
+    def _others(self, slot: str, here: Types) -> Iterator[DType]:
+        """Types that a flag can give a matrix: of floats those of its neighbors, and Q8_0; of blocks FP32."""
+        if not self._is_quantised(slot):
+            yield F32
+            return
+        columns = [tensor.shape[-1] for tensor in self._held[slot]]
+        for dtype in dict.fromkeys([*here.values(), _Q8_0]):
+            if dtype is not here[slot] and not any(number % dtype.block for number in columns):
+                yield dtype
+
+    def _nbytes(self, types: Types) -> int:
+        return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._held[slot])
+
+    def _names(self, changed: Types) -> dict[str, DType]:
+        """Globs or names of the matrices, with their new types: globs over the layers where that is right, too."""
+        globs: dict[str, DType] = {}
+        exact: dict[str, DType] = {}
+        for slot, dtype in changed.items():
+            for tensor in self._held[slot]:
+                shared = any(tensor.source == other.source for s in self._types for other in self._held[s] if s != slot)
+                name = tensor.name if shared else tensor.source
+                exact[name] = globs[parse(name).pattern.replace("{n}", "*")] = dtype
+        after = dict(self._types)
+        for slot in after:
+            for glob, dtype in globs.items():
+                if any(fnmatchcase(name, glob) for tensor in self._held[slot] for name in (tensor.name, tensor.source)):
+                    after[slot] = dtype
+        others = {slot for slot in after if after[slot] is not self._types[slot]} - changed.keys()
+        several = len(exact) > 1 and (not others or len(exact) > _SHOWN)
+        return globs if several and self._right(after) else exact

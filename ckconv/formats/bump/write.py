@@ -1,36 +1,47 @@
-"""The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
-
-Source: what ``version/v7/scripts/convert_gguf_to_bump_v7.py`` writes; ``build_ir_v7.py`` works from the manifest alone
-and fills what its ``config`` lacks from ``config.json``.
-"""
+"""The bytes of a bump file that are not tensors, its documents, and the files beside it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.version import __version__
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
-from ckconv.formats.bump.ages import FAMILY_KEY, KEY
-from ckconv.formats.bump.engines import TEMPLATED
-from ckconv.formats.bump.placement import Geometry
-from ckconv.formats.bump.sliding import carried
-from ckconv.formats.bump.slots import CONTENT_WORDS, SUMMARISED, TYPE_WORDS
-from ckconv.formats.bump.spec import (
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
+from ckconv.formats.bump.slots import (
+    CONTENT_WORDS,
     EXTENDED_HEADER_BYTES,
     EXTENSION_BYTES,
     FOOTER,
     FOOTER_MAGIC,
+    FOOTER_NAME,
     HEADER_BYTES,
+    SUMMARISED,
+    TABLE_LENGTH,
+    TEMPLATED,
+    TYPE_WORDS,
+    Geometry,
+    HeaderV3,
+    HeaderV4,
+    align,
     canonical_json,
+    carried,
+    fields_of,
 )
-from ckconv.formats.bump.template import merged
+from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import Step
+
+# The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
+#
+# Source: what ``version/v7/scripts/convert_gguf_to_bump_v7.py`` writes; ``build_ir_v7.py`` works from the manifest
+# alone and fills what its ``config`` lacks from ``config.json``.
 
 
 class Facts(NamedTuple):
@@ -225,3 +236,158 @@ def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
         document |= {"template": template, "template_hash": hashlib.sha256(canonical_json(template)).hexdigest()}
     data = canonical_json(document)
     return data + FOOTER.pack(FOOTER_MAGIC, len(data), hashlib.sha256(data).digest())
+
+
+# The bytes of a BUMPWGT3 file that are not tensors, and the config.json that its loader reads beside it.
+
+
+class Bump3(NamedTuple):
+    """What stands in and beside the file.
+
+    Attributes:
+        codes: the dtype table.
+        rope_layout: ``split`` or ``interleaved``.
+    """
+
+    config: ModelConfig
+    geometry: Geometry
+    codes: bytes
+    rope_layout: str
+
+
+def container3(bump: Bump3) -> Container:
+    """Everything in and beside a BUMPWGT3 file but its tensors."""
+    prologue = TABLE_LENGTH.pack(len(bump.codes)) + bump.codes
+    return Container(
+        (Frame(prologue, HEADER_BYTES, lambda digest: header3(bump, digest).pack()),),
+        side_files={CONFIG_NAME: config_json3(bump)},
+        keys={**fields_of(header3(bump, bytes(32))), "dtype table": bump.codes},
+    )
+
+
+def header3(bump: Bump3, sha256: bytes) -> HeaderV3:
+    """The first 128 bytes, once the digest of all others is known."""
+    g = bump.geometry
+    return HeaderV3(
+        g.num_layers,
+        g.vocab,
+        g.hidden,
+        g.context,
+        g.heads,
+        g.head,
+        g.aligned_hidden,
+        g.aligned_head,
+        align(g.context),
+        sha256,
+    )
+
+
+def config_json3(bump: Bump3) -> bytes:
+    """``config.json`` with every key that ``src/ckernel_ir.c`` searches for, and what a reader needs besides.
+
+    That parser takes the first match of a quoted key in the text, so no key or value here may repeat one of its keys.
+    A missing ``rope_theta`` would switch RoPE off.
+    """
+    config, family = bump.config, FAMILIES[bump.config.family]
+    document: dict[str, Any] = {
+        "architectures": [family.hf_class],
+        "model_type": config.model_type,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.ffn_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": bump.geometry.context,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": True,
+        "rope_layout": bump.rope_layout,
+    }
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+# The bytes of a BUMPWGT5 or BUMPWGT4 file that are not tensors, and the files beside it.
+
+#: What the engine's builder works from, and what its loader maps from; the map must lie in the bump's folder.
+MANIFEST_NAME = "weights_manifest.json"
+MAP_NAME = "weights_manifest.map"
+
+
+class Bump5(NamedTuple):
+    """What stands in and beside the file.
+
+    Attributes:
+        codes: the dtype table.
+        tokenizer: entries of the payload that are no tensors, by name.
+        manifest: the document of ``weights_manifest.json``.
+        config_json: the document of ``config.json``.
+        metadata: what stands behind the payload, footer included; empty in version 4.
+    """
+
+    version: int
+    geometry: Geometry
+    codes: bytes
+    num_merges: int
+    total_vocab_bytes: int
+    tokenizer: Mapping[str, bytes]
+    manifest: Mapping[str, Any]
+    config_json: Mapping[str, Any]
+    metadata: bytes
+
+
+def container5(bump: Bump5) -> Container:
+    """Everything in and beside the file but its tensors. The digest begins at the dtype table."""
+    frame = Frame(
+        TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
+        EXTENDED_HEADER_BYTES,
+        lambda digest: header5(bump, digest).pack() + bytes(EXTENSION_BYTES),
+        epilogue=bump.metadata,
+    )
+    return Container(
+        (frame,),
+        side_files={
+            CONFIG_NAME: _json(bump.config_json),
+            MANIFEST_NAME: _json(bump.manifest),
+            MAP_NAME: manifest_map(bump.manifest),
+        },
+        on_request=frozenset({MAP_NAME}),
+        keys={**fields_of(header5(bump, bytes(32))), "dtype table": bump.codes, **bump.tokenizer},
+        inside={FOOTER_NAME: bump.metadata[: -FOOTER.size]} if bump.metadata else {},
+    )
+
+
+def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
+    """The 128 bytes of the header, once the digest is known; zeros follow them."""
+    g = bump.geometry
+    return HeaderV4(
+        g.num_layers,
+        g.vocab,
+        g.hidden,
+        g.ffn,
+        g.context,
+        g.heads,
+        g.kv_heads,
+        g.head,
+        g.aligned_hidden,
+        g.aligned_head,
+        g.aligned_ffn,
+        align(g.context),
+        sha256,
+        bump.num_merges,
+        bump.total_vocab_bytes,
+        version=bump.version,
+    )
+
+
+def manifest_map(manifest: Mapping[str, Any]) -> bytes:
+    """``weights_manifest.map``: a line an entry, sorted by where it is in memory, which is where it is in the file."""
+    lines = ["# ck-bumpwgt5-manifest-map v1", "# name|dtype|file_offset|size|runtime_offset"]
+    for entry in sorted(manifest["entries"], key=lambda entry: int(entry["file_offset"])):
+        offset, size = entry["file_offset"], entry["size"]
+        lines.append(f"{entry['name']}|{entry['dtype']}|0x{offset:016X}|0x{size:016X}|0x{offset:016X}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()

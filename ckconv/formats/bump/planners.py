@@ -1,8 +1,4 @@
-"""Planning BUMPWGT5, and layout D of BUMPWGT4, which has the same payload: what the engine's v7 and v8 compute.
-
-Sources: ``version/v7/scripts/convert_gguf_to_bump_v7.py`` for the layout, ``build_ir_v7.py`` and the templates for what
-is taken; which types are computed rightly was measured, not promised.
-"""
+"""Planning each version of bump: 3, 4 and 5."""
 
 from __future__ import annotations
 
@@ -18,18 +14,162 @@ from ckconv.families.catalogue import families_of_engine
 from ckconv.families.parameters import scope_of
 from ckconv.families.presence import added, used
 from ckconv.formats.bump import ages
-from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
+from ckconv.formats.bump.ages import (
+    LOADED_BY_V3,
+    age_of,
+    merged,
+    numbering,
+    read_template,
+    right_of_bump3,
+    said,
+    template_interleaves,
+)
 from ckconv.formats.bump.own_layers import table_of
-from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.sliding import engine_reasons
-from ckconv.formats.bump.slots import SLOTS_V5, Slot, with_optional
-from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
-from ckconv.formats.bump.template import merged, read_template, template_interleaves
+from ckconv.formats.bump.slots import (
+    ALIGN_ELEMENTS,
+    EXTENDED_HEADER_BYTES,
+    FOR_V7_AND_V8,
+    GENERATED,
+    HEADER_BYTES,
+    K_QUANTS,
+    SLOTS_V3,
+    SLOTS_V5,
+    TEMPLATED,
+    Slot,
+    computed_by,
+    engine_reasons,
+    slots_of,
+    with_optional,
+)
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan
+
+# Planning a BUMPWGT3 file, as its loader wants it.
+#
+# Source of every rule: the loader that ``src/ckernel_codegen.c`` emits (``load_weight_dtypes``, ``load_model_weights``)
+# and the kernels it calls; upstream's own GGUF script breaks several of them.
+
+_K_QUANT_BLOCK = 256
+
+#: A configuration's context may make at most so many bytes of zeros: some megabytes, or a few times the model.
+_POSITIONS_FLOOR = 64 << 20
+_POSITIONS_SHARE = 4
+
+
+class Bump3Planner(BumpPlanner):
+    """The rules of the engine's first generated runtime."""
+
+    engine = GENERATED
+    version = 3
+    table = SLOTS_V3
+    data_start = HEADER_BYTES
+    step = ALIGN_ELEMENTS
+
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        self.numbering = numbering(options)
+
+    def _check_engine(self) -> None:
+        c = self.config
+        if self.options.template:
+            self.refuse("bump 3 has no place for an engine template")
+        age = age_of(self.options)
+        if self.options.engine and self.version not in age.versions:
+            self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
+        elif self.options.engine and self.numbering != age.codes:
+            self.refuse(f"the engine of {age.title} uses other numbers for K-quants", f"--dtype-codes {age.codes}")
+        absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
+        if absent is not None:
+            plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
+            self.refuse(absent.why or plain)
+            return
+        if self.row is None:
+            self.refuse(self.unknown_to_us(GENERATED))
+        if self.family.experts:
+            self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")
+        if c.head_dim * c.num_heads != c.hidden_size:
+            self.refuse(
+                f"head size {c.head_dim} is not hidden / heads ({c.hidden_size} / {c.num_heads}), as it must be"
+            )
+
+        positions = self.geometry.context * self.geometry.aligned_hidden * F32.size
+        most = max(_POSITIONS_FLOOR, _POSITIONS_SHARE * self.index.nbytes)
+        if positions > most and not self.options.context:
+            self.refuse(
+                f"a context of {self.geometry.context:,} makes {positions:,} bytes of zeros for positions that are not "
+                f"learned, the model has {self.index.nbytes:,} bytes",
+                "--context N sets the context length",
+            )
+
+    def refused_type(self, source: DType, slot: Slot) -> str:
+        """See :meth:`BumpPlanner.refused_type`."""
+        age = age_of(self.options)
+        if self.options.engine and source.name in LOADED_BY_V3 and source.name not in age.older:
+            return f"the engine of {age.title} has no correct kernel for {source} matrices"
+        ok = source.name in LOADED_BY_V3
+        return "" if ok else f"the engine loads F32, Q4_K and Q6_K matrices, not {source}"
+
+    def _rotates_pairs(self) -> bool:
+        return False  # src/kernels/rope_kernels.c turns (i, i + D/2)
+
+    def _check_types(self, types: Mapping[str, DType]) -> None:
+        """Rows of blocks cannot be padded element by element, and the loader wants more for K-quants."""
+        g = self.geometry
+        if any(dtype.block == _K_QUANT_BLOCK for dtype in types.values()):
+            for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):
+                if size % _K_QUANT_BLOCK:
+                    self.refuse(
+                        f"{what} size {size} is not a multiple of 256, which the loader wants of K-quants",
+                        "--dequantize decodes them to FP32",
+                    )
+        flat = [n for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]
+        if flat and g.heads * g.aligned_head != g.aligned_hidden:
+            self.refuse(
+                f"a quantised wo must have heads x padded head size = hidden, not {g.heads} x {g.aligned_head}",
+                "--dequantize decodes them to FP32",
+            )
+        if any(t.block > 1 and (g.hidden % t.block or g.ffn % t.block) for t in types.values()):
+            self.refuse(
+                f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize decodes them to FP32"
+            )
+        who = computed_by([dtype.name for dtype in types.values()], self.numbering)
+        self.notes += [who] if who else []
+
+    def _check_rows(self, *, interleaved: bool) -> None:
+        if interleaved:
+            self.notes.append("Q and K rows are interleaved: every engine of bump 3 rotates split rows")
+
+    def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        from ckconv.formats.bump.write import Bump3, container3
+
+        steps = self.steps(types, interleaved=interleaved)
+        kinds = {dtype.name for dtype in self.matrices(types).values()}
+        right = () if interleaved else right_of_bump3(kinds, self.numbering)
+        self.notes += [said(right)] if right and not K_QUANTS & kinds else []
+        layout = "interleaved" if interleaved else "split"
+        return Plan(
+            self.index,
+            "bump",
+            3,
+            self.options,
+            (self.file(steps),),
+            tuple(self.left_out),
+            notes=tuple(self.notes),
+            rope_layout=layout,
+            importance=self.importance,
+            errors=self.quantised.errors if self.options.quantize else None,
+            engines=right,
+            contents=partial(container3, Bump3(self.config, self.geometry, self.codes(types), layout)),
+        )
+
+
+# Planning BUMPWGT5, and layout D of BUMPWGT4, which has the same payload: what the engine's v7 and v8 compute.
+#
+# Sources: ``version/v7/scripts/convert_gguf_to_bump_v7.py`` for the layout, ``build_ir_v7.py`` and the templates for
+# what is taken; which types are computed rightly was measured, not promised.
 
 
 class Bump5Planner(BumpPlanner):
@@ -126,7 +266,7 @@ class Bump5Planner(BumpPlanner):
 
     def _ways_out(self, made: ages.Made) -> Iterator[str]:
         """Flags with which the engine computes the model."""
-        from ckconv.formats.bump.remedies import Remedies
+        from ckconv.formats.bump.versions import Remedies
 
         def right(types: Mapping[str, DType]) -> bool:
             return not [*ages.later_faults(self.age, made._replace(types=types))]
@@ -177,8 +317,8 @@ class Bump5Planner(BumpPlanner):
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
-        from ckconv.formats.bump import documents5 as documents
-        from ckconv.formats.bump.write5 import Bump5, container
+        from ckconv.formats.bump import write as documents
+        from ckconv.formats.bump.write import Bump5, container5
         from ckconv.tokenizer.bump import MERGE_BYTES
         from ckconv.tokenizer.source import gguf_keys, special_tokens_of, texts_of, tokenizer_of
 
@@ -221,7 +361,7 @@ class Bump5Planner(BumpPlanner):
             errors=self.quantised.errors if self.options.quantize else None,
             engines=right,
             contents=partial(
-                container,
+                container5,
                 Bump5(
                     self.version,
                     self.geometry,
