@@ -19,8 +19,8 @@ from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.sides import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
-from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
+from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckconv.conversion.progress import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
-    from ckconv.plan.container import Late
+    from ckconv.plan.steps import Late
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 

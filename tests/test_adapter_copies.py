@@ -17,7 +17,7 @@ from ckconv import Options
 from ckconv.comparison.hash import hash_index
 from ckconv.errors import CkconvError
 from ckconv.formats.detect import open_index
-from ckconv.io import merge
+from ckconv.io import rows as merge
 
 BASE = Decoder()
 HEAD, TABLE, Q = "lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
 from ckconv.families.elsewhere import known_by
 from ckconv.formats.foreign import FOREIGN
-from ckconv.plan.decoding import DECODE, decode_hint
+from ckconv.plan.steps import DECODE, decode_hint
 
 
 def _npz() -> bytes:

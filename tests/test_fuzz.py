@@ -65,7 +65,7 @@ def test_a_document_with_a_value_of_another_type_is_noticed(fuzz: ModuleType, mo
     """Of what only planning reads, too: an end of generation that is an object was a crash once."""
     import random
 
-    from ckconv.tokenizer import gguf_special
+    from ckconv.tokenizer import gguf_words as gguf_special
 
     made = fuzz.retyped(b'{"a": {"b": [1, 2]}, "c": "d"}', random.Random(3))
     assert made != b'{"a": {"b": [1, 2]}, "c": "d"}'

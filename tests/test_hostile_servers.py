@@ -20,7 +20,8 @@ from conftest import FIXTURES, Result
 from remote_servers import Server, serving
 
 from ckconv.formats.locate import located
-from ckconv.io import elsewhere, http
+from ckconv.io import remote as elsewhere
+from ckconv.io import remote as http
 
 Ckconv = Callable[..., Result]
 
@@ -151,7 +152,7 @@ def test_a_file_system_that_does_not_say_whether_a_file_changed(
 ) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe_file("/models/m.gguf", LLAMA.read_bytes())
-    monkeypatch.setattr("ckconv.io.filesystems._MARKS", ())
+    monkeypatch.setattr("ckconv.io.remote._MARKS", ())
     try:
         done = ckconv("inspect", "memory://models/m.gguf")
         assert (done.code, "error[remote.changes]: memory://models/m.gguf" in done.err) == (4, True)

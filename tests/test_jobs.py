@@ -22,8 +22,8 @@ import ckconv
 from ckconv.conversion import write
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import rows, stored
-from ckconv.io.ahead import BEHIND, SideBySide, at_once, made_at_once
 from ckconv.io.files import Files
+from ckconv.io.tiles import BEHIND, SideBySide, at_once, made_at_once
 from ckconv.options import Options
 from ckconv.quant.convert import Conversion
 from ckconv.signals import interruptible

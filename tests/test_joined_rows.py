@@ -13,9 +13,8 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, cut
 from ckconv.io.files import Files
-from ckconv.io.joined import JoinedRows
 from ckconv.io.rows import RowReader
-from ckconv.io.stored import stored_pieces
+from ckconv.io.stored import JoinedRows, stored_pieces
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Quantization

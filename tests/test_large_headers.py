@@ -20,7 +20,7 @@ from ckconv.core import tensors as made
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.safetensors import container as safetensors_header
 from ckconv.formats.safetensors.container import read_safetensors
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.steps import place
 

@@ -12,7 +12,7 @@ from conftest import FIXTURES
 
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.documents import chat_template
+from ckconv.tokenizer.checkpoint import chat_template
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
 from ckconv.tokenizer.pretokenizers import recognised

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.errors import UnsupportedError
-from ckconv.tokenizer.bump import gguf_entries, huggingface_entries, tokenizer_entries
+from ckconv.tokenizer.vocabulary import gguf_entries, huggingface_entries, tokenizer_entries
 
 
 def numbers(data: bytes) -> list[int]:

@@ -20,9 +20,8 @@ from ckconv.families.axes import move, parse
 from ckconv.families.kinds import Kind, stored_layout
 from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
-from ckconv.io.joined import JoinedRows
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.io.stored import stored_pieces
+from ckconv.io.stored import JoinedRows, stored_pieces
 from ckconv.quant.convert import Conversion, Run
 from ckconv.verification.rows import dirty_padding
 
@@ -122,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pieces(small_pieces: None):
     """The fixture of all tests, with no run so short that what lies between is read along."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "PAGE", 1)
+        patch.setattr(rows_module, "PAGE", 4)  # one value: a run of one is always read whole
         yield
 
 

@@ -13,7 +13,7 @@ from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import Model
 
-from ckconv.plan.decoding import joined
+from ckconv.plan.steps import joined
 
 QK = {"head_dim": 16, "qk_norm": True}
 UNTIED = "the output head is not tied to the embeddings and bump 3 has no slot for it"

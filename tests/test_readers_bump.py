@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ckconv import Options, convert
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.formats.bump.read import open_bump
-from ckconv.io.bytesource import PipeSource
+from ckconv.io.files import PipeSource
 
 resource = pytest.importorskip("resource")  # of POSIX
 

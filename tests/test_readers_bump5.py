@@ -23,8 +23,7 @@ from ckconv.comparison.verify import verify_index
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
 from ckconv.formats.bump.read import open_bump
-from ckconv.io.bytesource import FileSource, PipeSource
-from ckconv.io.files import Files
+from ckconv.io.files import Files, FileSource, PipeSource
 from ckconv.io.rows import RowReader, canonical_pieces
 
 EVEN = Sizes(hidden=32, ffn=48, heads=4, kv=2, head=16)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckconv.errors import InputError, OutputError
-from ckconv.io.bytesource import PipeSource, lfs_pointer, open_source
+from ckconv.io.files import PipeSource, lfs_pointer, open_source
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_pipe_knows_its_size_once_its_end_was_seen():
 
 
 def test_a_pipe_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ckconv.io.bytesource.PIPE_LIMIT", 50)
+    monkeypatch.setattr("ckconv.io.files.PIPE_LIMIT", 50)
     source = PipeSource(io.BytesIO(b"x" * 100))
     assert source.read_at(40, 10) == b"x" * 10
     with pytest.raises(InputError, match="byte 51 is needed, and only the first 50 bytes of a pipe are kept") as caught:

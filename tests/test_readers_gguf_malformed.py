@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckconv.errors import CkconvError, InputError
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
-from ckconv.io.bytesource import ByteSource, PipeSource
+from ckconv.io.files import ByteSource, PipeSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = sorted(

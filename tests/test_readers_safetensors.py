@@ -17,7 +17,7 @@ from safetensors_builder import BITS, container, f32, mutated, sound, split, ten
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.formats.safetensors import container as reader
 from ckconv.formats.safetensors.container import SafetensorsFile, read_safetensors
-from ckconv.io.bytesource import PipeSource
+from ckconv.io.files import PipeSource
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "hf"
 FILES = sorted(FIXTURES.glob("*/*.safetensors"))

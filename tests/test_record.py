@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError
-from ckconv.io.bytesource import open_source
+from ckconv.io.files import open_source
 from ckconv.record import zip as zipstore
 from ckconv.record.read import open_record
 from ckconv.record.schema import Record, SourceFile

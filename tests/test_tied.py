@@ -10,8 +10,7 @@ from gguf import GGMLQuantizationType as Q
 from models import Model
 
 from ckconv.formats.detect import open_index
-from ckconv.io.files import Files
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, head_is_embedding
 
 SMALL = Model(layers=1, hidden=32, ffn=32, vocab=40)
 

@@ -14,7 +14,7 @@ from checkpoints import Decoder, save
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.tokenizer.apart import of_tekken
+from ckconv.tokenizer.checkpoint import of_tekken
 from ckconv.tokenizer.files import LeftOut
 
 VOCABULARIES = FIXTURES / "tokenizers" / "vocabularies"

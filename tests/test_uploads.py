@@ -16,7 +16,8 @@ from outputs import refused
 
 import ckconv as library
 from ckconv.errors import ADDRESSES, OutputError
-from ckconv.io import http, uploads
+from ckconv.io import remote as http
+from ckconv.io import uploads
 
 Ckconv = Callable[..., Result]
 

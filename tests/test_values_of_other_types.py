@@ -16,8 +16,7 @@ from conftest import FIXTURES
 
 import ckconv as package
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.tokenizer.added import is_id
-from ckconv.tokenizer.documents import token_ids_beside
+from ckconv.tokenizer.checkpoint import is_id, token_ids_beside
 
 QWEN3, GEMMA3 = FIXTURES / "hf" / "qwen3-tied-bf16", FIXTURES / "hf" / "gemma3-text-bf16"
 DIGITS = "9" * 5_000

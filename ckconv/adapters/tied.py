@@ -8,8 +8,7 @@ from dataclasses import replace
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Role, TensorIndex
 from ckconv.errors import UnsupportedError
-from ckconv.io.files import Files
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, head_is_embedding
 
 _HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
 _HEAD, _EMBEDDING = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"

@@ -27,11 +27,9 @@ from ckconv.core.tensors import BY_BASE, Adapter, AdapterModule, MetadataKind, R
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.options import Options
-from ckconv.plan.container import Container
-from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import OutputFile, Plan, Run
+from ckconv.plan.steps import Container, OutputFile, Piece, Plan, Run
 from ckconv.quant.convert import between, decodable, writable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}

@@ -59,7 +59,7 @@ def command(
     """
     from ckconv.cli.batch_run import Batch
     from ckconv.families.catalogue import own_families
-    from ckconv.io.ahead import at_once
+    from ckconv.io.tiles import at_once
     from ckconv.plan.choices import check_values
     from ckconv.publish.checks import check_place
     from ckconv.publish.files import failing

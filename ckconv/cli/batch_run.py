@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckconv.options import Options
-    from ckconv.plan.container import Written
+    from ckconv.plan.steps import Written
 
 #: Flags that a worker is told of.
 _SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify")
@@ -158,7 +158,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
     """
     from ckconv.conversion.resume import check_version
     from ckconv.families.catalogue import own_families
-    from ckconv.io.ahead import at_once
+    from ckconv.io.tiles import at_once
 
     check_version(job.version)
     model, started, adapters = job.model, time.monotonic(), [(as_path(path), weight) for path, weight in job.adapters]

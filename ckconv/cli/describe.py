@@ -18,7 +18,7 @@ from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import head_is_embedding
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
 

@@ -85,7 +85,7 @@ def command(
             "usage.flag", "--html excludes --hash and --metadata: the page always has the metadata, and never hashes"
         )
     if piped:
-        from ckconv.io.bytesource import PipeSource
+        from ckconv.io.files import PipeSource
 
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:

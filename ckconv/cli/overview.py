@@ -12,7 +12,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex, parse
 from ckconv.errors import CkconvError
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
 from ckconv.formats.gguf.values import MetaValue
-from ckconv.io.card import card_of
+from ckconv.io.files import card_of
 from ckconv.plan import recipes
 
 #: What layers keep of every token: rows of K and of V, or of the vector that latent attention makes both of.

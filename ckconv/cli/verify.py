@@ -64,7 +64,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
     from ckconv.formats.sides import with_mmproj
-    from ckconv.io.ahead import at_once
+    from ckconv.io.tiles import at_once
     from ckconv.plan.probe import numberless
     from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
 

@@ -15,8 +15,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.families.towers import tower_family
-from ckconv.io.files import Files, runs
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.quant.convert import convertible, decode
 from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.verification.content import parameter_differences

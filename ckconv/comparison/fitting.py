@@ -14,8 +14,7 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
 from ckconv.io.json import parse_object, read_document
-from ckconv.plan.container import Written
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Plan, Written
 from ckconv.publish.files import there
 from ckconv.record.conversion import DOCUMENT, as_meant
 from ckconv.record.read import open_record

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.formats.destination import Destination
-    from ckconv.plan.container import Frame
-    from ckconv.plan.steps import OutputFile, Plan
+    from ckconv.plan.steps import Frame, OutputFile, Plan
     from ckconv.publish.files import SideFile
 
 CODE = "verify.rebuild"

@@ -19,9 +19,8 @@ from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
-from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import pieces_of
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")

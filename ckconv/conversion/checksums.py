@@ -10,10 +10,9 @@ from pathlib import Path
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
-from ckconv.io.bytesource import open_source
 from ckconv.io.digests import sha256_of
-from ckconv.io.files import readable
-from ckconv.plan.container import Late, Written
+from ckconv.io.files import open_source, readable
+from ckconv.plan.steps import Late, Written
 from ckconv.publish.files import opened_regular, there
 from ckconv.record.schema import named_after
 

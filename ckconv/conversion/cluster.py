@@ -21,9 +21,8 @@ from ckconv.conversion.run import run
 from ckconv.core.tensors import identity
 from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
 from ckconv.families.catalogue import own_families
-from ckconv.io.ahead import at_once
-from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan
+from ckconv.io.tiles import at_once
+from ckconv.plan.steps import Container, Plan
 from ckconv.signals import check, ignore
 from ckconv.system import deaf_children
 

@@ -17,8 +17,7 @@ from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination
 from ckconv.io.files import readable
 from ckconv.options import Records, asked
-from ckconv.plan.container import Late, Written
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Late, Plan, Written
 from ckconv.record.conversion import SCHEMA, sealed
 from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX
 

@@ -17,8 +17,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, OutputError, UsageError, listed
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination
-from ckconv.plan.container import Along
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Along, Plan
 from ckconv.publish.files import failing, holds
 from ckconv.publish.staging import Small
 from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX, record_path

@@ -15,11 +15,9 @@ from ckconv.conversion.losses import Losses
 from ckconv.conversion.progress import LEAD, Growing, Progress, Stopped
 from ckconv.conversion.write import chunks, digested, payload, write_file
 from ckconv.core.tensors import TensorIndex
-from ckconv.io.ahead import at_once, made_at_once, threads
 from ckconv.io.files import Files
-from ckconv.io.tiles import Tiles, tiles_for
-from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan
+from ckconv.io.tiles import Tiles, at_once, made_at_once, threads, tiles_for
+from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import close_unwritten, close_written
 from ckconv.signals import check
 from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS

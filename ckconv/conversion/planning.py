@@ -170,7 +170,7 @@ def _plan(
     planner: Planner = (own or load(output.planner))(index, options, source)
     plan = planner.plan(only_reasons=only_reasons)
     if plan.refusals and index.unknown:
-        from ckconv.plan.foreign import foreign_names
+        from ckconv.plan.planner import foreign_names
 
         foreign = foreign_names(index)
         plan = replace(plan, refusals=(foreign,)) if foreign else plan

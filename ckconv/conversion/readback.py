@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ckconv.errors import VerifyError
 from ckconv.io.files import CHUNK, Files
-from ckconv.plan.container import Frame
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.plan.steps import Frame, OutputFile, Plan
 from ckconv.system import read_at
 
 CODE = "verify.file"

@@ -34,8 +34,7 @@ from ckconv.io.addresses import ADDRESS, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
-from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Container, Plan
 from ckconv.publish.directory import Directory
 from ckconv.publish.files import close_unwritten, failing, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover

@@ -35,11 +35,10 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.formats.sides import seen_as
-from ckconv.io.ahead import threads
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
-from ckconv.plan.container import Container, Frame, Late, Written
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.io.tiles import threads
+from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Written
 from ckconv.publish.checks import check_parent
 from ckconv.publish.files import failing
 from ckconv.publish.staging import Outputs, Room

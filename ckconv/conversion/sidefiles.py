@@ -15,8 +15,7 @@ from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
-from ckconv.plan.container import Container, Late, Written
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, digest_of
 from ckconv.publish.staging import Room, Small
 from ckconv.record.schema import record_path

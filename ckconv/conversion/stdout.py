@@ -12,8 +12,7 @@ from ckconv.conversion.progress import Watcher
 from ckconv.conversion.write import in_one_run
 from ckconv.errors import OutputError, UsageError
 from ckconv.io.files import Files
-from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan, Step
+from ckconv.plan.steps import Container, Plan, Step
 from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action
 from ckconv.signals import blocking, check

@@ -21,8 +21,7 @@ from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
-from ckconv.plan.container import Late
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Late, Plan
 from ckconv.publish.checks import check_target, followed
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from ckconv.conversion.progress import Progress, Stopped
 from ckconv.core.tensors import Extent
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, VerifyError
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
-from ckconv.plan.container import Frame
-from ckconv.plan.steps import OutputFile, Step
+from ckconv.plan.steps import Frame, OutputFile, Step
 from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action, Conversion
 from ckconv.signals import check
@@ -160,9 +159,8 @@ def _copied(extents: Iterable[Extent], files: Files) -> Iterator[memoryview]:
 
 def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
     """Rows that are put together or converted, several pieces at once."""
-    from ckconv.io.ahead import SideBySide, is_light
-    from ckconv.io.joined import JoinedRows, reader_of
-    from ckconv.io.stored import stored_pieces
+    from ckconv.io.stored import JoinedRows, reader_of, stored_pieces
+    from ckconv.io.tiles import SideBySide, is_light
 
     assert step.conversion is not None
     assert step.source is not None

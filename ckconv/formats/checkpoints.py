@@ -12,7 +12,7 @@ from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.safetensors.container import SafetensorsFile, read_safetensors
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, part_files, read_checkpoint_files
 from ckconv.formats.safetensors.spec import is_pickle
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 from ckconv.io.json import parse_object
 
 

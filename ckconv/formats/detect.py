@@ -19,8 +19,7 @@ from ckconv.formats.foreign import HEAD as FOREIGN_HEAD
 from ckconv.formats.foreign import POINTER, foreign_directory, foreign_file
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
-from ckconv.io.bytesource import ByteSource, open_source
-from ckconv.io.files import readable
+from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
 
 #: What a directory of safetensors files is, unless something in it says another.

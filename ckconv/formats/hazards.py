@@ -14,7 +14,7 @@ from ckconv.core.metadata import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
 from ckconv.formats.safetensors.spec import is_pickle
-from ckconv.io.card import CARD_NAME, card_of
+from ckconv.io.files import CARD_NAME, card_of
 from ckconv.tokenizer.source import settings_of, templates_of
 
 #: Characters of a chat template; published ones have 20,000 at most.

@@ -16,8 +16,8 @@ from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS
-from ckconv.io.elsewhere import Origin, stand_in
 from ckconv.io.json import Document, parse_object, read_document
+from ckconv.io.remote import Origin, stand_in
 
 #: OWNER/NAME, and perhaps a revision.
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
@@ -126,7 +126,7 @@ def _hub(_: str, rest: str) -> Path:
     if found is None:
         raise InputError("input.missing", "hf://OWNER/NAME[@REVISION][/FILE] expected", path=url)
     try:
-        from ckconv.io.hub import offline, repository
+        from ckconv.io.remote import offline, repository
     except ImportError as error:
         raise missing_package("hf:", "huggingface_hub") from error
     owner, name, revision = found.groups()
@@ -143,7 +143,7 @@ def _hub(_: str, rest: str) -> Path:
 
 def _web(scheme: str, rest: str) -> Path:
     """One file behind HTTP; of a GGUF, with the other shards of its set, as of a checkpoint."""
-    from ckconv.io.http import HttpFile
+    from ckconv.io.remote import HttpFile
 
     url = f"{scheme}://{rest}"
     place, _, last = url.partition("?")[0].rpartition("/")
@@ -217,7 +217,7 @@ _SCHEMES: Mapping[str, Callable[[str, str], Path]] = {"ollama": _ollama, "hf": _
 
 
 def _elsewhere(url: str) -> Path:
-    from ckconv.io.filesystems import files_at
+    from ckconv.io.remote import files_at
 
     files, alone = files_at(url)
     place, _, last = shown(url).rstrip("/").rpartition("/")

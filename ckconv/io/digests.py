@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import unreadable
-from ckconv.io.ahead import threads
+from ckconv.io.tiles import threads
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into

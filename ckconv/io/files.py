@@ -1,19 +1,21 @@
-"""Source files while they are read: opened once, whole reads or an error, and proof that nothing changed."""
+"""Source files while they are read: regular files and pipes, whole reads, and proof that nothing changed."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.tensors import Extent, Identity, cut, identity
-from ckconv.errors import InputError, OutputError, unreadable
-from ckconv.publish.files import open_regular
+from ckconv.core.metadata import Card, card_of_keys, card_of_text
+from ckconv.core.tensors import Extent, Identity, MetadataKind, TensorIndex, cut, identity
+from ckconv.errors import CkconvError, InputError, OutputError, unreadable
+from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
 from ckconv.signals import State, check
-from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
+from ckconv.system import MAX_OPEN, read_at, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
     from typing import Self
@@ -21,6 +23,199 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.core.tensors import Tensor
+
+
+# Where a reader gets bytes from: a regular file, or a pipe that is read once and remembered.
+#
+# Files are read with positioned reads and never mapped: a mapped file that somebody truncates kills the
+# process with SIGBUS, a short read is an error with a sentence.
+
+#: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
+PIPE_LIMIT = 256 << 20
+
+_PIPE_CHUNK = 1 << 20
+
+
+class ByteSource:
+    """Bytes at offsets.
+
+    Attributes:
+        path: what messages call the input.
+        size: its length in bytes; ``None`` for a pipe whose end has not been seen.
+    """
+
+    path: Path
+    size: int | None
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset`` on; fewer at the end of the input, none beyond it."""
+        raise NotImplementedError
+
+    def read_whole(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset`` on, which the size says are there: the way to what lies in tensors.
+
+        Raises:
+            OutputError: ``input.changed``, they are not there any more.
+        """
+        wait_for(self.path, offset + nbytes)
+        data = self.read_at(offset, nbytes)
+        if len(data) < nbytes:
+            end = offset + len(data)
+            raise OutputError(
+                "input.changed",
+                f"the file ends at byte {end:,}, {nbytes - len(data):,} bytes early: it has changed",
+                path=self.path,
+                offset=end,
+            )
+        return data
+
+    def close(self) -> None:
+        """Give back the descriptor. Closing twice is harmless."""
+
+    def __enter__(self) -> ByteSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FileSource(ByteSource):
+    """A regular file.
+
+    After :meth:`close` it can still be read: each read then opens the file for itself and makes sure that it
+    is the same file with the same size and modification time, so that thousands of shards need no descriptors.
+
+    Raises:
+        InputError: ``input.missing``, ``input.directory``, ``input.special`` or ``input.unreadable``.
+    """
+
+    size: int
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._fd, status = open_regular(path)
+        self.size = status.st_size
+        self._identity = identity(status)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """See :meth:`ByteSource.read_at`.
+
+        Raises:
+            InputError: ``input.unreadable``, a read that the system refuses (``OutputError``, ``system``, where the
+                file is not at fault).
+            OutputError: ``input.changed``, another file under this name than the one first opened.
+        """
+        nbytes = min(nbytes, self.size - offset)
+        if nbytes <= 0:
+            return b""
+        if self._fd >= 0:
+            return self._read(self._fd, offset, nbytes)
+        fd, status = open_regular(self.path)
+        try:
+            if not same_file(identity(status), self._identity):
+                raise OutputError("input.changed", "the file was changed while it was being read", path=self.path)
+            return self._read(fd, offset, nbytes)
+        finally:
+            close_unwritten(fd)
+
+    def _read(self, fd: int, offset: int, nbytes: int) -> bytes:
+        try:
+            return read_at(fd, nbytes, offset)
+        except OSError as error:
+            raise unreadable(error, self.path) from None
+
+    def close(self) -> None:
+        """See :meth:`ByteSource.close`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close_unwritten(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class PipeSource(ByteSource):
+    """A stream that can be read only once; what was read is kept, up to :data:`PIPE_LIMIT` bytes.
+
+    Nothing is read ahead of what is asked for but the rest of one chunk. ``size`` is set when the end is seen.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.path = Path("-")
+        self.size = None
+        self._stream = stream
+        self._kept = bytearray()
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """See :meth:`ByteSource.read_at`.
+
+        Raises:
+            InputError: ``input.pipe-limit``, the bytes asked for lie beyond what is kept.
+        """
+        end = offset + max(nbytes, 0)
+        while self.size is None and len(self._kept) < end:
+            if len(self._kept) >= PIPE_LIMIT:
+                raise InputError(
+                    "input.pipe-limit",
+                    f"byte {end:,} is needed, and only the first {PIPE_LIMIT:,} bytes of a pipe are kept",
+                    path=self.path,
+                    found=end,
+                    allowed=PIPE_LIMIT,
+                    hint="save it to a file first",
+                )
+            self._fill(min(_PIPE_CHUNK, PIPE_LIMIT - len(self._kept)))
+        return bytes(memoryview(self._kept)[offset:end])
+
+    def _fill(self, nbytes: int) -> None:
+        try:
+            data = self._stream.read(nbytes)
+        except OSError as error:
+            raise unreadable(error, self.path) from None
+        if data:
+            self._kept += data
+        else:
+            self.size = len(self._kept)
+
+
+def open_source(path: Path) -> FileSource:
+    """Open a regular file for reading.
+
+    Raises:
+        InputError: ``input.missing``, ``input.directory``, ``input.special`` (a FIFO, socket or device) or
+            ``input.unreadable`` (permission, a name that is too long, an I/O error).
+    """
+    return FileSource(path)
+
+
+# The pointer format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_LFS_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/[^\n]*\n(?:[^\n]*\n)*?size ([0-9]{1,19})\n")
+_LFS_START = b"version https://git-lfs"
+
+
+def lfs_pointer(head: bytes) -> str | None:
+    """What a git-lfs pointer that was never replaced by its object says: ``is a git-lfs pointer for a 4.1 GB object``.
+
+    Args:
+        head: the first bytes of the file; a pointer is shorter than 1,024 bytes.
+    """
+    if not head.startswith(_LFS_START):
+        return None
+    found = _LFS_POINTER.match(head[:1024])
+    if found is None:
+        return "is a git-lfs pointer"
+    return f"is a git-lfs pointer for a {_rounded(int(found[1]))} object"
+
+
+def _rounded(nbytes: int) -> str:
+    """In decimal units, as the sites that serve such objects count them."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes}-byte"
+
+
+# Source files while they are read: opened once, whole reads or an error, and proof that nothing changed.
 
 #: Bytes that the system is asked to read before they are needed: what a disk takes while as much is being hashed.
 READ_AHEAD = 16 << 20
@@ -323,3 +518,62 @@ def _behind(extent: Extent, nbytes: int) -> Extent | None:
     """What is left of an extent behind its first bytes."""
     path, offset, size = extent
     return Extent(path, offset + nbytes, size - nbytes) if size > nbytes else None
+
+
+# The card of an open model.
+
+CARD_NAME = "README.md"
+
+#: Bytes of a card that are looked at; its front matter is at its beginning.
+_LIMIT = 1 << 20
+
+#: Elements of an array that are kept: more languages, tags or datasets than any card names.
+_ELEMENTS = 64
+
+
+def card_of(index: TensorIndex) -> Card:
+    """What the metadata of a model, or the README.md beside it, says of it; nothing where it cannot be read."""
+    if index.metadata_kind is MetadataKind.TYPED:
+        return card_of_keys({key: _plain(item) for key, item in index.metadata.items() if key.startswith("general.")})
+    return card_of_text(text_of_card(index))
+
+
+def text_of_card(index: TensorIndex) -> str:
+    """The beginning of the README.md beside a model; empty where there is none that can be read."""
+    path = next((path for path in index.side_files if path.name == CARD_NAME), None)
+    if path is None:
+        return ""
+    try:
+        with open_source(path) as source:
+            return source.read_at(0, _LIMIT).decode("utf-8", "replace")
+    except (CkconvError, OSError):
+        return ""
+
+
+def _plain(item: Any) -> Any:
+    """The value of a key; of an array its first elements."""
+    value = getattr(item, "value", item)
+    return value.head(_ELEMENTS) if hasattr(value, "head") else value
+
+
+# Is the output head the embedding? The one fact about a model that only its bytes tell.
+
+
+def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
+    """``output.weight`` is byte for byte ``token_embedding.weight``: the model is tied, whatever its header says.
+
+    Reads both until they differ, which two different matrices do at once.
+    """
+    head, embedding = index.tensors.get("output.weight"), index.tensors.get("token_embedding.weight")
+    if head is None or embedding is None or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return False
+    if head.merge or embedding.merge or not head.layout.same_bytes_as(embedding.layout):
+        return False
+    if any(len(tensor.extents) > 1 for t in (head, embedding) for tensor in (t, *t.planes)):
+        return False  # stacked or fused: no head and no embedding is
+    own = files or Files(index.identities)
+    try:
+        return own.are_same(paired_runs(head, embedding))
+    finally:
+        if files is None:
+            own.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ckconv.errors import InputError, listed, quoted
-from ckconv.io.bytesource import lfs_pointer, open_source
+from ckconv.io.files import lfs_pointer, open_source
 
 MAX_DEPTH = 64
 #: Characters of one number. The longest that real files hold has 31 (a tokenizer's ``model_max_length`` of 10^30).

@@ -1,38 +1,272 @@
-"""Canonical rows out of stored bytes, in bounded pieces: a :class:`RowReader` undoes a tensor's layout while reading.
-
-It never holds a whole tensor: pieces are about ``CHUNK`` bytes, and where a layout takes rows apart they are up to
-``SCRATCH`` bytes, so that the source is not read too often.
-"""
+"""Canonical rows out of stored bytes, in bounded pieces, whatever stores them: arrays, packings, merged adapters."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ckconv.core.dtypes import F32, WIDENS_TO_F32
-from ckconv.core.layouts import Layout
-from ckconv.core.tensors import blocks_apart
+from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType, float32
+from ckconv.core.layouts import Box, Layout, Strip, boxes
+from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
-from ckconv.io.cells import PAGE, SPARSE, cell_of, read_box, row_boxes
 from ckconv.io.files import CHUNK, Files
-from ckconv.io.packed import PackedRows
+from ckconv.io.tiles import made_at_once
+from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
+from ckconv.quant.packed import scheme_of
+from ckconv.quant.packings import Tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckconv.core.tensors import Tensor
-    from ckconv.io.cells import Cells
-    from ckconv.io.merge import MergedRows
+    from ckconv.core.tensors import Packed
     from ckconv.io.tiles import Tiles
-    from ckconv.quant.codec import Rows
+    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
+    Cells = NDArray[Any]
     Index = NDArray[np.int64]
+
+
+# Boxes of a strip: elements that stay in order along every axis, between stored bytes and canonical rows.
+#
+# A *cell* is what is moved as one: an element, or a block of them.
+
+#: As many times the cells that are wanted are read at once, rather than those alone one by one; or a page.
+SPARSE, PAGE = 4, 4096
+
+#: Bytes from one run to the next that are read along: that takes less time than another read does.
+_ALONG = 32 << 10
+
+#: Of an axis of a box: how many cells, and from one to the next where they come from and where they go.
+Moved = tuple[int, int, int]
+
+
+def cell_of(dtype: DType) -> np.dtype[Any]:
+    """What numpy moves a cell as."""
+    return np.dtype(f"u{dtype.size}" if dtype.size in (1, 2, 4, 8) else f"V{dtype.size}")
+
+
+def row_boxes(
+    strip: Strip, block: int, rows: tuple[int, int], cols: tuple[int, int]
+) -> Iterator[tuple[int, int, list[Moved]]]:
+    """Canonical rows and columns as boxes: the first cell, stored and of those rows, and the axes."""
+    width = (cols[1] - cols[0]) // block
+    for down in boxes([n for n, _ in strip.rows], *rows):
+        for across in boxes([n for n, _ in strip.cols], *cols):
+            first, to, axes = strip.first // block, -rows[0] * width - cols[0] // block, []
+            for (_, stride), inner, (low, high) in _steps(strip, down, across, width * block):
+                unit = block if stride == 1 else 1
+                first += low * stride // block
+                to += low * inner // block
+                axes.append(((high - low) // unit, stride * unit // block, inner * unit // block))
+            yield first, to, axes
+
+
+def _steps(strip: Strip, down: Box, across: Box, width: int) -> Iterator[tuple[tuple[int, int], int, tuple[int, int]]]:
+    """The axes of a strip with what is from one index to the next where rows lie one after the other."""
+    for axes, box, inner in ((strip.rows, down, width), (strip.cols, across, 1)):
+        for axis, limits in zip(reversed(axes), reversed(box), strict=True):
+            yield axis, inner, limits
+            inner *= axis[0]
+
+
+def read_box(read: Callable[[int, Cells], None], first: int, axes: Sequence[Moved], out: Cells, limit: int) -> None:
+    """Read a box of cells into their places of ``out``.
+
+    Args:
+        read: fills an array with the cells from one on.
+        limit: bytes that are read before they are put in their places.
+    """
+    axes = sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: -axis[1])
+    if _near(axes, out.itemsize, limit):
+        _read_runs(read, first, [(1, 0, 0), *axes], out, limit)
+        return
+    (n, stride, to), *inner = axes
+    if not _near(inner, out.itemsize, limit):
+        for index in range(n):
+            read_box(read, first + index * stride, inner, out[index * to :], limit)
+        return
+    some = min(n, max(1, limit // (stride * out.itemsize)))
+    if not _near([(some, stride, to), *inner], out.itemsize, limit):
+        _read_runs(read, first, axes, out, limit)
+        return
+    for low in range(0, n, some):
+        part = [(min(some, n - low), stride, to), *inner]
+        _read_runs(read, first + low * stride, [(1, 0, 0), *part], out[low * to :], limit)
+
+
+def _near(axes: Sequence[Moved], size: int, limit: int) -> bool:
+    """So much of the bytes from the first cell to the last is wanted that they are read at once."""
+    nbytes, wanted = _span(axes) * size, size * math.prod(n for n, _, _ in axes)
+    runs = math.prod(n for n, stride, _ in axes if stride > 1)
+    return nbytes <= PAGE or nbytes <= min(limit, max(SPARSE * wanted, _ALONG * runs))
+
+
+def _span(axes: Sequence[Moved]) -> int:
+    """Cells from the first one to the last."""
+    return 1 + sum((n - 1) * stride for n, stride, _ in axes)
+
+
+def _read_runs(read: Callable[[int, Cells], None], first: int, axes: Sequence[Moved], out: Cells, limit: int) -> None:
+    """A run for each index of the first axis."""
+    (n, stride, _), *inner = axes
+    size, run = out.itemsize, _span(inner)
+    many = max(1, min(n, limit // (run * size)))
+    buffer = np.empty((many, run), out.dtype)
+    tile = as_strided(buffer, [many, *(n for n, _, _ in inner)], [run * size, *(step * size for _, step, _ in inner)])
+    view = as_strided(out, [n for n, _, _ in axes], [to * size for _, _, to in axes])
+    for low in range(0, n, many):
+        high = min(low + many, n)
+        for index in range(low, high):
+            read(first + index * stride, buffer[index - low])
+        view[low:high] = tile[: high - low]
+
+
+def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) -> Cells:
+    """The cells of a box in stored bytes from element ``start`` on: axes of rows, then of columns, in stored order."""
+    first, axes = strip.first - start, []
+    for (_, stride, _, of_rows), (low, high) in zip(strip.stored, box, strict=True):
+        unit = block if stride == 1 else 1
+        first += low * stride
+        axes.append((not of_rows, (high - low) // unit, stride * unit // block * cells.itemsize))
+    axes.sort(key=lambda axis: axis[0])
+    return as_strided(cells[first // block :], [n for _, n, _ in axes], [step for _, _, step in axes])
+
+
+def indices(strip: Strip, box: Box, *, of_rows: bool) -> Index:
+    """The canonical rows of a box, or its columns, in stored order."""
+    found = np.zeros(1, np.int64)
+    for (_, _, inner, mine), (low, high) in zip(strip.stored, box, strict=True):
+        if mine is of_rows:
+            found = np.add.outer(found, np.arange(low, high, dtype=np.int64) * inner).reshape(-1)
+    return found
+
+
+# Rows of a matrix that another quantiser packed: arrays are read tile by tile, and its packing makes rows of them.
+
+#: Bytes of rows that are made at once.
+_PIECE = 1 << 20
+#: Bytes that all threads keep of a matrix whose rows are columns of the file: they are read in strips as broad as that.
+_WINDOW = 8 << 20
+
+_NO_ROWS = np.empty((0, 0), np.uint8)
+
+#: As many times the rows that are wanted are made at once, rather than those alone one by one.
+_SPARSE = 4
+
+
+class PackedRows:
+    """Reads rows of the matrix in the order of its arrays; of stacked ones, one matrix after the other."""
+
+    def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
+        scheme = scheme_of(tensor.dtype)
+        assert scheme is not None
+        self._scheme, self._columns = scheme, tensor.layout.stored_cols
+        self._modules = [
+            (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
+            for packed in tensor.packed
+        ]
+        readers = (reader for _, own in self._modules for reader in own if reader)
+        self.across = any(not reader.layout.in_order for reader in readers)  # they are read in strips, which are kept
+        self._first = [0, *itertools.accumulate(packed.rows for packed in tensor.packed)]
+        self._windows: dict[tuple[int, int], tuple[int, Rows]] = {}
+        self._width = tensor.dtype.nbytes(self._columns)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``."""
+        parts = []
+        for number, (packed, _) in enumerate(self._modules):
+            low, high = max(start, self._first[number]), min(stop, self._first[number + 1])
+            if low < high:
+                first = self._first[number]
+                parts.append(packed.unpack(self._tile(number, packed, low - first, high - first)))
+        if not parts:
+            return np.empty((0, self._width), np.uint8)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def gather(self, wanted: Index) -> Rows:
+        """The rows with these numbers."""
+        if not len(wanted):
+            return self.rows(0, 0)
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        if high - low <= _SPARSE * len(wanted):
+            rows = self.rows(low, high)
+            return rows if high - low == len(wanted) and bool((np.diff(wanted) == 1).all()) else rows[wanted - low]
+        half = len(wanted) // 2
+        return np.concatenate([self.gather(wanted[:half]), self.gather(wanted[half:])])
+
+    def _tile(self, number: int, packed: Packed, start: int, stop: int) -> Tile:
+        arrays: list[Rows | None] = []
+        ahead = start + _WINDOW // (2 * made_at_once()) // self._stored_width(number, packed)
+        for position, (array, reader) in enumerate(zip(packed.arrays, self._modules[number][1], strict=True)):
+            if array is None or reader is None:
+                arrays.append(None)
+                continue
+            low, high, until = 0, reader.layout.rows, reader.layout.rows
+            if array.per:
+                low, high, until = start // array.per, -(-stop // array.per), -(-ahead // array.per)
+            arrays.append(self._read((number, position), reader, low, high, until, keep=not array.per))
+        per = tuple(array.per if array is not None else 0 for array in packed.arrays)
+        return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)
+
+    def _stored_width(self, number: int, packed: Packed) -> int:
+        """Bytes of all arrays for one row of the matrix."""
+        pairs = zip(packed.arrays, self._modules[number][1], strict=True)
+        return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
+
+    def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, until: int, *, keep: bool) -> Rows:
+        """Rows of an array, up to ``until`` where they are columns; those that are there already are not read again."""
+        if reader.layout.in_order and not keep:
+            return reader.rows(low, high)
+        first, rows = self._windows.get(key, (0, _NO_ROWS))
+        if low < first or high > first + len(rows):
+            rows = _NO_ROWS  # what there was is gone before there is more
+            self._windows.pop(key, None)
+            self._windows = {other: window for other, window in self._windows.items() if other[0] == key[0]}
+            first, rows = low, reader.rows(low, min(reader.layout.rows, max(high, until)))
+            self._windows[key] = first, rows
+        return rows[low - first : high - first]
+
+
+class _Zeros:
+    """Reads zeros instead of an array."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.layout, self.row_bytes = reader.layout, reader.row_bytes
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """As many rows of zeros."""
+        return np.zeros((stop - start, self.row_bytes), np.uint8)
+
+
+def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:
+    """Rows of a packed matrix, in the order of its arrays, with zeros for codes: its first array is not read.
+
+    Unless that is one of blocks, which hold scales, too.
+    """
+    first = [packed.arrays[0].tensor for packed in tensor.packed if packed.arrays[0] is not None]
+    codes = {array.source for array in first if array.dtype.block == 1}
+
+    def without(array: Tensor) -> Any:
+        return _Zeros(reader(array)) if array.source in codes else reader(array)
+
+    found = PackedRows(tensor, without)
+    total = sum(packed.rows for packed in tensor.packed)
+    step = max(1, _PIECE // max(1, tensor.dtype.nbytes(tensor.layout.stored_cols)))
+    for start in range(0, total, step):
+        yield found.rows(start, min(start + step, total))
+
+
+# Canonical rows out of stored bytes, in bounded pieces: a :class:`RowReader` undoes a tensor's layout while reading.
+#
+# It never holds a whole tensor: pieces are about ``CHUNK`` bytes, and where a layout takes rows apart they are up to
+# ``SCRATCH`` bytes, so that the source is not read too often.
 
 #: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
 SCRATCH = 4 << 20
@@ -87,8 +321,6 @@ class RowReader:
         self._packed = PackedRows(tensor, lambda array: RowReader(array, files)) if tensor.packed else None
         self._merged: MergedRows | None = None
         if tensor.merge is not None:
-            from ckconv.io.merge import MergedRows
-
             self._merged = MergedRows(tensor.merge, tensor.dtype, files)
         elif why := blocks_apart(tensor.dtype, tensor.layout):
             if not decodable(tensor.dtype):
@@ -293,3 +525,160 @@ def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[R
     floats = decode(np.ascontiguousarray(rows[:, first * source.size : last * source.size]), source)
     left = first * source.block
     return narrowed(floats[:, low - left : high - left], target)
+
+
+# Rows of a matrix that adapters change, a piece at a time.
+#
+# Everything is computed in float32, element by element and in a fixed order: a matrix product of a library adds in an
+# order that depends on the processor, and the same input is to give the same bytes everywhere.
+#
+# Sources: ``merge`` and ``get_delta_weight`` of the layers of peft 0.21 (tuners/lora/layer.py, tuners/lora/dora.py,
+# tuners/ia3/layer.py, tuners/trainable_tokens/layer.py).
+
+
+class MergedRows:
+    """The canonical rows of a tensor with everything that adapters do to it, rounded once to its type."""
+
+    def __init__(self, merge: Merge, dtype: DType, files: Files) -> None:
+        self._dtype = dtype
+        self._name = merge.base.name
+        self._path = next((extent.path for extent in merge.base.extents), None)
+        self._base = RowReader(merge.base, files)
+        self._changes = [_change(change, files) for change in merge.changes]
+        #: The largest absolute difference to the base's own value, of all rows made so far.
+        self.max_change = 0.0
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``: ``[stop - start, bytes of a row]``.
+
+        Raises:
+            UnsupportedError: ``adapter.unsupported``, what is made of a finite number is none.
+        """
+        return self._changed(self._base.rows(start, stop), np.arange(start, stop, dtype=np.int64))
+
+    def gather(self, canonical: Index) -> Rows:
+        """The rows at these indices."""
+        return self._changed(self._base.gather(canonical), canonical)
+
+    def _changed(self, stored: Rows, canonical: Index) -> Rows:
+        before = decode(stored, self._base.dtype)
+        after = before.copy()
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is an error below
+            for change in self._changes:
+                after = change.apply(after, canonical)
+            made, _ = from_float32(after, self._dtype)
+            rounded = decode(made, self._dtype)
+            difference = np.abs(rounded - before)
+        if not np.isfinite(difference).all():
+            self._check_finite(before, rounded, canonical)
+        self.max_change = max(self.max_change, float(np.nanmax(difference, initial=0.0)))
+        return made
+
+    def _check_finite(self, before: Floats, after: Floats, canonical: Index) -> None:
+        """A number stays one: an adapter that overflows, or holds NaN, would break the whole model."""
+        broken = (np.isfinite(before) & ~np.isfinite(after)).any(axis=1)
+        if broken.any():
+            raise UnsupportedError(
+                "adapter.unsupported",
+                f"the adapters make row {canonical[broken][0]:,} of {self._name} infinite or NaN in {self._dtype}",
+                path=self._path,
+                tensor=self._name,
+            )
+
+
+def _change(change: Delta | Rescale | Replacement, files: Files) -> _Added | _Rescaled | _Replaced:
+    if isinstance(change, Delta):
+        return _Added(change, files)
+    return _Rescaled(change, files) if isinstance(change, Rescale) else _Replaced(change, files)
+
+
+class _Added:
+    """LoRA and DoRA."""
+
+    def __init__(self, delta: Delta, files: Files) -> None:
+        self._a = RowReader(delta.a, files) if delta.a is not None else None
+        self._b_type = delta.b.dtype
+        self._b = RowReader(delta.b, files)
+        #: Rows of one matrix of a stack, 0 where there is no stack.
+        self._out = delta.b.shape[1] if len(delta.b.shape) == 3 else 0
+        self._scale = np.float32(float32(delta.scale))
+        self._magnitude = _Factors(delta.magnitude, files) if delta.magnitude is not None else None
+        self._rows_of_a: Floats | None = None
+
+    def apply(self, values: Floats, canonical: Index) -> Floats:
+        """``values`` are the rows ``canonical`` of the matrix; they may be changed in place."""
+        if self._rows_of_a is None:  # rank x in: as small as the adapter is
+            self._rows_of_a = np.ones((1, 1), np.float32)
+            if self._a is not None:
+                self._rows_of_a = decode(self._a.rows(0, self._a.layout.rows), self._a.tensor.dtype)
+        total = np.zeros_like(values)
+        product = np.empty_like(values)
+        b = decode(self._b.gather(canonical), self._b_type)
+        of_rank: Iterable[Floats] = self._rows_of_a
+        if self._out:
+            rows = self._rows_of_a.reshape(-1, b.shape[1], values.shape[1])
+            of_rank = (rows[canonical // self._out, rank] for rank in range(b.shape[1]))
+        for rank, row in enumerate(of_rank):
+            np.multiply(b[:, rank, None], row, out=product)
+            total += product
+        total *= self._scale
+        values += total
+        if self._magnitude is not None:
+            values *= (self._magnitude.of(canonical) / _lengths(values))[:, None]
+        return values
+
+
+class _Rescaled:
+    """IA3."""
+
+    def __init__(self, change: Rescale, files: Files) -> None:
+        self._factors = _Factors(change.factors, files)
+        self._of_columns = change.of_columns
+
+    def apply(self, values: Floats, canonical: Index) -> Floats:
+        """As :meth:`_Added.apply`."""
+        if self._of_columns:
+            values *= self._factors.of(np.arange(values.shape[1], dtype=np.int64))
+        else:
+            values *= self._factors.of(canonical)[:, None]
+        return values
+
+
+class _Replaced:
+    """Rows of trainable tokens."""
+
+    def __init__(self, change: Replacement, files: Files) -> None:
+        self._type, self._reader = change.rows.dtype, RowReader(change.rows, files)
+        order = np.argsort(change.at)
+        self._at, self._order = np.array(change.at, np.int64)[order], order.astype(np.int64)
+
+    def apply(self, values: Floats, canonical: Index) -> Floats:
+        """As :meth:`_Added.apply`."""
+        place = np.searchsorted(self._at, canonical).clip(max=len(self._at) - 1)
+        found = self._at[place] == canonical
+        if found.any():
+            values[found] = decode(self._reader.gather(self._order[place[found]]), self._type)
+        return values
+
+
+class _Factors:
+    """A vector of an adapter."""
+
+    def __init__(self, tensor: Tensor, files: Files) -> None:
+        self._reader, self._type = RowReader(tensor, files), tensor.dtype
+
+    def of(self, canonical: Index) -> Floats:
+        """float32 ``[len(canonical)]``."""
+        return decode(self._reader.gather(canonical), self._type).reshape(-1)
+
+
+def _lengths(values: Floats) -> Floats:
+    """The Euclidean length of every row, added in an order that is the same on every machine."""
+    squares = values.astype(np.float64)
+    squares *= squares
+    width = squares.shape[1]
+    while width > 1:  # halves on halves: elementwise, whatever the processor can do at once
+        half = (width + 1) // 2
+        squares[:, : width - half] += squares[:, half:width]
+        width = half
+    return np.sqrt(squares[:, 0]).astype(np.float32)

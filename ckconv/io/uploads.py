@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, VerifyError, short, shown
-from ckconv.io import http
+from ckconv.io import remote as http
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Uploads:
         except CkconvError:
             raise
         except ImportError as error:
-            from ckconv.io.filesystems import missing_filesystem
+            from ckconv.io.remote import missing_filesystem
 
             raise missing_filesystem(url) from error
         except ValueError as error:

@@ -1,22 +1,35 @@
-"""What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered."""
+"""Planning, whatever the target: flags that leave out tensors, rules of engines, and gathered reasons."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
+from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, ModelConfig
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
-from ckconv.families.keys import CONSUMERS, TRANSFORMERS
+from ckconv.families.elsewhere import classes_of, known_by
+from ckconv.families.engine_rows import Condition, Engine
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.gguf_metadata import own_document
+from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
+from ckconv.families.keys import CONSUMERS, NO_CLASS, NOT_KNOWN, READERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
+from ckconv.families.parameter_rows import Parameter
+from ckconv.families.parameters import differ, scope_of
+from ckconv.families.schema import Family
+from ckconv.families.words import document_words, said, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
+
+# What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -61,7 +74,6 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
     from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
-    from ckconv.families.elsewhere import classes_of, known_by
 
     if index.misfit is not None:
         raise index.misfit
@@ -262,3 +274,246 @@ class Planner(ABC):
     def decoded(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""
         return self.options.decodes(tensor)
+
+
+# What an engine's row in a family file says about a model: why the engine would compute something else.
+#
+# Defaults are closed: a family without a row for the engine is refused, and so is a parameter that the engine's format
+# has no key for, or that its class does not look at.
+
+#: Sentences about these need more than a key and a value.
+_WINDOW = "window"
+
+
+#: Ways out of keys and classes that are not known, and of two numbers.
+_WITHOUT_KEY = "take it out of config.json, or list it as harmless in the family's file, if it changes nothing"
+_WITHOUT_CODE = "take auto_map and architectures out of config.json, if the code computes the same"
+_ONE_NUMBER = (
+    "config.json has to say the number that mlx-lm takes, where what mlx-lm computes is right; else convert the "
+    "checkpoint that the directory was made of"
+)
+
+
+def modifier_reason(modifier: str, otherwise: str) -> Reason:
+    """Why a key that changes the computation is refused.
+
+    Args:
+        otherwise: what computes without it.
+    """
+    if f", {NOT_KNOWN} " in modifier:
+        return Reason(modifier, _WITHOUT_KEY)
+    if f", {NO_CLASS} " in modifier:
+        return Reason(modifier, _WITHOUT_CODE)
+    disagrees = modifier.endswith(", which mlx-lm takes")
+    return Reason(
+        f"{modifier}{',' if disagrees else ''} changes the computation{otherwise}", _ONE_NUMBER if disagrees else ""
+    )
+
+
+def engine_of(family: Family, loader: Loader) -> Engine | None:
+    """The row; ``None`` where there is none."""
+    return family.engines.get(loader.row)
+
+
+def row_reasons(
+    config: ModelConfig, loader: Loader, *, context: int, tied: bool, equal: bool, format: str = "", within: str = ""
+) -> Iterator[Reason]:
+    """Why the engine would compute something else than the model.
+
+    Args:
+        context: context length in the output.
+        tied: the output has no head of its own.
+        equal: the head is byte for byte the embedding.
+        format: the source's.
+        within: ``model_type`` of the document of which the model's is the text part: a tower's file names the families
+            that its class has within it.
+    """
+    family = FAMILIES[config.family]
+    row = engine_of(family, loader)
+    if row is None or (row.absent and not within):
+        yield Reason(_unknown(family, loader, row))
+        return
+    if row.no_head and not tied:
+        text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
+        yield Reason(text, "--tie leaves it out" if equal else "")
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
+    for condition in row.right_if:
+        yield from _condition(condition, config, loader, scope, format)
+    for name, parameter in family.parameters.items():
+        value = scope[name] if _is_carried(name, family) else None
+        if name in row.ignores or _is_lost(name, parameter, family, loader):
+            yield from _ignored(name, parameter, family, config, loader, value, context)
+        yield from _assumed(name, parameter, family, loader, scope)
+        number = loader.of_metadata and parameter.kind == "f32" and name not in ("rope_theta", "norm_eps")
+        if number and isinstance(value, float) and abs(value) > MAX_FLOAT32:
+            yield Reason(f"{_key(name, family)} is {value:g}, which float32 cannot hold")
+
+
+def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) -> Iterator[str]:
+    """Where the engine computes something else whatever a file says.
+
+    Args:
+        context: context length in the output.
+        tied: the output has no head of its own.
+    """
+    family = FAMILIES[config.family]
+    row = engine_of(family, loader)
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
+    if row and row.unmeasured:
+        yield f"that {loader.name} computes {family.name} right was not measured: {row.unmeasured}"
+    for condition in row.same_if if row else ():
+        yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
+
+
+def _unknown(family: Family, loader: Loader, row: Engine | None) -> str:
+    if row is not None:
+        return f"{loader.name} has no {loader.has} for {family.name} (model_type){row.why and f': {row.why}'}"
+    return f"ckconv does not know what {loader.name} computes of a {family.name} (model_type)"
+
+
+def _condition(
+    condition: Condition, config: ModelConfig, loader: Loader, scope: Mapping[str, Any], format: str
+) -> Iterator[Reason]:
+    try:
+        if condition.expression.value(scope):
+            return
+    except ExpressionError as error:
+        yield Reason(
+            f"what {loader.name} computes of a {config.family} is not known{said(config, *sorted(error.names))}"
+        )
+        return
+    names = condition.of
+    sentence = condition.said(scope)
+    if not sentence:
+        names = names or tuple(sorted(condition.expression.names))
+        values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
+        sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
+    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint)
+
+
+def _is_carried(name: str, family: Family) -> bool:
+    return name in FIELD_OF or name in family.own
+
+
+def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
+    """The source may say it, and the engine's format or class has nothing for it."""
+    if (
+        parameter.value is not None
+        or name in LEFT_OUT
+        or parameter.folded
+        or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar"))
+    ):
+        return False
+    if loader.of_metadata:
+        cells = parameter.cells.get(loader.column, ())
+        return bool(parameter.cells.get("hf")) and all(cell.kind == "key" and cell.unread for cell in cells)
+    return not any(
+        set(READERS[loader.row]) & set(cell.readers) and not cell.unread for cell in parameter.key_cells("hf")
+    )
+
+
+def _ignored(
+    name: str, parameter: Parameter, family: Family, config: ModelConfig, loader: Loader, value: Any, context: int
+) -> Iterator[Reason]:
+    if name == _WINDOW:
+        if value and value < context:
+            yield Reason(
+                f"attention slides over {value:,} tokens ({window_words(config)}), "
+                f"{loader.name} attends to all {context:,}",
+                f"--context {value} makes them the same",
+            )
+        return
+    default = parameter.defaults.get(loader.row)
+    taken = default.value(scope_of(family, config)) if default is not None else None
+    if value is not None and (value if taken is None else differ(value, taken)):
+        yield Reason(f"{_key(name, family)} = {_shown(value)} changes the computation; {loader.name} does not know it")
+
+
+def _assumed(
+    name: str, parameter: Parameter, family: Family, loader: Loader, scope: Mapping[str, Any]
+) -> Iterator[Reason]:
+    """A value that the loader takes for granted, and the model has another."""
+    for cell in parameter.cells.get(loader.column, ()):
+        if cell.kind != "fixed" or cell.folded or cell.expression is None:
+            continue
+        value, taken = scope[name], cell.expression.value(scope)
+        if differ(value, taken):
+            said = f"{_key(name, family)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
+            yield Reason(cell.sentence or said)
+
+
+def _key(name: str, family: Family) -> str:
+    row = family.parameters[name]
+    return next(iter((*document_words(family, name), *(cell.key for cell in row.key_cells("hf")))), name)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+# What the source's own reader leaves out: tensors that its class does not have.
+#
+# transformers ignores them with a warning at most; a target's engine would compute with them.
+
+
+def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
+    """Tensors of a checkpoint that its reader's class has no place for, as the configuration sets its switches."""
+    config, consumer = index.config, CONSUMERS.get(index.format)
+    if config is None or consumer is None or not FAMILIES[config.family].known_classes:
+        return
+    document, switches = own_document(config), switches_of(config, consumer)
+    expected = expected_of(config, {key: is_on(config, key, document, consumer) for key in switches}, consumer)
+    found: dict[str, list[str]] = defaultdict(list)
+    for tensor in index.tensors.values():
+        surplus = tensor.name != HEAD and parse(tensor.name).pattern not in expected
+        if surplus and not dropped(tensor.name, tensor.source):
+            found[parse(tensor.source).pattern].append(tensor.name)
+    for pattern, names in found.items():
+        also = f" ({counted(len(names), 'tensor')})" if len(names) > 1 else ""
+        glob = pattern.replace("{n}", "*").replace("{e}", "*")
+        kind = f"{config.model_type} class (model_type) of {consumer}"
+        yield Reason(
+            f"the {kind} has no {pattern}{also}{_switch(switches, names[0])}, and computes without",
+            f"--drop '{glob}' leaves out what it ignores",
+        )
+
+
+def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
+    pattern = parse(name).pattern
+    return next((f" unless {key} is true" for key, patterns in switches.items() if pattern in patterns), "")
+
+
+# Tensors whose names are not those of the family that config.json names: one reason, where there would be many.
+
+#: Names that a reason shows.
+_SHOWN = 3
+
+
+def foreign_names(index: TensorIndex) -> Reason | None:
+    """Why a model of a known family has no tensors of it; ``None`` where it has those of a layer."""
+    config = index.config
+    if config is None or index.adapter is not None or not index.unknown:
+        return None
+    text = [stored.name for stored in index.unknown if not is_beside_text(config.raw, stored.name)]
+    layers = {name for name in index.tensors if parse(name).layer is not None}
+    if layers or not any(parse(name).layer is not None for name in text):
+        return None
+    if reason := _wrapper(config.raw, config):
+        return reason
+    more = ", ..." if len(text) > _SHOWN else ""
+    some = ", ".join(map(quoted, text[:_SHOWN])) + more
+    return Reason(
+        f"none of {counted(len(text), 'tensor')} has a name of a {config.family}, as config.json says: {some}"
+    )
+
+
+def _wrapper(raw: Mapping[str, Any], config: ModelConfig) -> Reason | None:
+    """A model of several parts whose own architecture is not known, though that of its text part is."""
+    outer = raw.get("model_type")
+    if not isinstance(raw.get("text_config"), dict) or not isinstance(outer, str) or outer == config.model_type:
+        return None
+    return Reason(
+        f"ckconv does not know the architecture {outer!r} (model_type), whose text part is a {config.family}; "
+        f"{known_by(outer, classes_of(raw))}",
+        "--to safetensors copies it as it is",
+    )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ckconv.core.dtypes import BF16, DType
 from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
-from ckconv.io.files import Files, runs
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.quant.convert import side_by_side
 from ckconv.quant.triples import triple_of, triple_type
 
@@ -146,8 +145,7 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     """How many groups of a packed matrix, or a triple, have a scale that is NaN."""
     import numpy as np
 
-    from ckconv.io.packed import numbers_alone
-    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.codec import to_float32
     from ckconv.quant.packed import numbers, scale_values, scheme_of
     from ckconv.quant.repack import no_numbers
@@ -206,8 +204,7 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
 def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
     import numpy as np
 
-    from ckconv.io.packed import numbers_alone
-    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import integers
     from ckconv.quant.integers import of_triple, parts_of
 
@@ -249,8 +246,7 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
 
 def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     """For some rows at a time: what counts groups that do not fit a type, told by their numbers alone."""
-    from ckconv.io.packed import numbers_alone
-    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import unfit
     from ckconv.quant.nvfp4 import products
     from ckconv.quant.packed import is_scaled

@@ -1,23 +1,166 @@
-"""The plan as data: what a conversion writes, in order, with exact sizes; what it leaves out, and why it refuses."""
+"""The plan as data: steps in order with exact sizes, the bytes around the tensors, losses and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, chained, cut
+from ckconv.core.dtypes import DType
+from ckconv.core.layouts import Layout
+from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
-from ckconv.plan.decoding import joined
-from ckconv.quant.convert import Action, Conversion
+from ckconv.quant.convert import Action, Conversion, decodable
 from ckconv.quant.convert import Run as Run
 
 if TYPE_CHECKING:
-    from ckconv.plan.container import Container
+    from ckconv.publish.files import SideFile
     from ckconv.quant.codec import Floats
     from ckconv.quant.quantise import Errors
+
+
+# The bytes that a format adds around the tensors: headers, entries and side files.
+
+
+class Frame(NamedTuple):
+    """The bytes of one output file that are not tensors.
+
+    Attributes:
+        prologue: bytes between the header and the first tensor.
+        header_bytes: size of the header, which is written last; the digest starts after it.
+        header: makes the header from the digest of prologue and tensors; ``None`` for a format without one.
+        epilogue: bytes after the last tensor, outside the digest.
+    """
+
+    prologue: bytes
+    header_bytes: int = 0
+    header: Callable[[bytes], bytes] | None = None
+    epilogue: bytes = b""
+
+
+class Container(NamedTuple):
+    """Everything in an output except its tensors.
+
+    Attributes:
+        frames: one for each file of the plan, in the plan's order.
+        side_files: name -> content of each file beside the model; a name may lie in a directory (``1_Pooling/x``).
+        on_request: names of side files that are written only if a flag asks for them.
+        keys: header fields and metadata by name, for comparison by value.
+        inside: name for people -> content of each document embedded in the files.
+        notes: lines for the report that are known only when the bytes are made.
+        check: raises if the format's reference reader does not open a file that was written.
+    """
+
+    frames: tuple[Frame, ...]
+    side_files: Mapping[str, SideFile] = {}
+    on_request: frozenset[str] = frozenset()
+    keys: Mapping[str, Any] = {}
+    inside: Mapping[str, bytes] = {}
+    notes: tuple[str, ...] = ()
+    check: Callable[[Path], None] = lambda _: None
+
+
+class Along(NamedTuple):
+    """Patterns of file names that loaders look for in the directory of an output.
+
+    Attributes:
+        weights: files of tensors and their indexes; a conversion refuses to write beside one.
+        documents: files that describe weights, perhaps in a subdirectory; ``--force`` removes them.
+    """
+
+    weights: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """One file of an output.
+
+    Attributes:
+        sha256: digest of the whole file, as hex.
+        payload_sha256: digest that the file's header stores, as hex; empty for a format without one.
+    """
+
+    path: Path
+    nbytes: int
+    sha256: str
+    payload_sha256: str = ""
+
+
+class Late(NamedTuple):
+    """A file beside the model whose content depends on the files written before it.
+
+    Attributes:
+        nbytes: returns its size, given the earlier files (their digests are still zeros).
+        content: returns its bytes, given the earlier files: tensors, then side files, then late files.
+        names_digests: whether its content lists digests of whole files.
+    """
+
+    path: Path
+    nbytes: Callable[[Sequence[Written]], int]
+    content: Callable[[Sequence[Written]], Iterable[bytes]]
+    names_digests: bool = True
+
+
+# The flag that decodes the blocks which a target refuses, and leaves those alone that it takes.
+
+#: Globs that a hint names at most.
+_SHOWN = 3
+
+#: The flags, where nothing is said of the tensors that are refused.
+DECODE = "--dequantize decodes them to FP32, --decode GLOB only the ones it names"
+
+
+def decode_hint(dtype: DType) -> str:
+    """:data:`DECODE`, for blocks that have a decoder."""
+    return DECODE if decodable(dtype) else ""
+
+
+_IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize"
+
+
+def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
+    """What to say of the tensors ``refused``.
+
+    Args:
+        refused, kept: names of quantised tensors that the target refuses, and of those that it takes.
+    """
+    them = len(refused) > 1
+    if not kept:
+        return _ALL + (_THEM if them else _IT)
+    for globs in _globs(refused):
+        if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in kept for glob in globs):
+            return decode(globs, several=them)
+    return "--decode GLOB decodes to FP32 what it names, --dequantize every quantised tensor"
+
+
+def decode(globs: Iterable[str], *, several: bool) -> str:
+    """The flags that decode what the globs name, one matrix or ``several``."""
+    return " ".join(f"--decode '{glob}'" for glob in globs) + (_THEM if several else _IT)
+
+
+def joined(hints: Iterable[str]) -> list[str]:
+    """The hints of several reasons, each flag once."""
+    found: dict[str, str] = {}
+    for hint in hints:
+        flag = hint.removesuffix(_IT).removesuffix(_THEM)
+        found[flag] = hint if found.get(flag, hint) == hint else flag + _THEM
+    return list(found.values())
+
+
+def _globs(names: Collection[str]) -> Iterator[list[str]]:
+    """Globs that match all of ``names``: one for each name without its layer, or one for all."""
+    yield sorted({parse(name).pattern.replace("{n}", "*").replace("{e}", "*") for name in names})
+    roots = {name.partition(".")[0] for name in names}
+    if len(roots) == 1:
+        yield [f"{roots.pop()}.*"]
+
+
+# The plan as data: what a conversion writes, in order, with exact sizes; what it leaves out, and why it refuses.
 
 
 class Step(NamedTuple):
@@ -211,7 +354,6 @@ class Restored(NamedTuple):
 
 
 def _nothing() -> Container:
-    from ckconv.plan.container import Container
 
     return Container(())
 
@@ -298,3 +440,58 @@ class Plan:
             hint=out or None,
             details=() if one else listed(texts),
         )
+
+
+# Arrays of an output that have no place in its files yet.
+
+
+class Piece(NamedTuple):
+    """One array of the output that has no place yet.
+
+    Attributes:
+        name: what it is called in the file.
+        canonical: what it holds, for reports.
+        shape: as stored, in elements.
+        layout: how canonical rows lie in it.
+        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`; ``None`` for
+            ``content``, or for zeros.
+        module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
+    """
+
+    name: str
+    canonical: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout
+    source: Tensor | None
+    conversion: Conversion | None
+    runs: tuple[Run, ...] = ()
+    module: DType | None = None
+    content: bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.dtype.nbytes(math.prod(self.shape))
+
+    def step(self, offset: int) -> Step:
+        """The piece at ``offset`` bytes into its file."""
+        extent = Extent(Path(), offset, self.nbytes)
+        target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
+        return Step(self.name, target, self.source, self.conversion, self.content, self.runs)
+
+
+def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
+    """Why blocks of parts cannot be moved into a layout, or out of their own; empty where they can, or are decoded."""
+    if dtype.block == 1:
+        return ""
+    reasons = []
+    for part in parts:
+        copied = layout is not None and part.dtype is dtype and part.layout.same_bytes_as(layout)
+        if part.merge is None and not copied:
+            reasons += [blocks_apart(part.dtype, part.layout), blocks_apart(dtype, layout) if layout else ""]
+    return next(filter(None, reasons), "")
+
+
+#: Pieces that stay in one file: the arrays of a quantised module, else one alone.
+Module = tuple[Piece, ...]

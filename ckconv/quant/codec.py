@@ -74,7 +74,7 @@ _NAN_SIGNS = frozenset({"IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 def libgguf() -> ModuleType | None:
     """The library, if it is installed: its decoders give the bits that gguf's give, several times as fast.
 
-    Pieces are made side by side already (:mod:`ckconv.io.ahead`), and one that stays in a cache is decoded in less time
+    Pieces are made side by side already (:mod:`ckconv.io.tiles`), and one that stays in a cache is decoded in less time
     than a thread takes to start: of its own the library is to start none, unless somebody has said how many.
     """
     os.environ.setdefault("LIBGGUF_NUM_THREADS", "1")  # it looks at every call

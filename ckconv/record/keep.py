@@ -11,8 +11,7 @@ from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.digests import Digests
-from ckconv.io.files import Files, extent_pieces
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, extent_pieces, head_is_embedding
 from ckconv.options import Options, Records, asked
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Plan, Step

@@ -16,8 +16,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of, recorded
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.io.bytesource import FileSource, open_source
-from ckconv.io.files import CHUNK
+from ckconv.io.files import CHUNK, FileSource, open_source
 from ckconv.io.json import Document, parse_object, shown
 from ckconv.publish.files import there
 from ckconv.record import zip as zipstore

@@ -23,8 +23,7 @@ from ckconv.formats.huggingface.read import with_tower
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.formats.safetensors.write import check_opens
 from ckconv.options import Options, asked
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step
+from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record.read import IGNORED, OpenRecord, record_beside
 from ckconv.record.schema import Run as Bytes

@@ -10,7 +10,7 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 from ckconv.record.read import OpenRecord
 from ckconv.record.schema import Run
 

@@ -1,23 +1,106 @@
-"""``tokenizer.json`` out of the words of a GGUF: the steps of the tokenizers library that do what llama.cpp does.
-
-Source: ``llm_tokenizer_bpe``, ``llm_tokenizer_spm_session`` and ``tokenizer_st_partition`` of llama.cpp's
-``src/llama-vocab.cpp``; the serialised form is that of the tokenizers library, version 1.0.
-"""
+"""tokenizer.json and the settings beside it, out of the words of a GGUF."""
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from json import JSONEncoder
+from math import isnan
 from typing import Any
 
+from ckconv.core.metadata import array, scalar
 from ckconv.core.non_utf8 import is_text
 from ckconv.publish.files import SideFile, side_file
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_words import Words, filled, words_of
 from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
-from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
-from ckconv.tokenizer.sentencepiece_merges import merges_of, spell_out
-from ckconv.tokenizer.vocabulary import KEEPS_SPACE, NotFaithful, Vocabulary
+from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, KEEPS_SPACE, SPECIAL, NotFaithful, Rules, Vocabulary
+
+# SentencePiece BPE as a list of merges, which is how the tokenizers library says BPE.
+#
+# SentencePiece joins the two neighbours whose piece has the highest score, the leftmost of equals. Here that is a list
+# of merges in the order of the scores, as transformers makes it out of a ``tokenizer.model``. Of one piece's merges the
+# one with the longest first half is first, so that where two of them overlap it is the leftmost. Source:
+# ``generate_merges`` of transformers' ``convert_slow_tokenizer.py``; ``llm_tokenizer_spm_session`` of llama.cpp's
+# ``src/llama-vocab.cpp``.
+
+_ASCII = 128
+#: Characters of a piece, which is cut at every one of them; trained pieces have a few dozen at most.
+_MAX_PIECE = 256
+
+
+def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]) -> None:
+    """Give every character of a piece an id of its own: merges begin with characters.
+
+    A character without a piece of its own gets the id of its byte token (Gemma has no piece for a single tab).
+
+    Raises:
+        NotFaithful: it has several bytes.
+    """
+    missing = {char for n, token in enumerate(tokens) if types[n] == NORMAL for char in token} - vocab.keys()
+    for char in sorted(missing):
+        if ord(char) >= _ASCII:
+            raise NotFaithful(f"a piece holds {char!r}, which is not a piece itself")
+        vocab[char] = vocab[f"<0x{ord(char):02X}>"]
+
+
+def merges_of(
+    vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
+) -> Iterator[str]:
+    """The merges that make pieces, in the order in which SentencePiece would choose them.
+
+    Pieces of one score have no order, and of their merges the leftmost comes first. Where they are all runs of one
+    character, as the spaces of llama's vocabulary, that is the one that makes the longest run longer.
+
+    Args:
+        vocab: piece, or character without one -> id.
+        tokens, types, scores: by id.
+
+    Raises:
+        NotFaithful: there is no such order.
+    """
+    made = [n for n, token in enumerate(tokens) if types[n] == NORMAL and len(token) > 1]
+    if any(isnan(scores[n]) for n in made):
+        raise NotFaithful("a score is not a number")
+    longest = max((len(tokens[n]) for n in made), default=0)
+    if longest > _MAX_PIECE:
+        raise NotFaithful(f"a piece has {longest:,} characters")
+    made.sort(key=lambda n: -scores[n])
+    for _, equals in groupby(made, key=lambda n: scores[n]):
+        pairs: list[tuple[str, str]] = []
+        first = ""
+        for n in equals:
+            halves = _halves(tokens[n], vocab, types)
+            if halves and first and len({*first, *tokens[n]}) > 1:
+                raise NotFaithful(f"{first!r} and {tokens[n]!r} have one score, and merges have an order")
+            first = first or (tokens[n] if halves else "")
+            pairs += halves
+        for left, right in sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
+            yield f"{left} {right}"
+
+
+def _halves(token: str, vocab: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
+    """Every way in which a piece can be made of two."""
+    cuts = ((token[:at], token[at:]) for at in range(len(token) - 1, 0, -1))
+    found = [(left, right) for left, right in cuts if _joins(left, vocab, types) and _joins(right, vocab, types)]
+    if found and " " in token:
+        raise NotFaithful(f"the piece {token!r} holds a space")
+    return found
+
+
+def _joins(part: str, vocab: dict[str, int], types: Sequence[int]) -> bool:
+    """A character, or a piece that merges make."""
+    number = vocab.get(part)
+    return number is not None and (len(part) == 1 or types[number] == NORMAL)
+
+
+# ``tokenizer.json`` out of the words of a GGUF: the steps of the tokenizers library that do what llama.cpp does.
+#
+# Source: ``llm_tokenizer_bpe``, ``llm_tokenizer_spm_session`` and ``tokenizer_st_partition`` of llama.cpp's
+# ``src/llama-vocab.cpp``; the serialised form is that of the tokenizers library, version 1.0.
 
 #: Types of tokens that are looked for in a text before anything else; all but the user's are special.
 ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
@@ -290,3 +373,226 @@ def _in_pieces(texts: Iterable[str]) -> Iterator[bytes]:
             yield piece
             held.clear()
             length = 0
+
+
+# WordPiece, as BERT has it: a word is cut into the longest pieces, greedily; between GGUF and ``tokenizer.json``.
+#
+# llama.cpp marks the beginning of a word (``▁word``), the tokenizers library what follows it (``##piece``).
+# Source: ``llm_tokenizer_wpm_session`` of llama.cpp's ``src/llama-vocab.cpp``; ``BertModel`` of its converter.
+
+_CONTINUED = "##"
+ACCENTS = "llama.cpp takes accents off fewer characters than the tokenizer, and leaves Hangul whole"
+#: Letters of a word, above which it is unknown; llama.cpp has no such limit.
+_LONGEST = 100
+
+
+def wordpiece(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], _: Sequence[float]) -> SideFile:
+    """``tokenizer.json``.
+
+    Raises:
+        NotFaithful: two tokens are one.
+    """
+    vocab = {
+        _theirs(token) if types[n] == NORMAL else token: n
+        for n, token in enumerate(tokens)
+        if not fills(token, types[n], n)
+    }
+    if len(vocab) != sum(not fills(token, types[n], n) for n, token in enumerate(tokens)):
+        raise NotFaithful("two of its tokens are one")
+    assert vocabulary.lowers is not None
+    lowercase, accents = vocabulary.lowers
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    document = {
+        "added_tokens": added_tokens(vocabulary, tokens, types),
+        "normalizer": {**normalizer, "strip_accents": accents, "lowercase": lowercase},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": around(vocabulary, tokens, None),
+        "decoder": {"type": "WordPiece", "prefix": _CONTINUED, "cleanup": False},
+    }
+    model = {
+        "type": "WordPiece",
+        "unk_token": tokens[unknown_token(vocabulary, tokens, types)],
+        "continuing_subword_prefix": _CONTINUED,
+        "max_input_chars_per_word": _LONGEST,
+    }
+    return written(document, model, vocab, lambda: ())
+
+
+def _theirs(token: str) -> str:
+    return token[1:] if token.startswith(SPACE) else _CONTINUED + token
+
+
+def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+    """The words of a ``tokenizer.json``.
+
+    Raises:
+        LeftOut: llama.cpp would make other ids of a text.
+    """
+    normalizer, model = document.get("normalizer"), document["model"]
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        raise LeftOut("its normaliser is not BERT's (tokenizer.json)")
+    if normalizer.get("clean_text") is not True or normalizer.get("handle_chinese_chars") is not True:
+        raise LeftOut("its normaliser keeps control characters or Chinese ones together (tokenizer.json)")
+    if document.get("pre_tokenizer") != {"type": "BertPreTokenizer"}:
+        raise LeftOut("its pre-tokenizer is not BERT's (tokenizer.json)")
+    if model.get("continuing_subword_prefix") != _CONTINUED:
+        raise LeftOut(f"its pieces do not begin with {_CONTINUED} (tokenizer.json)")
+    by_id, added, notes = words_of(files, model.get("vocab"), vocab_size)
+    rows = [(_ours(token) if kind == NORMAL else token, kind) for token, kind in filled(by_id, vocab_size)]
+    lowercase, accents = normalizer.get("lowercase") is True, normalizer.get("strip_accents")
+    metadata = {
+        "tokenizer.ggml.model": scalar("str", "bert"),
+        "tokenizer.ggml.tokens": array("str", [token for token, _ in rows]),
+        "tokenizer.ggml.token_type": array("i32", [kind for _, kind in rows]),
+        "tokenizer.ggml.normalizer.lowercase": scalar("bool", lowercase),
+        "tokenizer.ggml.normalizer.strip_accents": scalar("bool", lowercase if accents is None else accents is True),
+    }
+    words = frozenset(token for token, kind in rows if kind != UNUSED)
+    takes_off = metadata["tokenizer.ggml.normalizer.strip_accents"] == scalar("bool", True)
+    return Words(metadata, added, words, notes=(*notes, *((ACCENTS,) if takes_off else ())))
+
+
+def _ours(token: str) -> str:
+    return token.removeprefix(_CONTINUED) if token.startswith(_CONTINUED) else SPACE + token
+
+
+# ``tokenizer.json`` of a unigram model of SentencePiece: the likeliest pieces, after rules for characters and spaces.
+#
+# Source: ``llm_tokenizer_ugm_session`` of llama.cpp's ``src/llama-vocab.cpp``. Its rules are SentencePiece's; the
+# tokenizers library applies them to whole graphemes, so that a few combinations of marks have other ids there.
+
+
+def rules_of(rules: Rules) -> dict[str, Any]:
+    """What :func:`ckconv.tokenizer.sentencepiece.encode` takes of them."""
+    charsmap = rules.charsmap.decode() if rules.charsmap else ()
+    return {"unigram": True, "charsmap": bytes(byte % 256 for byte in charsmap), "one_space": rules.one_space}
+
+
+def unigram(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> SideFile:
+    """``tokenizer.json`` of the likeliest pieces.
+
+    Raises:
+        NotFaithful: not every token has a text, or not one is the unknown one.
+    """
+    rules = vocabulary.unigram
+    assert rules is not None
+    if "" in tokens:
+        raise NotFaithful(f"token {tokens.index(''):,} has no text")
+    steps: list[dict[str, Any]] = []
+    if charsmap := rules_of(rules)["charsmap"]:
+        steps.append({"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()})
+    if rules.one_space:
+        # As SentencePiece and llama.cpp do; a space at the end is none of a word's.
+        steps += [{"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""}]
+        steps += [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]
+    spaces = {"type": "Metaspace", "replacement": SPACE, "split": rules.one_space}
+    spaces["prepend_scheme"] = "always" if vocabulary.space_prefix else "never"
+    document = {
+        "added_tokens": added_tokens(vocabulary, tokens, types),
+        "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
+        "pre_tokenizer": spaces,
+        "post_processor": around(vocabulary, tokens, None),
+        "decoder": spaces,
+    }
+    # A token that only fills a row may not set the scale, by which the unknown one is the last resort.
+    least = min((score for score, kind in zip(scores, types, strict=True) if kind == NORMAL), default=0.0)
+    vocab = [(token, max(score, least)) for token, score in zip(tokens, scores, strict=True)]
+    model = {"type": "Unigram", "unk_id": unknown_token(vocabulary, tokens, types), "byte_fallback": False}
+    return written(document, model, vocab, lambda: ())
+
+
+# The small documents beside a ``tokenizer.json``: ``tokenizer_config.json``, ``generation_config.json``.
+
+#: The class that takes ``tokenizer.json`` as it is, whatever the model is. Others build their own steps.
+_CLASS = "PreTrainedTokenizerFast"
+
+#: The score that llama.cpp's converter gives to a token which is not the SentencePiece model's own.
+_ADDED_SCORE = -1000.0
+
+
+def tokenizer_config(
+    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], context: int
+) -> dict[str, Any]:
+    """``tokenizer_config.json``.
+
+    Args:
+        scores: of a SentencePiece model; empty for another.
+        context: tokens that the model takes, 0 where nobody knows.
+    """
+    decoder = _not_its_own(tokens, types, scores)
+    return {
+        "add_bos_token": vocabulary.adds_bos,
+        "add_eos_token": vocabulary.adds_eos,
+        **({"added_tokens_decoder": decoder} if decoder else {}),
+        **{
+            f"{name}_token": tokens[vocabulary.special[name]]
+            for name in SPECIAL
+            if has_role(vocabulary.special.get(name, len(tokens)), tokens, types)
+        },
+        **({"chat_template": vocabulary.chat_template} if vocabulary.chat_template else {}),
+        "clean_up_tokenization_spaces": False,
+        **({"model_max_length": context} if context else {}),
+        "tokenizer_class": _CLASS,
+    }
+
+
+def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_size: int) -> dict[str, Any]:
+    """``generation_config.json``; empty where no token has a role.
+
+    Args:
+        special: ``bos``, ``pad`` -> id.
+        ending: ids after which there is nothing more to generate.
+        vocab_size: ids beyond it are none.
+    """
+    ends = [number for number in ending if number < vocab_size]
+    made: dict[str, Any] = {"bos_token_id": special.get("bos"), "eos_token_id": ends[0] if len(ends) == 1 else ends}
+    made["pad_token_id"] = special.get("pad")
+    return {
+        key: value
+        for key, value in made.items()
+        if value not in (None, []) and (isinstance(value, list) or value < vocab_size)
+    }
+
+
+def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
+    """``generation_config.json`` with the control tokens that llama.cpp takes for an end by their text."""
+    found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
+    said = generation.get("eos_token_id", [])
+    ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
+    return {**generation, "eos_token_id": ends} if len(ends) > 1 else generation
+
+
+def model_pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:
+    """The pieces of ``tokenizer.model``: every token up to the last that is one. SentencePiece wants an unknown one."""
+    count = len(tokens)
+    while count and fills(tokens[count - 1], types[count - 1], count - 1):
+        count -= 1
+    for number in range(count):
+        text, kind = tokens[number], UNKNOWN if number == unknown else types[number]
+        # SentencePiece looks for a user's token where every space is escaped already.
+        text = text.replace(" ", SPACE) if kind == USER_DEFINED else text
+        used = kind in range(NORMAL, BYTE + 1) and not fills(text, kind, number)
+        yield Piece(text or f"[PAD{number}]", scores[number], kind if used else UNUSED)
+
+
+def _not_its_own(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Tokens that were added to a SentencePiece model, as transformers lists them: id -> token.
+
+    So are a user's with spaces, which the model itself only holds escaped.
+    """
+    return {
+        str(number): {
+            "content": tokens[number],
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": types[number] == CONTROL,
+        }
+        for number, score in enumerate(scores)
+        if tokens[number]
+        and (
+            (types[number] in (CONTROL, USER_DEFINED) and score == _ADDED_SCORE)
+            or (types[number] == USER_DEFINED and " " in tokens[number])
+        )
+    }

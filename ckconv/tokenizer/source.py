@@ -45,9 +45,8 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
     """
     if index.metadata_kind is MetadataKind.TYPED:
         return index.metadata
-    from ckconv.tokenizer.documents import tokenizer_files
-    from ckconv.tokenizer.gguf import keys_of_words
-    from ckconv.tokenizer.made import as_read
+    from ckconv.tokenizer.checkpoint import tokenizer_files
+    from ckconv.tokenizer.gguf import as_read, keys_of_words
 
     try:
         return as_read(keys_of_words(tokenizer_files(index), vocab_size).metadata)
@@ -63,17 +62,16 @@ def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -
 
     Raises:
         InputError: ``tokenizer.json``, the file is malformed.
-        UnsupportedError: as :func:`ckconv.tokenizer.bump.tokenizer_entries`.
+        UnsupportedError: as :func:`ckconv.tokenizer.vocabulary.tokenizer_entries`.
     """
-    from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
+    from ckconv.tokenizer.vocabulary import gguf_entries, huggingface_entries
 
     if _MODEL_KEY in keys:
         return gguf_entries(keys, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)
     if document is None:
         return None
-    from ckconv.tokenizer.added import added_tokens, words_of_document
-    from ckconv.tokenizer.documents import tokenizer_files
+    from ckconv.tokenizer.checkpoint import added_tokens, tokenizer_files, words_of_document
 
     added = None
     with suppress(LeftOut):
@@ -157,7 +155,7 @@ def _default_template(index: TensorIndex) -> object:
     """The chat template that transformers takes where nobody names one."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    from ckconv.tokenizer.documents import chat_template
+    from ckconv.tokenizer.checkpoint import chat_template
 
     template = chat_template(root_of(index), settings_of(index))
     named = template if isinstance(template, list) else []
@@ -176,7 +174,7 @@ def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
         if "chat_template" in key and isinstance(value, str):
             yield key, value
     if index.metadata_kind is MetadataKind.DOCUMENT:
-        from ckconv.tokenizer.documents import chat_template
+        from ckconv.tokenizer.checkpoint import chat_template
 
         found = chat_template(root_of(index), settings_of(index))
         for item in found if isinstance(found, list) else [{"template": found}]:

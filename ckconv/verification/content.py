@@ -23,7 +23,7 @@ from ckconv.formats import format_of, load
 from ckconv.formats.bump.sidefiles import MAP_NAME
 from ckconv.formats.bump.slots import FOOTER_NAME
 from ckconv.formats.gguf.values import LENGTH, VERSION
-from ckconv.io.bytesource import open_source
+from ckconv.io.files import open_source
 from ckconv.io.json import Document, parse_object
 
 CODE = "side.json"

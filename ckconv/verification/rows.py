@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ckconv.core.layouts import plain
-from ckconv.io.ahead import SideBySide, is_light
-from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.io.rows import RowReader, row_ranges
-from ckconv.io.tiles import is_handed_over
+from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
+from ckconv.io.tiles import SideBySide, is_handed_over, is_light
 from ckconv.quant.convert import Action
 from ckconv.quant.quantise import Quantising
 

@@ -23,7 +23,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_defaults import UNKNOWN, UNREAD, default_of
-from ckconv.io.bytesource import open_source
+from ckconv.io.files import open_source
 from ckconv.options import Options
 from ckconv.verification.content import Fact, of_files, parameter_differences
 

@@ -34,8 +34,7 @@ from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
 from ckconv.io.digests import Digests
-from ckconv.io.files import Files, paired_runs, runs
-from ckconv.io.tied import head_is_embedding
+from ckconv.io.files import Files, head_is_embedding, paired_runs, runs
 from ckconv.quant.convert import Action, between, of_values, writable
 from ckconv.quant.quantise import missing_quantiser
 from ckconv.verification.content import parameter_differences

@@ -10,9 +10,8 @@ from typing import Any
 from ckconv.core.dtypes import F32, Kind
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Extent, Tensor, matrix_of
-from ckconv.plan.container import Container, Frame
 from ckconv.plan.planner import Planner
-from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.quant.convert import between
 from mock_format.read import MAGIC
 

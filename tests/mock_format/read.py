@@ -12,7 +12,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError
-from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.io.files import ByteSource, open_source
 
 MAGIC = b"MOCKFILE"
 

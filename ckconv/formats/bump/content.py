@@ -12,9 +12,8 @@ from ckconv.formats.bump.header import MANIFEST_NAME
 from ckconv.formats.bump.sidefiles import MAP_NAME, document_beside, other_bumps
 from ckconv.formats.bump.slots import FOOTER_NAME, fields_of
 from ckconv.formats.bump.trained import manifest_of
-from ckconv.io.bytesource import open_source
-from ckconv.plan.container import Along
-from ckconv.plan.steps import Plan
+from ckconv.io.files import open_source
+from ckconv.plan.steps import Along, Plan
 
 
 def content(index: TensorIndex, named: Mapping[str, Path]) -> Content:

@@ -31,7 +31,7 @@ from ckconv.formats.bump.slots import (
     canonical_json,
     key_of,
 )
-from ckconv.io.bytesource import open_source
+from ckconv.io.files import open_source
 from ckconv.plan.planner import HEAD
 
 # What the engine's builder checks when it builds a bump 5 or 4 file, checked without building.

@@ -41,7 +41,7 @@ from ckconv.formats.bump.slots import (
     table_entries,
     with_optional,
 )
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 from ckconv.io.json import Document, parse_object, read_object, shown
 
 # ``weights_manifest.json``: what a bump 4 or 5 file holds where, in the words of the engine's scripts.

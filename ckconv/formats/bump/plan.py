@@ -27,14 +27,11 @@ from ckconv.formats.bump.slots import (
     table_entries,
 )
 from ckconv.options import Options
-from ckconv.plan.checks import modifier_reason
-from ckconv.plan.decoding import decoding_hint
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
-from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.plan.steps import OutputFile, Plan, Step, decoding_hint
 from ckconv.quant.convert import Conversion, decodable, side_by_side, writable
 from ckconv.quant.packed import scheme_of
 

@@ -20,10 +20,9 @@ from ckconv.formats.bump.slots import SLOTS_TRAINED, TRAINED, Slot, align, with_
 from ckconv.formats.bump.trained import ALIGNMENT, CHECKPOINT, CONFIG_KEYS, EPSILON, PROVENANCE, WRAPPERS
 from ckconv.formats.bump.write import MANIFEST_NAME
 from ckconv.options import Options
-from ckconv.plan.container import Container, Frame
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Plan, Step
+from ckconv.plan.steps import Container, Frame, Plan, Step
 
 #: What the engine's initialisation says of training, where the source says nothing.
 _TRAINING: Mapping[str, Any] = {

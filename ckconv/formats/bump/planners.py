@@ -319,8 +319,8 @@ class Bump5Planner(BumpPlanner):
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
         from ckconv.formats.bump import write as documents
         from ckconv.formats.bump.write import Bump5, container5
-        from ckconv.tokenizer.bump import MERGE_BYTES
         from ckconv.tokenizer.source import gguf_keys, special_tokens_of, texts_of, tokenizer_of
+        from ckconv.tokenizer.vocabulary import MERGE_BYTES
 
         keys = gguf_keys(self.index, self.geometry.vocab)
         content = tokenizer_of(self.index, keys, self.geometry.vocab) or {}

@@ -68,7 +68,7 @@ from ckconv.formats.bump.slots import (
     table_entries,
 )
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
-from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.io.files import ByteSource, open_source
 
 # BUMPWGT3 -> the canonical index: packed tensors described by the layouts that the writer uses.
 

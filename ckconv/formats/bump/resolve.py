@@ -44,8 +44,8 @@ from ckconv.formats.bump.slots import (
     table_entries,
     with_optional,
 )
-from ckconv.io.bytesource import ByteSource
-from ckconv.tokenizer.bump import MERGE_BYTES
+from ckconv.io.files import ByteSource
+from ckconv.tokenizer.vocabulary import MERGE_BYTES
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")

@@ -26,7 +26,7 @@ from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.sliding import periodic
 from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, GENERATED, TYPE_WORDS
-from ckconv.io.bytesource import open_source
+from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object, shown
 from ckconv.publish.files import SideFile, holds, there
 

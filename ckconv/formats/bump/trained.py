@@ -46,7 +46,7 @@ from ckconv.formats.bump.slots import (
     geometry,
     place,
 )
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 from ckconv.io.json import shown
 
 #: What the manifests of such models call themselves: as they are initialised, and as they are trained.
@@ -103,7 +103,7 @@ def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
 
 def is_trained(path: Path) -> bool:
     """What lies beside a file says that it is a model trained in the engine, whatever its first numbers look like."""
-    from ckconv.io.bytesource import open_source
+    from ckconv.io.files import open_source
 
     with open_source(path) as source:
         return trained_manifest(path, source.read_at(0, HEADER_BYTES)) is not None

@@ -14,8 +14,7 @@ from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.formats.bump.ages import age_of, numbering
 from ckconv.formats.bump.slots import computed_by
 from ckconv.options import Options
-from ckconv.plan.decoding import decode
-from ckconv.plan.steps import Plan, Reason
+from ckconv.plan.steps import Plan, Reason, decode
 
 # Which version of bump holds a model best, where none is asked for.
 

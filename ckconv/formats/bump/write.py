@@ -35,8 +35,7 @@ from ckconv.formats.bump.slots import (
     carried,
     fields_of,
 )
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import Step
+from ckconv.plan.steps import Container, Frame, Step
 
 # The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
 #

@@ -52,8 +52,7 @@ from ckconv.formats.gguf.values import (
 )
 from ckconv.formats.safetensors.adapter import Opener, check_fits, find_base
 from ckconv.io.json import shown
-from ckconv.plan.pieces import Piece
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.plan.steps import OutputFile, Piece, Plan
 
 # GGUF adapters as llama.cpp loads them: ``NAME.lora_a`` and ``NAME.lora_b`` beside the name of each base tensor.
 #

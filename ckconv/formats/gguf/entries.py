@@ -52,11 +52,9 @@ from ckconv.families.tied_head import as_head
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
-from ckconv.plan.checks import modifier_reason, row_reasons
-from ckconv.plan.decoding import DECODE
-from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
-from ckconv.plan.steps import Reason
+from ckconv.plan.steps import DECODE, Reason
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:

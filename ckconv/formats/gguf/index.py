@@ -34,7 +34,7 @@ from ckconv.families.words import said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tower

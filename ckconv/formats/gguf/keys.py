@@ -33,12 +33,10 @@ from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
-from ckconv.io.bytesource import open_source
-from ckconv.io.card import card_of, text_of_card
-from ckconv.plan.container import Container, Frame
+from ckconv.io.files import card_of, open_source, text_of_card
 from ckconv.plan.planner import HEAD, Planner
-from ckconv.plan.steps import Change, OutputFile, Reason
-from ckconv.tokenizer.made import Made, MadeArray, as_read
+from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
+from ckconv.tokenizer.gguf import Made, MadeArray, as_read
 
 # The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ckconv.core.metadata import Value
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import families_of_gguf
-from ckconv.tokenizer.made import MadeArray, as_read
+from ckconv.tokenizer.gguf import MadeArray, as_read
 
 KNOWN = Path(__file__).with_name("known_keys.toml")
 

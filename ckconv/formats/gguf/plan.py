@@ -73,16 +73,19 @@ from ckconv.formats.gguf.values import (
     header_bytes,
     parse_shard_name,
 )
-from ckconv.plan.checks import row_notes
-from ckconv.plan.container import Container
-from ckconv.plan.decoding import DECODE, decode_hint
-from ckconv.plan.pieces import apart
-from ckconv.plan.planner import HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.planner import (
+    HEAD,
+    ORIGINAL,
+    ROPE_FREQUENCIES,
+    Planner,
+    row_notes,
+    surplus_reasons,
+    unknown_architecture,
+)
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
-from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors, place
+from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
 from ckconv.tokenizer.gguf import TokenizerKeys
@@ -374,7 +377,7 @@ class GgufPlanner(Planner):
         config = self._config
         assert config is not None
         family = FAMILIES[config.family]
-        from ckconv.tokenizer.documents import tokenizer_files
+        from ckconv.tokenizer.checkpoint import tokenizer_files
         from ckconv.tokenizer.gguf import tokenizer_keys
 
         tokenizer = tokenizer_keys(tokenizer_files(self.index), config.vocab_size)
@@ -397,7 +400,7 @@ class GgufPlanner(Planner):
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""
-        from ckconv.tokenizer.made import as_read
+        from ckconv.tokenizer.gguf import as_read
 
         found = as_read({key: metadata[key] for key in metadata.keys() & {_TOKENS}})
         count = found[_TOKENS].value.count if found else 0

@@ -48,8 +48,7 @@ from ckconv.formats.gguf.values import (
     read_string,
     read_value,
 )
-from ckconv.io.bytesource import ByteSource, lfs_pointer, open_source
-from ckconv.io.files import readable
+from ckconv.io.files import ByteSource, lfs_pointer, open_source, readable
 
 # The tensor records of a GGUF header: name, shape, type and place of each tensor, checked one by one and together.
 

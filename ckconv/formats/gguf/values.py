@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 
 # Reading a GGUF header forward, a window at a time, so that memory stays bounded whatever the header declares.
 

@@ -15,7 +15,7 @@ from ckconv.errors import Faults, InputError, OutputError, counted, quoted
 from ckconv.families.canonical import Item, plain_item
 from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.safetensors.spec import MAX_JSON
-from ckconv.io.bytesource import FileSource, open_source
+from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple
 from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type

@@ -36,11 +36,9 @@ from ckconv.formats.safetensors.arrays import (
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.options import Options
-from ckconv.plan.decoding import DECODE, decode_hint
-from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Plan, missing_tensors
+from ckconv.plan.steps import DECODE, Module, Piece, Plan, decode_hint, missing_tensors
 from ckconv.quant.integers import INTEGERS, with_zeros
 from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.nvfp4 import TRIPLE

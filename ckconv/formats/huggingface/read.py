@@ -29,7 +29,7 @@ from ckconv.formats.safetensors.files import CheckpointFiles
 from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.plan.planner import EMBEDDING, HEAD
-from ckconv.tokenizer.documents import token_ids_beside
+from ckconv.tokenizer.checkpoint import token_ids_beside
 
 # The headers and the configuration of a checkpoint -> the canonical index.
 

@@ -31,8 +31,7 @@ from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MLX_NAME
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.json import shown
-from ckconv.plan.pieces import Piece
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Piece, Plan
 
 # mlx-lm adapters: a directory with ``adapter_config.json`` and ``adapters.safetensors``.
 #

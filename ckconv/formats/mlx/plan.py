@@ -21,12 +21,9 @@ from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
-from ckconv.plan.checks import engine_of
-from ckconv.plan.decoding import DECODE, decode_hint
-from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.planner import ORIGINAL
+from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.quantising import FLOATS, Asked, names, parsed
-from ckconv.plan.steps import Plan, Reason
+from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
 from ckconv.quant.packed import is_scaled

@@ -20,8 +20,7 @@ from ckconv.formats.safetensors.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.files import Files
 from ckconv.io.rows import same_values
-from ckconv.plan.pieces import Piece
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Piece, Plan
 
 
 class PeftPlanner(AdapterPlanner):

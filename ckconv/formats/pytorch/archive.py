@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckconv.core.tensors import Extent
 from ckconv.formats.pytorch.spec import LEGACY_MAGIC, LEGACY_PROTOCOL, MAX_DIRECTORY, MAX_PICKLE
 from ckconv.formats.pytorch.unpickle import Malformed, Unpickled, View, unpickle
-from ckconv.io.bytesource import ByteSource
+from ckconv.io.files import ByteSource
 
 _LOCAL = Struct("<4s2xHH16xHH")
 _CENTRAL = Struct("<4s4xHH8xIIHHH8xI")

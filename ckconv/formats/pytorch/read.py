@@ -11,7 +11,7 @@ from ckconv.formats.pytorch.spec import MAX_TENSORS
 from ckconv.formats.pytorch.unpickle import Malformed, View
 from ckconv.formats.safetensors.container import SafetensorsFile
 from ckconv.formats.safetensors.spec import MAX_DIMS, MAX_NAME, PICKLE_METADATA
-from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.io.files import ByteSource, open_source
 
 
 def read_pytorch(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:

@@ -22,7 +22,7 @@ from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MAX_JSON
 from ckconv.formats.safetensors.write import Shards, check_opens
 from ckconv.io.json import Document, parse_object, read_document, read_object
-from ckconv.plan.container import Container
+from ckconv.plan.steps import Container
 
 # The base model of an adapter: its hyper-parameters, and whether the adapter fits it.
 

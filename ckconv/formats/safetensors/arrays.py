@@ -16,7 +16,7 @@ from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.tensor_rows import VALUES
-from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.steps import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple
 from ckconv.quant.triples import plane_types, triple_of, viewed

@@ -59,15 +59,22 @@ from ckconv.formats.safetensors.config_json import (
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.write import Checkpoint, container, lay_out, single_name
-from ckconv.io.card import card_of
+from ckconv.io.files import card_of
 from ckconv.options import Options
-from ckconv.plan.checks import modifier_reason, row_notes, row_reasons
-from ckconv.plan.decoding import DECODE, decode_hint
-from ckconv.plan.pieces import Module, Piece, apart
-from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.planner import (
+    EMBEDDING,
+    HEAD,
+    ORIGINAL,
+    ROPE_FREQUENCIES,
+    Planner,
+    modifier_reason,
+    row_notes,
+    row_reasons,
+    surplus_reasons,
+    unknown_architecture,
+)
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
-from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import Plan, Reason, missing_tensors
+from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, apart, decode_hint, missing_tensors
 from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.triples import triple_of
 
@@ -252,7 +259,7 @@ def loader_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
         dropped: as :func:`ckconv.plan.steps.missing_tensors`.
-        equal, within: as :func:`ckconv.plan.checks.row_reasons`.
+        equal, within: as :func:`ckconv.plan.planner.row_reasons`.
     """
     present = [name for name in tensors if name != HEAD]
     yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)

@@ -29,11 +29,9 @@ from ckconv.families.parameter_rows import ParameterCell
 from ckconv.families.parameters import nested, scope_of, write
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said, without_noted
-from ckconv.io.bytesource import open_source
-from ckconv.io.files import Files
+from ckconv.io.files import Files, open_source
 from ckconv.options import Options
-from ckconv.plan.checks import engine_of
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, engine_of
 from ckconv.plan.steps import Reason
 
 # A document that goes from one library's hands into the other's: both must read the same out of it.

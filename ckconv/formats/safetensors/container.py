@@ -16,11 +16,11 @@ from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import Extent, StoredTensor, made
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
 from ckconv.formats.safetensors.spec import FIELDS, LENGTH_BYTES, MAX_DIMS, MAX_HEADER, MAX_NAME, MAX_TENSORS, TOO_LARGE
-from ckconv.io.bytesource import lfs_pointer, open_source
+from ckconv.io.files import lfs_pointer, open_source
 from ckconv.io.json import Document, kind, parse_object, repeated, shown
 
 if TYPE_CHECKING:
-    from ckconv.io.bytesource import ByteSource
+    from ckconv.io.files import ByteSource
 
 
 # The JSON header of a safetensors file, read entry by entry: a header may have 100 MB and a million tensors.

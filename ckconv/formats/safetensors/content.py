@@ -20,8 +20,7 @@ from ckconv.formats.safetensors.spec import (
     is_pickle,
 )
 from ckconv.options import PACKED
-from ckconv.plan.container import Along
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Along, Plan
 
 # What a checkpoint or an adapter in safetensors files says besides its tensors, and which options show in it.
 

@@ -28,7 +28,7 @@ from ckconv.formats.safetensors.config_json import header_key, own_metadata, str
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.steps import Change, Plan, Reason
 from ckconv.publish.files import SideFile, pieces_of
-from ckconv.tokenizer.added import words_of_document
+from ckconv.tokenizer.checkpoint import words_of_document
 
 KEYS = Path(__file__).with_name("document_keys.toml")
 

@@ -17,14 +17,20 @@ from ckconv.options import Options
 from ckconv.publish.files import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.documents import tokenizer_files
+from ckconv.tokenizer.checkpoint import tokenizer_files
 from ckconv.tokenizer.files import LeftOut
-from ckconv.tokenizer.gguf import keys_of_words
-from ckconv.tokenizer.made import as_read
-from ckconv.tokenizer.settings import also_ending, generation_config, pieces, tokenizer_config
-from ckconv.tokenizer.unigram import rules_of, unigram
+from ckconv.tokenizer.gguf import as_read, keys_of_words
+from ckconv.tokenizer.huggingface import (
+    ACCENTS,
+    also_ending,
+    generation_config,
+    model_pieces,
+    rules_of,
+    tokenizer_config,
+    unigram,
+    wordpiece,
+)
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
-from ckconv.tokenizer.wordpiece import ACCENTS, wordpiece
 
 # The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what.
 
@@ -152,7 +158,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
     model = sentencepiece.encode(
-        pieces(tokens, types, scores, unknown),
+        model_pieces(tokens, types, scores, unknown),
         own,
         add_dummy_prefix=vocabulary.space_prefix,
         **(rules_of(vocabulary.unigram) if vocabulary.unigram else {}),

@@ -15,12 +15,8 @@ from ckconv.errors import VerifyError
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, LENGTH_BYTES, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.formats.safetensors.tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
-from ckconv.io.bytesource import open_source
-from ckconv.io.card import CARD_NAME
-from ckconv.io.files import CHUNK
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.steps import OutputFile, Step, place
+from ckconv.io.files import CARD_NAME, CHUNK, open_source
+from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step, place
 from ckconv.publish.files import SideFile, side_file
 
 # Arrays -> safetensors files: which file each goes into, in which order, and the header in front of them.

@@ -14,14 +14,11 @@ from ckconv.core.tensors import Extent, Tensor, matrix_of, parse
 from ckconv.families.speech import speech, speech_tensors
 from ckconv.formats.whisper_ggml.read import header_of, inside, keys_of
 from ckconv.formats.whisper_ggml.spec import BINS, FILE_TYPES, MAGIC, MODEL_NAME, NAME, filters, words
-from ckconv.io.bytesource import open_source
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.decoding import DECODE
+from ckconv.io.files import open_source
 from ckconv.plan.planner import HEAD, Planner, unknown_architecture
-from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
+from ckconv.plan.steps import DECODE, Container, Frame, OutputFile, Plan, Step, missing_tensors
 from ckconv.quant.convert import between, decodable, writable
-from ckconv.tokenizer.apart import byte_letters
-from ckconv.tokenizer.documents import vocabulary_beside
+from ckconv.tokenizer.checkpoint import byte_letters, vocabulary_beside
 
 #: ``ggml_compute_forward_im2col_f16`` of ggml-cpu, whisper.cpp 1.8: the matrices of a file are of one type.
 _FP32 = "whisper.cpp ends in an assertion (GGML_ASSERT) on kernels of convolutions that are FP32, on a processor"

@@ -17,7 +17,7 @@ from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.speech import USUAL, speech, speech_document, speech_family, speech_names
 from ckconv.families.words import said_of
 from ckconv.formats.whisper_ggml.spec import BINS, MAGIC, MAX_AXES, NAME, VERSION_FACTOR, filters, words
-from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.io.files import ByteSource, open_source
 
 #: Bytes that are read at once: of words, and where a tensor is described.
 _WINDOW, _RECORD = 1 << 20, 1 << 8

@@ -1,0 +1,722 @@
+"""Files on other machines: HTTP ranges, repositories of the hub, and every system that fsspec knows."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import http.client
+import io
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from email.message import Message
+from functools import cache
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Protocol, TypeVar
+from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
+
+from huggingface_hub import HfApi, ModelInfo, constants, get_token, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from ckconv.core.version import __version__
+from ckconv.errors import (
+    ADDRESSES,
+    CkconvError,
+    InputError,
+    OutputError,
+    UnsupportedError,
+    UsageError,
+    missing_package,
+    short,
+    shown,
+)
+from ckconv.signals import check
+from ckconv.system import ELSEWHERE
+
+# Files whose bytes are on another machine: an empty file of the same size and name stands in for each.
+#
+# Everything that opens, measures and lists files does so with the stand-in; reads go through :mod:`ckconv.system`,
+# which asks here. Only the ranges that are read are fetched. Stand-ins are sparse files, removed at exit.
+
+#: Bytes that are fetched at least: as long on their way as a request that asks for none.
+LEAST = 64 << 10
+
+#: Bytes of a piece that is fetched before it is read, and how many of them at once.
+PIECE, AHEAD = 4 << 20, 3
+
+#: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
+KEPT = 48 << 20
+
+#: Seconds between two looks whether a signal came.
+PATIENCE = 0.1
+
+#: Bytes of one file: the most that a file of ext4 has.
+_LARGEST = 1 << 44
+
+
+class Origin(Protocol):
+    """One file elsewhere."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    @property
+    def whole(self) -> bool:
+        """A range of it costs as much as all of it."""
+
+    @property
+    def state(self) -> str:
+        """What is another text when its bytes are others; empty where nobody says."""
+
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """Bytes that are there, every one of them.
+
+        Raises:
+            OutputError: ``remote.read``, after several tries; ``input.changed``, it is another file now.
+        """
+
+
+class Kept:
+    """What was fetched, or is on its way: at most :data:`KEPT` bytes of it, and what was used last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        #: (file, first byte) -> how many bytes, and what they are; the ones used longest ago first.
+        self._found: dict[tuple[Origin, int], tuple[int, Future[bytes]]] = {}
+        self._nbytes = 0
+
+    def holding(self, origin: Origin, offset: int) -> tuple[int, int, Future[bytes]] | None:
+        """First byte, number of bytes and content of what holds the byte at ``offset``."""
+        for (owner, start), (nbytes, _) in self._found.items():
+            if owner is origin and start <= offset < start + nbytes:
+                found = self._found.pop((owner, start))
+                self._found[owner, start] = found
+                return start, *found
+        return None
+
+    def until(self, origin: Origin, offset: int, end: int) -> int:
+        """Where what is kept begins again behind ``offset``; ``end`` where it does not before."""
+        return min((at for owner, at in self._found if owner is origin and offset < at < end), default=end)
+
+    def add(self, origin: Origin, start: int, nbytes: int, found: Future[bytes]) -> None:
+        """Keep what is being fetched, and let go of what was not used for long."""
+        self.forget(origin, start)
+        self._found[origin, start] = (nbytes, found)
+        self._nbytes += nbytes
+        while self._nbytes > KEPT and len(self._found) > 1:
+            self._nbytes -= self._found.pop(next(iter(self._found)))[0]
+
+    def forget(self, origin: Origin, start: int) -> None:
+        """What failed is fetched again if somebody asks again; what there is anew is counted once."""
+        nbytes, _ = self._found.pop((origin, start), (0, None))
+        self._nbytes -= nbytes
+
+
+_KEPT = Kept()
+
+
+def keep(origin: Origin, first: bytes) -> None:
+    """Keep the first bytes of a file, which came along with its size."""
+    found: Future[bytes] = Future()
+    found.set_result(first)
+    with _KEPT.lock:
+        _KEPT.add(origin, 0, len(first), found)
+
+
+class Reader:
+    """Ranges of one file, each fetched once as long as it is kept; reads in order are fetched ahead."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._end = -1
+
+    def read(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
+        """Bytes from ``offset`` on, fewer at the end of the file.
+
+        Args:
+            in_order: more is likely to be read behind them.
+        """
+        nbytes = min(nbytes, self._origin.size - offset)
+        parts = []
+        while nbytes > 0:
+            with _KEPT.lock:
+                start, found = self._piece(offset, nbytes, in_order)
+            try:
+                while not found.done():  # whoever waits for a server hears of a signal
+                    check()
+                    wait((found,), PATIENCE)
+                part = found.result()[offset - start :][:nbytes]
+            except BaseException:
+                with _KEPT.lock:
+                    _KEPT.forget(self._origin, start)
+                raise
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return b"".join(parts)
+
+    def _piece(self, offset: int, nbytes: int, in_order: bool) -> tuple[int, Future[bytes]]:
+        """What holds the byte at ``offset``; behind a piece, further ones are on their way."""
+        follows = in_order and offset == self._end
+        start, size, found = self._at(offset, max(nbytes, PIECE if follows else LEAST))
+        self._end = offset + nbytes
+        behind = start + size
+        for _ in range(AHEAD if size >= PIECE and in_order else 0):
+            if behind < self._origin.size:
+                at, more, _ = self._at(behind, PIECE)
+                behind = at + more
+        return start, found
+
+    def _at(self, offset: int, nbytes: int) -> tuple[int, int, Future[bytes]]:
+        known = _KEPT.holding(self._origin, offset)
+        if known is not None:
+            return known
+        if self._origin.whole:
+            offset, nbytes = 0, self._origin.size
+        else:
+            end = min(offset + nbytes, self._origin.size)
+            nbytes = _KEPT.until(self._origin, offset, end) - offset
+        found = _begun(self._origin, offset, nbytes)
+        _KEPT.add(self._origin, offset, nbytes, found)
+        return offset, nbytes, found
+
+
+def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
+    """What a thread fetches meanwhile. Not of a pool: the end of the process does not wait for a slow server.
+
+    Raises:
+        OutputError: ``system``, the user may have no more threads.
+    """
+    found: Future[bytes] = Future()
+
+    def fetch() -> None:
+        try:
+            found.set_result(origin.fetch(offset, nbytes))
+        except BaseException as error:
+            found.set_exception(error)
+
+    try:
+        threading.Thread(target=fetch, name="ckconv-remote", daemon=True).start()
+    except RuntimeError as error:
+        raise OutputError("system", f"a thread cannot be started: {error}") from error
+    return found
+
+
+def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
+    """A directory of stand-ins, called ``name``, for ``files``: their paths in it, and what reads them.
+
+    Args:
+        url: what messages call the directory.
+
+    Raises:
+        InputError: ``input.special``, one of them is said to be a directory, too.
+        OutputError: ``output.write``, there is no place for temporary files.
+        UnsupportedError: ``remote.ranges``, a file is said to have more bytes than one can have.
+    """
+    for path, origin in files.items():
+        if origin.size >= _LARGEST:
+            message = f"the server says that {path} has {origin.size:,} bytes, which no file has"
+            raise UnsupportedError("remote.ranges", message, path=url)
+    folders = {folder.as_posix() for path in files for folder in PurePosixPath(path).parents}
+    if both := sorted(folders & files.keys()):
+        raise InputError("input.special", f"the listing has {both[0]} as a file and as a directory", path=url)
+    try:
+        root = tempfile.mkdtemp(prefix="ckconv-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        directory = Path(root, name)
+        for folder in ("", *(os.path.dirname(path) for path in files)):
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+        for path, origin in files.items():
+            with open(directory / path, "xb") as file:
+                file.truncate(origin.size)
+                status = os.fstat(file.fileno())
+                ELSEWHERE[status.st_dev, status.st_ino] = Reader(origin).read
+            if origin.state:  # whoever opens it here and elsewhere, or once more, sees whether it is the same
+                when = int.from_bytes(sha256(origin.state.encode()).digest()[:7], "big")
+                os.utime(directory / path, ns=(when, when))  # by its name: Windows takes no descriptor
+    except OSError as error:
+        message = f"there is no place for temporary files: {error.strerror}"
+        raise OutputError("output.write", message, path=error.filename) from error
+    ADDRESSES[str(directory)] = shown(url).rstrip("/")
+    return directory
+
+
+# Ranges of files behind HTTP: several tries, and proof that every answer is of the same file.
+
+T = TypeVar("T")
+
+#: Seconds before each further try.
+PAUSES = (0.5, 1.0, 2.0, 4.0)
+
+#: Seconds without a byte after which a connection counts as cut; and the bytes that must come in any such time.
+TIMEOUT, LEAST_READ = 60.0, 60_000
+
+#: Bytes of a file that is fetched whole where a server gives no ranges.
+WHOLE = 64 << 20
+
+#: Bytes of everything around a file: status, header, what is said of an error or of another place.
+_AROUND = 256 << 10
+
+#: Statuses of a server that may know better the next time.
+_FOR_NOW = (408, 425, 429, 500, 502, 503, 504)
+_REFUSED = (401, 403)
+_MISSING = (404, 410)
+
+#: Bytes of a label of a host's name (RFC 1035).
+_LABEL = 63
+
+#: Numbers of 64 bits have at most as many digits.
+_DIGITS = 19
+_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}})")
+
+#: What a connection that is cut, refused or slow raises; and what no further try makes better.
+_CUT = (OSError, http.client.HTTPException, EOFError)
+_FINAL = (FileNotFoundError, PermissionError, FileExistsError)
+
+
+def retried(
+    work: Callable[[], T], url: str, *, cut: tuple[type[Exception], ...] = _CUT, code: str = "remote.read"
+) -> T:
+    """What ``work`` gives, after as many tries as there are :data:`PAUSES` and one more.
+
+    Args:
+        cut: what another try may mend.
+        code: of the error.
+
+    Raises:
+        OutputError: none went through.
+    """
+    for pause in (*PAUSES, None):
+        try:
+            return work()
+        except CkconvError:
+            raise
+        except cut as error:
+            if pause is None or isinstance(error, _FINAL):
+                reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+                done, why = ("read", short(str(reason))) if code == "remote.read" else ("written", type(error).__name__)
+                message = f"cannot be {done}, after {len(PAUSES) + 1} tries: {why}"
+                raise OutputError(code, message, path=url, hint="try again later") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+class _Steady(io.RawIOBase):
+    """What a server sends, as long as it is not too slow nor too much."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self.left = _AROUND
+        self._since, self._came = float("inf"), 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Bytes that have come.
+
+        Raises:
+            ConnectionError: fewer than :data:`LEAST_READ` came in the last :data:`TIMEOUT` seconds, or too many in all.
+        """
+        count: int | None = self._raw.readinto(buffer)
+        now = time.monotonic()
+        self.left -= count or 0
+        self._since, self._came = min(self._since, now), self._came + (count or 0)
+        if self.left < 0:
+            raise ConnectionError("the answer has no end")
+        if now - self._since > TIMEOUT:
+            if self._came < LEAST_READ:
+                raise ConnectionError(f"only {self._came:,} bytes came in {now - self._since:.0f} seconds")
+            self._since, self._came = now, 0
+        return count
+
+    def close(self) -> None:
+        """Close the connection, too."""
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._steady = _Steady(self.fp.detach())
+        self.fp = io.BufferedReader(self._steady)
+
+    def allow(self, nbytes: int) -> None:
+        """Let so many bytes of a file come."""
+        self._steady.left += nbytes
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Answer
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Answer
+
+
+class _Connections(urllib.request.AbstractHTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Ask a server."""
+        return self.do_open(_Connection, request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Ask a server that proves who it is."""
+        return self.do_open(_SecureConnection, request)
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        """Where a server sends its readers: who they are goes along on the same one only.
+
+        Raises:
+            UnsupportedError: ``remote.redirect``, that is neither HTTP nor as safe as what was asked for.
+        """
+        fp.close()  # its page need not end
+        to = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        there, here = urlsplit(newurl), urlsplit(req.full_url)
+        if there.scheme not in ("https", here.scheme):
+            message = f"the server sends readers on to {short(shown(newurl))}, which is not {here.scheme}"
+            raise UnsupportedError(
+                "remote.redirect", message, path=req.full_url, hint="name the address that you trust"
+            )
+        if to is not None:
+            to.headers.pop("Proxy-authorization", None)  # perhaps no proxy is asked there
+            to.unredirected_hdrs.update(req.unredirected_hdrs if there[:2] == here[:2] else {})
+        return to
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    """What speaks HTTP alone: Python's own opener also knows FTP and files of this machine."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Redirects(),
+        _Connections(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _sent(url: str) -> tuple[str, dict[str, str]]:
+    """An address as it is sent, every character escaped that must be, and the header of who asks.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = urlsplit(url)
+    if parts.port is not None and not parts.hostname:
+        raise ValueError
+    user, at, host = parts.netloc.rpartition("@")
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    if any(len(label) > _LABEL or not label for label in (parts.hostname or "").removesuffix(".").split(".")):
+        raise ValueError
+    path, query = (
+        quote(part, safe="%/:=&?~+!$,;'@()*[]", errors="surrogateescape") for part in (parts.path, parts.query)
+    )
+    header = {"Authorization": f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"} if at else {}
+    return urlunsplit((parts.scheme, host, path, query, "")), header
+
+
+class HttpFile:
+    """One file behind HTTP or HTTPS; its first bytes are fetched at once, with its size, unless that is known.
+
+    Raises:
+        InputError: ``input.missing`` or ``input.unreadable``.
+        UnsupportedError: ``remote.ranges``, the server gives whole files only, and it is large.
+        OutputError: ``remote.read``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: str = "",
+        size: int | None = None,
+        state: str = "",
+    ) -> None:
+        """Ask for the size, unless it is known.
+
+        Args:
+            headers: further ones, of the first server only: what it sends elsewhere needs no credentials.
+            shown: what messages call it.
+            state: see :class:`ckconv.io.remote.Origin`, where the server need not be asked.
+        """
+        self._state = state
+        self._shown = shown or url
+        try:
+            self._url, given = _sent(url)
+        except ValueError:
+            raise self._none() from None
+        self._headers = {**given, **(headers or {})}
+        self._mark: str | None = None
+        self.size = size or 0
+        self.whole = False
+        if size is None:
+            keep(self, retried(lambda: self._get(0, 64 << 10, first=True), self._shown))
+
+    @property
+    def state(self) -> str:
+        """See :class:`ckconv.io.remote.Origin`."""
+        return self._state or self._mark or ""
+
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """See :class:`ckconv.io.remote.Origin`."""
+        return retried(lambda: self._get(offset, nbytes), self._shown)
+
+    def _get(self, offset: int, nbytes: int, *, first: bool = False) -> bytes:
+        request = urllib.request.Request(
+            self._url, headers={"Range": f"bytes={offset}-{offset + nbytes - 1}", "User-Agent": f"ckconv/{__version__}"}
+        )
+        request.add_unredirected_header("Accept-Encoding", "identity")
+        for name, value in self._headers.items():
+            request.add_unredirected_header(name, value)
+        try:
+            with _opener().open(request, timeout=TIMEOUT) as answer:
+                size, span = self._checked(answer.status, answer.headers)
+                if not first and size != self.size:
+                    raise self._changed(f"has {size:,} bytes now, {self.size:,} before")
+                self.size, self.whole = size, span is None
+                wanted = size if span is None else min(nbytes, size - offset)
+                if span not in (None, (offset, offset + wanted - 1)):
+                    raise ConnectionError("the server sent another range than it was asked for")
+                answer.allow(wanted)
+                data: bytes = answer.read(wanted + 1)
+                mark = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and first:
+                return b""  # of an empty file there is no range
+            raise self._refusal(error) from error
+        except (http.client.InvalidURL, ValueError):
+            raise self._none() from None
+        if len(data) != wanted:
+            raise EOFError(f"{len(data):,} of {wanted:,} bytes came")
+        if span is None and not mark:
+            mark = sha256(data).hexdigest()
+        if self._mark not in (None, mark):
+            raise self._changed("changed while it was being read: its ETag is another one")
+        self._mark = mark
+        return data if span is not None or first else data[offset : offset + nbytes]
+
+    def _checked(self, status: int, headers: Message) -> tuple[int, tuple[int, int] | None]:
+        """The size of the file, and the range of the answer, ``None`` for all of it."""
+        if status == 206 and not (headers.get("ETag") or headers.get("Last-Modified")):
+            message = "the server gives neither ETag nor Last-Modified: a file that changes would be read as a mixture"
+            raise UnsupportedError("remote.changes", message, path=self._shown, hint="download it first")
+        found = _RANGE.fullmatch((headers.get("Content-Range") or "").strip()) if status == 206 else None
+        if found:
+            start, end, size = map(int, found.groups())
+            return size, (start, end)
+        length = headers.get("Content-Length") or ""
+        if status == 206 or not length.isdecimal() or len(length) > _DIGITS or int(length) > WHOLE:
+            hint = "download it first"
+            raise UnsupportedError(
+                "remote.ranges", "the server does not send parts of a file", path=self._shown, hint=hint
+            )
+        return int(length), None
+
+    def _none(self) -> InputError:
+        return InputError("input.missing", "is not an address", path=self._shown)
+
+    def _changed(self, what: str) -> OutputError:
+        return OutputError("input.changed", f"{what}: it changed while it was read", path=self._shown)
+
+    def _refusal(self, error: urllib.error.HTTPError) -> CkconvError | OSError:
+        if error.code in _FOR_NOW:
+            return error
+        if error.code == 416:
+            return self._changed("has fewer bytes now")
+        if error.code in _MISSING:
+            return InputError("input.missing", "there is no such file", path=self._shown)
+        what = "may not be read: access is denied" if error.code in _REFUSED else "cannot be read"
+        return InputError("input.unreadable", f"{what}: HTTP status {error.code}", path=self._shown)
+
+
+# Files of every system that fsspec knows: s3, gs, memory and the like.
+
+#: What a file system says of one state of a file; the first that it has is taken.
+_MARKS = (
+    *("ETag", "etag", "md5Hash", "generation", "version_id", "sha", "hex", "CRC"),
+    *("LastModified", "last_modified", "modified", "modify", "mtime", "created"),
+)
+
+
+#: Scheme of an address -> the package that fsspec reads it with, where that is another.
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+
+
+@contextmanager
+def _attempted(url: str) -> Iterator[None]:
+    """What the packages of the systems raise has one of these classes, or is a failure of theirs.
+
+    Raises:
+        OutputError: ``remote.read``.
+    """
+    try:
+        yield
+    except (CkconvError, OSError, EOFError):
+        raise
+    except Exception as error:
+        message = f"cannot be read: {type(error).__name__}: {short(str(error).replace(url, shown(url)))}"
+        raise OutputError("remote.read", message, path=url) from error
+
+
+class FsspecFile:
+    """One file of such a system."""
+
+    #: It gives ranges.
+    whole = False
+
+    def __init__(self, system: Any, path: str, shown: str, info: dict[str, Any]) -> None:
+        self._system, self._path, self._shown = system, path, shown
+        self.size = int(info["size"])
+        self._mark: tuple[object, ...] | None = None
+        self.state = str(_mark(info)[1])
+        if not self.state:
+            message = "the system does not say whether a file has changed: one that does would be read as a mixture"
+            raise UnsupportedError("remote.changes", message, path=shown, hint="download it first")
+
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """See :class:`ckconv.io.remote.Origin`."""
+        return retried(lambda: self._read(offset, nbytes), self._shown)
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        with _attempted(self._shown):
+            data: bytes = self._system.cat_file(self._path, start=offset, end=offset + nbytes)
+            self._system.invalidate_cache()  # what it says of the file is of now
+            now = _mark(self._system.info(self._path))
+        self._mark = self._mark or now
+        if now != self._mark or now[0] != self.size:
+            message = "changed while it was being read"
+            raise OutputError("input.changed", message, path=self._shown)
+        if len(data) != nbytes:
+            raise EOFError(f"{len(data):,} of {nbytes:,} bytes came")
+        return data
+
+
+def _mark(info: dict[str, Any]) -> tuple[object, ...]:
+    return int(info["size"]), next((str(info[key]) for key in _MARKS if info.get(key)), "")
+
+
+def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
+    """The files at an address, by their paths below it; and whether it is one file alone, by its name.
+
+    Raises:
+        UsageError: ``usage.remote``, fsspec knows no such system.
+        UnsupportedError: ``system.package``, fsspec or what it needs for this system is not installed.
+        InputError: ``input.missing``, nothing is there; ``input.unreadable``.
+        OutputError: ``remote.read``.
+    """
+    try:
+        return retried(lambda: _found(url), url)
+    except CkconvError as error:
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError):
+            raise InputError("input.missing", "there is no such file", path=url) from cause
+        if isinstance(cause, PermissionError):
+            raise InputError("input.unreadable", "may not be read: access is denied", path=url) from cause
+        raise
+
+
+def missing_filesystem(url: str) -> UnsupportedError:
+    """``system.package``: what reads or writes at such an address is not installed."""
+    scheme = url.partition(":")[0]
+    return missing_package(f"{scheme}:", "fsspec", *filter(None, [_PACKAGES.get(scheme)]))
+
+
+def _found(url: str) -> tuple[dict[str, FsspecFile], bool]:
+    with _attempted(url):
+        try:
+            from fsspec.core import url_to_fs
+
+            system, path = url_to_fs(url)
+        except ImportError as error:
+            raise missing_filesystem(url) from error
+        except ValueError as error:
+            reason = short(str(error).replace(url, shown(url)))
+            raise UsageError("usage.remote", f"{url.partition(':')[0]}: is not read: {reason}") from error
+        return _listed(system, path, url)
+
+
+def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bool]:
+    info = system.info(path)
+    if info["type"] == "file":
+        name = PurePosixPath(path).name
+        return {name: FsspecFile(system, path, url, info)}, True
+    found = system.find(path, maxdepth=2, detail=True)
+    inside = {str(PurePosixPath(name).relative_to(system._strip_protocol(path))): name for name in found}
+    return {
+        short: FsspecFile(system, name, f"{shown(url).rstrip('/')}/{short}", found[name])
+        for short, name in inside.items()
+    }, False
+
+
+# Repositories of the hub, as huggingface_hub knows them: where it is, who one is, and what a revision holds.
+
+
+def offline() -> bool:
+    """Only the cache may be asked."""
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
+    """Every file of a repository, at the one commit that the revision is now.
+
+    Raises:
+        InputError: ``input.missing`` or ``input.unreadable``.
+        OutputError: ``remote.read``.
+    """
+    url = f"hf://{name}" + (f"@{revision}" if revision else "")
+    info = retried(lambda: _asked(name, revision, url), url)
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return {
+        file.rfilename: HttpFile(
+            hf_hub_url(name, file.rfilename, revision=info.sha),
+            headers,
+            shown=f"hf://{name}/{file.rfilename}",
+            size=file.size,
+            state=f"{info.sha} {file.rfilename}",
+        )
+        for file in info.siblings or ()
+    }
+
+
+def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
+    try:
+        return HfApi().model_info(name, revision=revision, files_metadata=True)
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status == 404:
+            raise InputError("input.missing", "there is no such repository or revision", path=url) from error
+        if status in (401, 403):
+            hint = "hf auth login"
+            raise InputError("input.unreadable", "is not there, or not open to you", path=url, hint=hint) from error
+        raise ConnectionError(f"HTTP status {status}") from error
+    except HFValidationError as error:
+        raise InputError("input.missing", "is not the name of a repository", path=url) from error
+    except OSError:
+        raise
+    except Exception as error:  # of the library that it asks with
+        raise ConnectionError(short(str(error))) from error

@@ -1,0 +1,508 @@
+"""The files of a checkpoint that define its tokenizer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ckconv.core.metadata import document_of, root_of, text_key
+from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.errors import InputError
+from ckconv.io.files import open_source
+from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition, of_class
+
+# Tokens that files add to the words of a tokenizer, with the ids and flags that ``AutoTokenizer`` gives them.
+#
+# Whatever id a file lists, a token that is a word keeps that one's, and any other gets the next free one, in the order
+# in which tokens come: those of ``tokenizer.json``, those of ``added_tokens_decoder`` (or of ``added_tokens.json``) by
+# id, then the special ones that the settings name. Sources: ``AddedVocabulary.add_tokens`` of tokenizers 0.23;
+# ``_from_pretrained`` and ``TokenizersBackend.__init__`` of transformers 5.24.
+
+#: ``SPECIAL_TOKENS_ATTRIBUTES`` of transformers, in its order.
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+#: Lists of further special tokens; some versions have an object of named ones.
+_MORE = ("additional_special_tokens", "extra_special_tokens")
+#: T5's, which its class puts among the words, the last one first.
+_SENTINEL = "<extra_id_"
+#: Classes that take ``tokenizer.json`` as it is; of transformers 5, others make their own of its words.
+_WHOLE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+#: Types of models that transformers 5 has a class for whatever the settings name
+#: (``MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS``).
+_OF_THE_TYPE = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
+#: Digits of an id, of which an embedding has far fewer.
+_MAX_DIGITS = 9
+
+
+class Added(NamedTuple):
+    """A token that is looked for in a text before anything else.
+
+    Attributes:
+        number: its id.
+        listed: the id that a file lists; ``None`` where the token is only named.
+        given: what the file says of it: ``lstrip`` and the like.
+    """
+
+    content: str
+    number: int
+    special: bool
+    listed: int | None = None
+    given: Mapping[str, Any] = {}
+
+
+class _Listed(NamedTuple):
+    """A token as a file has it, ``listed`` being the id there."""
+
+    content: str
+    special: bool
+    listed: int | None
+    given: Mapping[str, Any]
+
+
+def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, Added]:
+    """Content -> token, in the order in which they are added.
+
+    Args:
+        words: those of the tokenizer's model, with their ids.
+
+    Raises:
+        LeftOut: one is malformed, or transformers 4 and 5 do not agree about it.
+    """
+    whole, listed, named = [*_of_document(files.tokenizer)], [*of_settings(files.settings)], [*_named(files.settings)]
+    more, own = [*_more(files.settings)], listed
+    if "added_tokens_decoder" not in files.settings:
+        known = {token.content for token in whole}
+        numbers = {content: n for content, n in files.added.items() if type(n) is int and content not in known}
+        listed = [_Listed(content, content in (*named, *more), n, {}) for content, n in numbers.items()]
+        own = sorted([*listed, *whole], key=lambda token: token.listed or 0)
+        listed.sort(key=lambda token: token.listed or 0)
+    known = {token.content for token in (*whole, *listed)}
+    first, last = ([_Listed(content, True, None, {}) for content in contents] for contents in (named, more))
+    found = _numbered((whole, [*listed, *first, *(token for token in last if token.content not in known)]), words)
+    other = _numbered((own, [*first, *last]), words)
+    said = str(files.settings.get("tokenizer_class") or "")
+    if said not in _WHOLE or files.config.get("model_type") in _OF_THE_TYPE:
+        for content, token in found.items():
+            if content not in other or (token.number, token.special) != (other[content].number, other[content].special):
+                raise LeftOut(f"transformers 4 and 5 have other ids, or other flags, for the token {content!r}")
+    return found
+
+
+def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) -> dict[str, Added]:
+    """The tokens of each batch with their ids; the first free one is looked for once a batch."""
+    made: dict[str, Added] = {}
+    for batch in batches:
+        free = max([len(words) - 1, *(token.number for token in made.values())]) + 1
+        for content, special, listed, given in batch:
+            there = made.get(content)
+            if there and listed is None:  # named besides
+                made[content] = there._replace(special=True)
+                continue
+            number = there.number if there else words.get(content, free)
+            free += number == free
+            made[content] = Added(content, number, special, listed, given)
+    return made
+
+
+def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
+    """Word -> id, of the model of a ``tokenizer.json``; empty where it has none."""
+    model = (document or {}).get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):
+        return {pair[0]: n for n, pair in enumerate(vocab) if isinstance(pair, list) and pair and type(pair[0]) is str}
+    return {word: n for word, n in vocab.items() if type(n) is int} if isinstance(vocab, dict) else {}
+
+
+def is_id(key: str) -> bool:
+    """A key of ``added_tokens_decoder`` is the number of a row that an embedding could have."""
+    return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
+
+
+def content_of(settings: Mapping[str, Any], key: str) -> str:
+    """The word that a setting names, as a text or as an object with one."""
+    entry = settings.get(key)
+    entry = entry.get("content") if isinstance(entry, dict) else entry
+    return entry if isinstance(entry, str) else ""
+
+
+def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
+    added = (document or {}).get("added_tokens")
+    for item in added if isinstance(added, list) else ():
+        token, number = (item.get("content"), item.get("id")) if isinstance(item, dict) else (None, None)
+        if not isinstance(token, str):
+            raise LeftOut("tokenizer.json has an added token without content")
+        if type(number) is not int or number < 0:
+            raise LeftOut(f"token {token!r} has the id {number!r} (tokenizer.json)")
+        if token:
+            yield _Listed(token, item.get("special") is True, number, item)
+
+
+def of_settings(settings: Mapping[str, Any]) -> Iterator[_Listed]:
+    """Those of ``added_tokens_decoder``, by id."""
+    found = settings.get("added_tokens_decoder")
+    decoder = found if isinstance(found, dict) else {}
+    for key, entry in decoder.items():
+        if not is_id(key) or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
+            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
+    for key, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+        if entry["content"]:
+            yield _Listed(entry["content"], entry.get("special") is True, int(key), entry)
+
+
+def _named(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Special tokens that the settings name."""
+    yield from dict.fromkeys(content for key in _NAMED if (content := content_of(settings, key)))
+
+
+def _more(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Further special tokens of the settings."""
+    for key in _MORE:
+        found: Any = settings.get(key)
+        items = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+        contents = (content_of({"": item}, "") for item in items)
+        yield from (content for content in contents if content and not content.startswith(_SENTINEL))
+
+
+# Byte pair encoding of one word, to see whether merges make it.
+
+#: Characters of all words, each squared, that are looked through; those of o200k have 2^24.
+_MAX_WORK = 1 << 28
+
+Word = TypeVar("Word", str, bytes)
+
+
+def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
+    """The words, as long as work that grows with the square of their lengths is bounded.
+
+    Raises:
+        LeftOut: they are too long.
+    """
+    work = 0
+    for word in words:
+        work += len(word) ** 2
+        if work > _MAX_WORK:
+            raise LeftOut(f"its tokens are too long to be looked through ({file})")
+        yield word
+
+
+def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
+    """The first word that its merges do not make, ``None`` where they make every one.
+
+    Where they do, it is all the same whether a word that is a token is looked up or made of its merges.
+
+    Raises:
+        LeftOut: the words are too long to be looked through.
+    """
+    ranks = {(left, right): rank for rank, (left, _, right) in enumerate(merge.partition(" ") for merge in merges)}
+    return next((word for word in bounded(words, "tokenizer.json") if not _made(word, ranks)), None)
+
+
+def _made(word: str, ranks: dict[tuple[str, str], int]) -> bool:
+    parts = list(word)
+    while len(parts) > 1:
+        best = at = -1
+        for n in range(len(parts) - 1):
+            rank = ranks.get((parts[n], parts[n + 1]), -1)
+            if rank >= 0 and (best < 0 or rank < best):
+                best, at = rank, n
+        if best < 0:
+            return False
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return True
+
+
+# Tokenizers that lie beside a checkpoint in other files than ``tokenizer.json``, as the document that says the same.
+#
+# ``vocab.json`` and ``merges.txt`` are byte-level BPE; which, transformers says by the tokenizer's class
+# (``tokenization_gpt2.py``, ``tokenization_qwen2.py``, 5.23), that of ``tokenizer_config.json`` or of the model's type
+# (``models/auto/tokenization_auto.py``). ``tekken.json`` is Mistral's: bytes by rank, which tiktoken merges by the rank
+# of what they make; special tokens have the first ids (``tokens/tokenizers/tekken.py`` of mistral_common 1.13).
+
+#: What the classes take for tokens that no file names, where the vocabulary has it.
+_END = "<|endoftext|>"
+#: Beginning of the first line of ``merges.txt``.
+_VERSION = "#version"
+_BOS, _PAD = "<s>", "<pad>"
+#: Special tokens of a ``tekken.json`` that names none, from id 0 on.
+_UNNAMED = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
+#: Special tokens of a ``tekken.json``, of which those without a name get one; Mistral's have 1,000.
+_MAX_SPECIAL = 100_000
+
+
+def of_vocabulary(
+    vocab: Mapping[str, Any],
+    merges: str,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """``tokenizer.json`` of ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        LeftOut: it is of a class of which ckconv has no rules.
+    """
+    said = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    known = of_class(str(said or config.get("model_type")))
+    if known is None:
+        what = f"of the class {said!r}" if said else "of no class that is named"
+        raise LeftOut(f"vocab.json and merges.txt are {what}, which ckconv has no rules for")
+    if settings.get("add_prefix_space"):
+        raise LeftOut("it puts a space before a text (add_prefix_space), which llama.cpp does not do")
+    lines = merges.replace("\r\n", "\n").split("\n")
+    return {
+        "added_tokens": [{"id": vocab[_END], "content": _END, "special": True}] if _END in vocab else [],
+        "normalizer": {"type": "NFC"} if known.nfc else None,
+        "pre_tokenizer": definition(known),
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "vocab": vocab,
+            "merges": [line for n, line in enumerate(lines) if line and not (n == 0 and line.startswith(_VERSION))],
+        },
+    }
+
+
+def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
+    """``tokenizer.json`` of ``tekken.json``, and the ``settings`` that follow from it.
+
+    ``scores`` is what llama.cpp's converter writes for every word of such a tokenizer, though nothing reads it there.
+
+    Raises:
+        LeftOut: it is not in the form that mistral_common reads.
+    """
+    config, ranked, special = (document.get(key) for key in ("config", "vocab", "special_tokens"))
+    special = [*enumerate(_UNNAMED.split())] if special is None else special
+    if not isinstance(config, dict) or not isinstance(ranked, list) or not isinstance(special, list):
+        raise LeftOut("tekken.json has no configuration, or no list of words")
+    size, first = config.get("default_vocab_size"), config.get("default_num_special_tokens")
+    if not isinstance(size, int) or not isinstance(first, int) or not 0 < first < size <= first + len(ranked):
+        raise LeftOut("tekken.json has no sizes, or fewer words than it says")
+    if first > _MAX_SPECIAL:
+        raise LeftOut(f"tekken.json has more than {_MAX_SPECIAL:,} special tokens")
+    words = list(_words(ranked[: size - first]))
+    added: dict[int, str] = dict(item if isinstance(item, tuple) else _special(item) for item in special)
+    ranks = {word: rank for rank, word in enumerate(words)}
+    if len(ranks) < len(words):
+        raise LeftOut("tekken.json has a word twice")
+    alphabet = byte_letters()
+    spelled = ["".join(map(alphabet.__getitem__, word)) for word in words]
+    bos = added.get(1) == _BOS
+    names = [added.get(rank, f"<SPECIAL_{rank}>") for rank in range(first)]
+    return {
+        "added_tokens": [{"id": rank, "content": name, "special": True} for rank, name in enumerate(names)],
+        "settings": {f"{name}_token": added[rank] for rank, name in enumerate(("unk", "bos", "eos")) if rank in added}
+        | ({"pad_token": _PAD} if _PAD in added.values() else {}),
+        "scores": 0,
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": config.get("pattern")}, "behavior": "Isolated"},
+                BYTE_LEVEL,
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": _BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {_BOS: {"id": _BOS, "ids": [1], "tokens": [_BOS]}},
+        }
+        if bos
+        else None,
+        "decoder": BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,
+            "vocab": {word: number for number, word in enumerate([*names, *spelled])},
+            "merges": [[spelled[one], spelled[other]] for one, other in _merges(words, ranks)],
+        },
+    }
+
+
+def _special(item: object) -> tuple[int, str]:
+    rank, text = (item.get("rank"), item.get("token_str")) if isinstance(item, dict) else (None, None)
+    if not isinstance(rank, int) or not isinstance(text, str):
+        raise LeftOut("a special token of tekken.json has no rank, or no text")
+    return rank, text
+
+
+def _words(ranked: list[Any]) -> Iterator[bytes]:
+    """The words in the order of their ranks."""
+    for rank, item in enumerate(ranked):
+        try:
+            if item["rank"] != rank:
+                raise LeftOut(f"word {rank:,} of tekken.json has another rank")
+            yield base64.b64decode(item["token_bytes"], validate=True)
+        except (TypeError, KeyError, ValueError, binascii.Error):
+            raise LeftOut(f"word {rank:,} of tekken.json has no bytes") from None
+
+
+def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
+    """Every two words that make a third, by the rank of that, then by their own."""
+    for word in bounded(words, "tekken.json"):
+        halves = ((ranks.get(word[:cut]), ranks.get(word[cut:])) for cut in range(1, len(word)))
+        yield from sorted((one, other) for one, other in halves if one is not None and other is not None)
+
+
+def byte_letters() -> dict[int, str]:
+    """Byte -> the letter that stands for it in byte-level BPE (``bytes_to_unicode`` of GPT-2's encoder.py)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(0x100) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(0x100 + n) for n, byte in enumerate(rest)}
+
+
+# The files of a checkpoint that tell of its tokenizer, read.
+
+#: Bytes of a tokenizer's file; real ones have a third of it.
+_LIMIT = 64 << 20
+
+_TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+#: Named templates that are read; checkpoints have two or three.
+_MAX_TEMPLATES = 32
+#: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
+_MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+#: What Mistral calls them, with the version of its chats.
+_VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
+#: Tokenizers of other libraries.
+_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
+_TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
+
+
+def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
+    """What lies beside a checkpoint's tensors; nothing for another format.
+
+    Raises:
+        InputError: ``tokenizer.json``, one of the documents is malformed; ``tokenizer.model``, it is too large.
+    """
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return TokenizerFiles()
+    root = root_of(index)
+    config = document_of(index.metadata)
+    nested = config.get(text_key(config))
+    named = next((name for name in _MODELS if (root / name).is_file()), "")
+    own = None
+    tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
+    settings = _settings(root, alone=tokenizer is None and model is not None)
+    if tokenizer is None and model is None:
+        try:
+            tokenizer = _apart(root, settings, config)
+            if tokenizer is not None:
+                settings = {**tokenizer.get("settings", {}), **settings}
+        except LeftOut as error:
+            why = str(error)
+        if tokenizer is None and not why and (own := _versioned(root)) is not None:
+            model = _bytes(own)
+    return TokenizerFiles(
+        tokenizer=tokenizer,
+        model=model,
+        moved=named == _MODELS[-1],
+        versioned=own is not None,
+        settings=settings,
+        config={**config, **nested} if isinstance(nested, dict) else config,
+        generation=_json(root / "generation_config.json") or {},
+        chat_template=chat_template(root, settings),
+        added=_json(root / "added_tokens.json") or {},
+        why=why,
+        others=tuple(name for name in _OTHERS if (root / name).is_file()),
+    )
+
+
+def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
+    """``tokenizer_config.json``, and ``special_tokens_map.json`` over it (``_from_pretrained`` of transformers).
+
+    Args:
+        alone: there is a SentencePiece model and no ``tokenizer.json``: transformers 5 takes no list of the map's.
+    """
+    settings = _json(root / "tokenizer_config.json") or {}
+    if "added_tokens_decoder" in settings:
+        return settings
+    named = _json(root / "special_tokens_map.json") or {}
+    return {**settings, **{key: value for key, value in named.items() if not (alone and isinstance(value, list))}}
+
+
+def _versioned(root: Path) -> Path | None:
+    """Mistral's SentencePiece model with the version of its chats behind its name; of several the last."""
+    return max((path for path in root.glob("*.model.v*") if _VERSIONED.fullmatch(path.name)), default=None)
+
+
+def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
+    """Word -> id, of ``vocab.json`` or of the model of ``tokenizer.json``; empty where there is neither.
+
+    Raises:
+        InputError: ``tokenizer.json``, the document is malformed.
+    """
+    root = root_of(index)
+    if (words := _json(root / _VOCABULARY)) is not None:
+        return words
+    model = (_json(root / "tokenizer.json") or {}).get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    return words if isinstance(words, dict) else {}
+
+
+def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:
+    """Text of a token -> its number, of those that the files beside a checkpoint add to its words.
+
+    Raises:
+        InputError: ``tokenizer.json``, a document is malformed.
+    """
+    files, wanted = tokenizer_files(index), {*texts}
+    words = words_of_document(files.tokenizer)
+    with suppress(LeftOut):
+        added = added_tokens(files, words).values()
+        # Of other files than tokenizer.json, the words are not known here.
+        ids = {it.content: it.number if words else it.listed for it in added if it.content in wanted}
+        return {text: number for text, number in ids.items() if number is not None}
+    return {}
+
+
+def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``tokenizer.json`` of what other files say."""
+    if (document := _json(root / _TEKKEN)) is not None:
+        return of_tekken(document)
+    if not (root / _MERGES).is_file() or (vocab := _json(root / _VOCABULARY)) is None:
+        return None
+    merges = (_bytes(root / _MERGES) or b"").decode("utf-8", "replace")
+    return of_vocabulary(vocab, merges, settings, config)
+
+
+def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
+    """A text, or a list of named ones: what the files say, else the settings, as in transformers."""
+    texts = {}
+    if (root / _TEMPLATE).is_file():
+        texts["default"] = _text(root / _TEMPLATE)
+    texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))[:_MAX_TEMPLATES]}
+    said = settings.get("chat_template")
+    if texts:
+        said = texts["default"] if texts.keys() == {"default"} else texts
+    if said is None:
+        said = (_json(root / "chat_template.json") or {}).get("chat_template")
+    return [{"name": name, "template": text} for name, text in said.items()] if isinstance(said, dict) else said
+
+
+def _text(path: Path) -> str:
+    return (_bytes(path) or b"").decode("utf-8", "replace")
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    what = "tokenizer" if path.name == "tokenizer.json" else "document"
+    document = Document(what, "tokenizer.json", "tokenizer.json", _LIMIT)
+    return read_object(path, document) if path.is_file() else None
+
+
+def _bytes(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    with open_source(path) as source:
+        data = source.read_at(0, _LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise InputError("tokenizer.model", f"the file has more than {_LIMIT:,} bytes", path=path, allowed=_LIMIT)
+    return data
