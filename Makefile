@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow hints s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored
+.PHONY: check lint types test oracles families learn slow hints s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored
 
 check: lint types test
 
@@ -39,12 +39,16 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: hints fuzz attack edits faults flips s3 pyodide cluster portable ignored
+slow: learn hints fuzz attack edits faults flips s3 pyodide cluster portable ignored
 
 # Every hint of the package, on the input that it was given for: it leads on, or is listed with the reason why nobody
 # can follow it (tests/hints_not_followed.tsv).
 hints:
 	$(PYTHON) scripts/hints.py
+
+# Every family held out, learned from one pair of its cases, and tried on the others: right, or refused.
+learn:
+	CKCONV_LEARN=1 $(PYTHON) -m pytest -q tests/test_learn.py
 
 # A source in S3: needs s3fs and moto[server].
 s3:

@@ -18,6 +18,7 @@ VERBS: dict[str, str] = {
     "verify": "Check structure and checksums; with SRC, every tensor against its source.",
     "diff": "Compare two models of any formats, value by value.",
     "edit": "Write a model again with other metadata; its tensors stay byte for byte.",
+    "learn": "Make a family file out of a checkpoint and the GGUF that somebody made of it.",
     "formats": "List the directions, architectures and tensor types of this build.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }
@@ -124,5 +125,5 @@ def main(**_: Any) -> None:
     """Convert model weights between formats, exactly, and verify every tensor.
 
     Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a bug, 2 usage, 3 malformed input,
-    4 unsupported or lossy, 5 verification failed, 6 the output could not be written.
+    4 unsupported or lossy, 5 verification failed, 6 the output could not be written, 7 `learn` leaves questions.
     """

@@ -121,7 +121,7 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     unknown, closed = unknown_keys(config, family, consumer)
-    modifiers += [*closed, *keys.unseen(_flat(_said_of_text(config)))]
+    modifiers += [*closed, *keys.unseen(flat(_said_of_text(config)))]
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
@@ -184,11 +184,18 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
         of_biases = any(cell.tensor.endswith(".bias") for cells in row.cells.values() for cell in cells)  # classes' own
         if not said or ruled or of_biases:
             continue
+        others = {key: scope[key] for key in scope if key != name}
         try:
-            wanted = Values(family, source, reader, {key: scope[key] for key in scope if key != name})[name]
+            wanted = Values(family, source, reader, others)[name]
+            if row.value is not None:
+                one = row._replace(value=None)
+                alone = replace(family, parameters={**family.parameters, name: one})
+                found, wanted = wanted, Values(alone, source, reader, others)[name]
+            else:
+                found = scope.get(name)
         except (ParameterError, ExpressionError):
             continue
-        if differ(wanted, scope.get(name)):
+        if differ(wanted, found):
             section = "[config.window]" if name in ("window", "layer_types") else "[config]"
             key, value = next(iter(said.items()))
             raise fault(
@@ -225,11 +232,11 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     return [key for key in unknown if own[key] is None], refused
 
 
-def _flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """What is said, by dotted keys."""
     found: dict[str, Any] = {}
     for key, value in document.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
     return found
 
 

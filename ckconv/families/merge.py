@@ -280,8 +280,11 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
     if not isinstance(before, dict) or not isinstance(row, dict):
         return row
     result = {**before, **row}
-    if result.get("default") == "absent" or ("value" in row and "default" not in row):
+    if "value" in row and "default" not in row:
         result.pop("default", None)
+    for field in ("default", "value"):
+        if result.get(field) == "absent":
+            del result[field]
     for cell in cells:
         old, new = before.get(cell), row.get(cell)
         old, new = ({word: text} if isinstance(text, str) and text != "absent" else text for text in (old, new))

@@ -104,7 +104,7 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
         files = [file for file in files_of(path) if file.parent != FOLDER]
         contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
         family = _loaded(path, contents)
-        parents = [*listed(table.get("extends", [])), *listed(table.get("gguf", {}).get("over", []))]
+        parents, over = listed(table.get("extends", [])), listed(table.get("gguf", {}).get("over", []))
         for other, theirs in tables.items():
             for claim in _claims(path, name, table, other, theirs):
                 raise fault(path, f"{claim}, and so does {families[other].path}")
@@ -112,7 +112,9 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
         for other, text in shipped.items():
             if other in parents or not (other == name or any(f'"{word}"' in text for word in words)):
                 continue
-            for claim in _claims(path, name, table, other, read_file(FOLDER / f"{other}.toml")):
+            theirs = read_file(FOLDER / f"{other}.toml")
+            theirs = {**theirs, "gguf": {}} if other in over else theirs
+            for claim in _claims(path, name, table, other, theirs):
                 raise fault(path, f'{claim}, as the shipped family {other} does: extends = "{other}" changes that one')
         families[name], tables[name] = family, table
         digests |= {file.name: digest for file, digest in contents}
@@ -136,7 +138,7 @@ def _claims(path: Path, name: str, table: Table, other: str, theirs: Table) -> I
     for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type"):
         yield f"huggingface.model_type: it claims {word!r}"
     shared = _words(table, "gguf", "arch") & _words(theirs, "gguf", "arch")
-    if shared and _both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):
+    if shared and both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):
         yield f"gguf.arch: it claims {min(shared)!r} under a match that holds for the same files"
 
 
@@ -144,7 +146,7 @@ def _words(table: Table, section: str, key: str) -> set[str]:
     return set(listed(table.get(section, {}).get(key, [])))
 
 
-def _both_hold(path: Path, *conditions: Any) -> bool:
+def both_hold(path: Path, *conditions: Any) -> bool:
     """There may be metadata for which all of the conditions hold."""
     keys = sorted({found[1] for text in conditions for found in re.findall(_HAS, str(text))})
     if len(keys) > _MOST_KEYS:

@@ -1,0 +1,132 @@
+"""``ckconv learn CHECKPOINT MODEL.gguf ... -o NEW.toml``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckconv.cli.render import print_json, print_report_lines
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
+from ckconv.errors import shown
+
+if TYPE_CHECKING:
+    from ckconv.learning.learn import Learned
+
+#: Exit status of a file that leaves questions.
+OPEN = 7
+
+_ANSWERS = ("harmless", "any", "fixed")
+
+
+@click.command("learn", context_settings=CONTEXT)
+@click.argument("models", type=PATH, nargs=-1, required=True, metavar="CHECKPOINT MODEL.gguf ...")
+@click.option("-o", "--output", type=PATH, required=True, metavar="NEW.toml", help="Where the family file goes.")
+@click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
+@click.option("--base", default="", metavar="FAMILY", help="The family to extend, instead of the nearest.")
+@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
+@click.option(
+    "--check",
+    type=click.Choice(["none", "pair"]),
+    default="pair",
+    show_default=True,
+    help="Make both directions of each pair into nothing, and compare every byte; none: names and keys alone.",
+)
+@click.option(
+    "--confirm",
+    multiple=True,
+    metavar="KEY=ANSWER",
+    help="Answer a question: harmless (nothing depends on it), any (whatever value), fixed (as seen); repeatable.",
+)
+@common_options
+@click.pass_context
+def command(
+    context: click.Context,
+    models: tuple[Path, ...],
+    output: Path,
+    force: bool,
+    base: str,
+    rows: int,
+    check: str,
+    confirm: tuple[str, ...],
+) -> int:
+    """Make a family file out of a checkpoint and the GGUF that somebody made of it.
+
+    Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
+    tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
+    """
+    from ckconv.errors import OutputError, UsageError
+    from ckconv.families.catalogue import FAMILIES
+    from ckconv.learning.learn import learn
+    from ckconv.signals import interruptible
+
+    settings = settings_of(context)
+    if len(models) % 2:
+        raise UsageError("usage", "learn takes pairs: CHECKPOINT MODEL.gguf", hint="ckconv learn --help")
+    if output.suffix != ".toml" or not re.fullmatch(r"(?a:[A-Za-z0-9][\w.-]{0,63})", output.stem):
+        raise UsageError("usage.target", f"-o {shown(output)}: a name of letters, digits, '_', '-' in .toml expected")
+    if base and base not in FAMILIES:
+        raise UsageError("usage.flag", f"--base {base}: no family (ckconv formats lists them)")
+    if output.exists() and not force:
+        raise OutputError("output.exists", "already exists", path=output, hint="--force replaces it")
+    answers = dict(one.rpartition("=")[::2] for one in confirm)
+    wrong = next((one for one in confirm if one.rpartition("=")[2] not in _ANSWERS), None)
+    if wrong is not None:
+        raise UsageError("usage.flag", f"--confirm {wrong}: KEY={'|'.join(_ANSWERS)} expected")
+    with interruptible():
+        found = learn(
+            list(zip(models[::2], models[1::2], strict=True)),
+            output.stem,
+            base=base,
+            rows=rows,
+            values=check == "pair",
+            confirmed=answers,
+        )
+        output.write_text(found.text, "utf-8")
+    _print(found, output, settings, checked=check == "pair")
+    return OPEN if found.questions else 0
+
+
+def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -> None:
+    if settings.json:
+        print_json(_document(found, output))
+        return
+    if settings.quiet:
+        return
+    forth, back = found.checked[0].forth, found.checked[0].back
+    tensors = f"{found.traced}/{found.total} tensors traced"
+    lines = [f"{shown(output)}  extends {found.family}, {tensors}, {found.same} kinds as there"]
+    what = "byte for byte" if checked else "by names and shapes"
+    for number, each in enumerate(found.checked, 1):
+        forth, back = each.forth, each.back
+        pair = f"pair {number}: " if len(found.checked) > 1 else ""
+        lines.append(
+            f"  {pair}made {what}: GGUF {forth.tensors}/{forth.total}, keys {forth.keys}/{forth.of};"
+            f" back {back.tensors}/{back.total}, keys {back.keys}/{back.of}"
+        )
+    lines += [f"  ? {question.text}" for question in found.questions]
+    if found.closed:
+        lines.append(f"  refused with another value: {', '.join(found.closed)}")
+        lines.append("  another pair opens them; so does --confirm KEY=any")
+    lines.append("  what llama.cpp computes of such a file was not compared (unmeasured)")
+    print_report_lines(lines, settings)
+
+
+def _document(found: Learned, output: Path) -> dict[str, Any]:
+    return {
+        "file": shown(output),
+        "extends": found.family,
+        "tensors": {"traced": found.traced, "of": found.total},
+        "pairs": [
+            {
+                way: {"tensors": one.tensors, "of": one.total, "keys": one.keys, "of_keys": one.of}
+                for way, one in (("gguf", each.forth), ("checkpoint", each.back))
+            }
+            for each in found.checked
+        ],
+        "questions": [{"key": question.key, "text": question.text} for question in found.questions],
+        "closed": list(found.closed),
+        "bytes_read": found.nbytes,
+    }

@@ -1,0 +1,1 @@
+"""Family files made of a checkpoint and the GGUF that somebody made of it."""

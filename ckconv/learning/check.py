@@ -1,0 +1,201 @@
+"""A file that was learned, held against its pair: both directions made into nothing, every byte and key compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.planning import make_plan
+from ckconv.conversion.write import chunks
+from ckconv.core.config import FIELD_OF
+from ckconv.core.metadata import document_of
+from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.errors import CkconvError
+from ckconv.families.catalogue import FAMILIES, own_families
+from ckconv.families.huggingface_config import flat, text_config
+from ckconv.families.keys import Kind
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.learning.keys import same
+from ckconv.learning.pair import FLOATS, Pair, value_of
+from ckconv.options import Options
+from ckconv.plan.steps import Plan
+from ckconv.system import read_at
+from ckconv.tokenizer.made import as_read
+from ckconv.verification.content import parameter_differences
+
+#: Keys of config.json that say who wrote it, not what the model is.
+_WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
+
+
+@dataclass
+class Direction:
+    """What a direction makes, against what is there.
+
+    Attributes:
+        error: why nothing is made.
+        tensors, total: equal ones of all.
+        different: names of others, with what is wrong.
+        keys, of: equal ones of all.
+        other: key -> (there, made), ``None`` for nothing.
+    """
+
+    error: str = ""
+    tensors: int = 0
+    total: int = 0
+    different: list[str] = field(default_factory=list)
+    keys: int = 0
+    of: int = 0
+    other: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Nothing is different."""
+        return not (self.error or self.different or self.other)
+
+
+@dataclass
+class Checked:
+    """Both directions of a pair.
+
+    Attributes:
+        parameters: name -> what the checkpoint and the GGUF are read to say, where that differs.
+    """
+
+    forth: Direction
+    back: Direction
+    parameters: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Both make what is there."""
+        return self.forth.right and self.back.right and not self.parameters
+
+
+def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
+    """Convert both ways with a family file, into nothing.
+
+    Args:
+        values: bytes of tensors are made and compared; names and keys alone otherwise.
+    """
+    try:
+        with own_families([family]):
+            checkpoint = open_index(pair.checkpoint.path)
+            model = open_index(pair.model.path)
+            forth = _made(checkpoint, model, "gguf", family, values)
+            back = Direction() if forth.error else _made(model, checkpoint, "safetensors", family, values)
+            names = {field: name for name, field in FIELD_OF.items()}
+            apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
+    except CkconvError as error:
+        return Checked(Direction(_said(error)), Direction())
+    return Checked(forth, back, apart)
+
+
+def _made(source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool) -> Direction:
+    found = Direction()
+    try:
+        plan = make_plan(source, to, Options(families=(family,), dtype=_dtype(there)))
+        plan.check()
+        container = plan.contents()
+    except CkconvError as error:
+        found.error = _said(error)
+        return found
+    meant = {tensor.name: tensor for tensor in there.stored}
+    _compare(plan, source, there, meant, values, found)
+    if to == "gguf":
+        prefix = f"{there.architecture}."
+        typed = as_read({key: value for key, value in container.keys.items() if key.startswith(prefix)})
+        made = {key: value_of(value) for key, value in typed.items()}
+        said = {key: value_of(value) for key, value in there.metadata.items() if key.startswith(prefix)}
+        pairs = {key: (said.get(key), made.get(key)) for key in {*said, *made} if key.startswith(prefix)}
+        kinds = {key: (there.metadata[key].type, container.keys[key].type) for key in said.keys() & made.keys()}
+    else:
+        name = next(name for name in container.side_files if Path(name).name == "config.json")
+        content: Any = container.side_files[name]
+        made, keys = _document(json.loads(bytes(content))), FAMILIES[family.stem].document.keys.keys
+        said = _document(there.metadata)
+        pairs, kinds = {}, {}
+        for key in {*said, *made} - _WRITER:
+            row = keys.get(key, keys.get(key.partition(".")[0]))
+            if key in said and (key in made or row is None or row.kind is not Kind.HARMLESS):
+                pairs[key] = (said[key], made.get(key))
+    found.of = sum(one is not None for one, _ in pairs.values())
+    for key, (one, other) in sorted(pairs.items()):
+        row = None if to == "gguf" else keys.get(key, keys.get(key.partition(".")[0]))
+        alike = same(one, other) and len(set(kinds.get(key, ("", "")))) == 1
+        if alike or (row is not None and row.kind is Kind.HARMLESS):
+            found.keys += 1
+        else:
+            found.other[key] = (one, other)
+    return found
+
+
+def _document(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flat(text_config(document_of(config))).items() if value is not None}
+
+
+def _compare(
+    plan: Plan,
+    source: TensorIndex,
+    there: TensorIndex,
+    meant: Mapping[str, StoredTensor],
+    values: bool,
+    found: Direction,
+) -> None:
+    steps = {step.target.name if step.target.source == "" else step.target.source: step for step in plan.steps}
+    found.total = len(meant)
+    bad = dict.fromkeys(meant.keys() - steps.keys(), "is there")
+    bad |= dict.fromkeys(steps.keys() - meant.keys(), "is made")
+    for name in meant.keys() & steps.keys():
+        one, other = meant[name], steps[name].target
+        if math.prod(one.shape) != math.prod(other.shape):
+            bad[name] = f"has the shape {list(one.shape)}, and {list(other.shape)} is made"
+    if values and not bad:
+        bad |= _bytes(plan, source, there, meant, steps)
+    found.different = [f"{name} {why}" for name, why in sorted(bad.items())]
+    found.tensors = found.total - len(bad.keys() & meant.keys())
+
+
+def _bytes(
+    plan: Plan, source: TensorIndex, there: TensorIndex, meant: Mapping[str, StoredTensor], steps: Mapping[str, Any]
+) -> dict[str, str]:
+    """Tensors of which some byte is another one."""
+    bad: dict[str, str] = {}
+    places = {(step.offset, id(file)): name for file in plan.files for step in file.steps
+              for name in [next(n for n, one in steps.items() if one is step)]}  # fmt: skip
+    with Files(source.identities) as inputs, Files(there.identities) as outputs:
+        for file in plan.files:
+            starts = {offset: name for (offset, of), name in places.items() if of == id(file)}
+            begin, name = 0, ""
+            for offset, data, _ in chunks(file, inputs, Losses(plan)):
+                if offset in starts:
+                    begin, name = offset, starts[offset]
+                tensor, view = meant[name], memoryview(data).cast("B")
+                if steps[name].target.dtype.name != tensor.dtype.name:
+                    bad.setdefault(name, f"is {tensor.dtype}, and {steps[name].target.dtype} is made")
+                    continue
+                at = tensor.extent.offset + offset - begin
+                if name not in bad and read_at(outputs.fd(tensor.extent.path), len(view), at) != bytes(view):
+                    bad[name] = "has other values"
+    return bad
+
+
+def _dtype(there: TensorIndex) -> str:
+    """The type of most matrices."""
+    kinds = Counter(tensor.dtype.name for tensor in there.stored if len(_squeezed(tensor.shape)) > 1)
+    found = kinds.most_common(1)[0][0].lower() if kinds else "f32"
+    return found if found.upper() in FLOATS else "source"
+
+
+def _squeezed(shape: Iterator[int] | tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _said(error: CkconvError) -> str:
+    return "; ".join([error.message, *error.details])

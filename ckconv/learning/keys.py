@@ -1,0 +1,431 @@
+"""Rows of parameters of a file that is learned, and the keys and values that close it.
+
+What a pair does not tell is closed at the value that it has: switches, words, numbers that are 0 or 1, and whatever
+no rule of a shipped family explains. Another pair, or a person, opens it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckconv.core.metadata import text_key
+from ckconv.families import axes as shapes
+from ckconv.families.keys import ANY, NONE, Kind
+from ckconv.families.parameter_rows import Parameter, ParameterCell
+from ckconv.families.schema import Family
+from ckconv.learning.guess import FAILS, Guess
+from ckconv.learning.pair import Pair
+from ckconv.learning.rows import Rows
+
+#: What a number is compared as: the metadata holds float32.
+_NEAR = 1e-6
+
+#: Words of a key that say nothing of what it is.
+_PLAIN = {"", "num", "n", "count", "attention", "length", "size"}
+
+#: Keys of ``config.json`` whose tables have rules of their own.
+_ROPE = ("rope_parameters", "rope_scaling")
+
+#: Parameters that no file goes without a default of.
+_BASES = ("rope_theta", "local_theta")
+
+#: How rows read the part of a head that RoPE turns.
+_SHARE = "int(it * head_dim)"
+
+
+class Question(NamedTuple):
+    """What the pairs leave open, and what the file says until somebody answers."""
+
+    key: str
+    text: str
+
+
+class Keys:
+    """Explains every key of the metadata and of ``config.json``.
+
+    Attributes:
+        parameters, without, modifiers, harmless, seen, metadata: of the file.
+        questions: what was chosen without evidence.
+        explained: metadata keys that rules make of ``config.json``.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        base: Family,
+        families: Mapping[str, Family],
+        rows: Rows,
+        tables: Mapping[str, Mapping[str, Any]],
+        confirmed: Mapping[str, str],
+    ) -> None:
+        self._pairs, self._base, self._families, self._tables = pairs, base, families, tables
+        self._confirmed = confirmed
+        self.parameters: dict[str, Any] = {}
+        self.without: list[str] = []
+        self.modifiers: dict[str, Any] = {}
+        self.harmless: list[str] = [key for key, word in confirmed.items() if word == "harmless"]
+        self.questions: list[Question] = []
+        self.explained: set[str] = set()
+        self._claimed: set[str] = set()
+        self._tied: set[str] = set()
+        self._open: set[str] = set()
+        self._mine = [Guess(base, pair, "hf") for pair in pairs]
+        self._theirs: dict[tuple[str, int], Guess] = {}
+        for name, family in rows.foreign.items():
+            self._adopt(self._families[family], name)
+        for key in dict.fromkeys(key for pair in pairs for key in pair.keys):
+            self._metadata(key)
+        self._sized()
+        self._missing()
+        self._alone()
+        self._configuration()
+        self.seen = self._seen()
+        self.metadata = self._metadata_seen()
+
+    def _said(self, key: str) -> list[tuple[int, Pair]]:
+        return [(n, pair) for n, pair in enumerate(self._pairs) if key in pair.keys]
+
+    def _keyed(self, row: Parameter) -> list[ParameterCell]:
+        return [cell for cell in row.key_cells("hf") if any(_has(pair, cell.key) for pair in self._pairs)]
+
+    def _agrees(self, family: Family, name: str, key: str) -> bool:
+        """The parameter as config.json says it, written under the key, is what every file has there."""
+        for n, pair in self._said(key):
+            if family is self._base:
+                guess = self._mine[n]
+            else:
+                guess = self._theirs.setdefault((family.name, n), Guess(family, pair, "hf"))
+            cell = next(cell for cell in family.parameters[name].key_cells("gguf") if cell.key == key)
+            try:
+                value = guess[name]
+                stored = guess.with_it(cell.write, value) if cell.write else value
+            except FAILS:
+                return False
+            words = {theirs: own for own, theirs in cell.words.items()}
+            stored = words.get(stored, stored) if isinstance(stored, str) else stored
+            if stored is None or not same(stored, pair.keys[key]):
+                return False
+        return True
+
+    def _metadata(self, key: str) -> None:
+        owners = [name for name, row in self._base.parameters.items()
+                  for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
+        others = [name for name, row in self._base.parameters.items()
+                  for cell in row.key_cells("gguf") if cell.key == key and cell.alias]  # fmt: skip
+        for name in owners:
+            if self._agrees(self._base, name, key):
+                self._explain(self._base, name, key)
+                return
+        if key == "vocab_size" and "vocabulary" in self._base.parameters:
+            self._explain(self._base, "vocabulary", key)
+            return
+        found = self._of_others(key, owners + others)
+        if found is not None:
+            family, name = found
+            self._adopt(family, name, (*owners, *others, name)[0])
+            self._explain(family, name, key)
+            return
+        self._by_value(key, (*owners, *others, self._usual(key))[0])
+
+    def _explain(self, family: Family, name: str, key: str) -> None:
+        """The key is made by a rule: the keys of config.json that the rule reads are free where the rule was tried."""
+        self.explained.add(key)
+        row = family.parameters[name]
+        rows, todo = {name: row}, [row]
+        while todo:
+            value = todo.pop().value
+            for other in value.names if value else ():
+                if other in family.parameters and other not in rows:
+                    rows[other] = family.parameters[other]
+                    todo.append(rows[other])
+        for each in rows.values():
+            keys = [cell.key for cell in self._keyed(each)]
+            self._claimed.update(keys)
+            self._open.update(keys)
+
+    def _of_others(self, key: str, preferred: Sequence[str]) -> tuple[Family, str] | None:
+        """A shipped family's row that says what every pair has."""
+        best = None
+        for family in self._families.values():
+            for name, row in family.parameters.items():
+                cells = [cell for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]
+                keyed = self._keyed(row)
+                if not cells or not keyed or any(self._taken(cell.key, name, preferred) for cell in keyed):
+                    continue
+                if self._agrees(family, name, key):
+                    rank = (name not in preferred, len(json.dumps(self._tables[family.name]["parameters"].get(name))))
+                    if best is None or rank < best[0]:
+                        best = (rank, family, name)
+        return best[1:] if best else None
+
+    def _taken(self, key: str, name: str, preferred: Sequence[str]) -> bool:
+        """Another parameter of the base reads the key of config.json."""
+        return any(
+            cell.key == key and other != name and other not in preferred
+            for other, row in self._base.parameters.items()
+            for cell in row.key_cells("hf")
+        )
+
+    def _usual(self, key: str) -> str:
+        """What most families call the parameter of a metadata key."""
+        names = [name for family in self._families.values() for name, row in family.parameters.items()
+                 for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
+        return max(names, key=names.count) if names else re.sub(r"\W", "_", key)
+
+    def _by_value(self, key: str, name: str) -> None:
+        """No rule says it: a key of config.json that has the value in every pair, or else the value for itself."""
+        said = self._said(key)
+        value = said[0][1].keys[key]
+        type = said[0][1].types[key]
+        typed = key if type == "u32" else f"{key}:{type}"
+        alike = [
+            one for one in self._pairs[0].flat if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)
+        ]
+        alike = [one for one in alike if not self._harmless(one)]
+        alike.sort(key=lambda one: (-len(_words(one) & _words(key)), one in self._claimed, len(one)))
+        differs = len({json.dumps(pair.keys[key]) for _, pair in said}) > 1
+        telling = type not in ("bool", "str") and not isinstance(value, bool) and value not in (0, 1)
+        related = [one for one in alike if _words(one) & _words(key)]
+        free = [one for one in alike if one not in self._claimed]
+        chosen = related or (alike if differs else free if telling and len(free) == 1 else [])
+        if chosen and (differs or telling or _words(chosen[0]) == _words(key)):
+            self.explained.add(key)
+            readers = (other for other in self._base.parameters if other != name and self._reads(other, chosen[0]))
+            holder = next(readers, None)
+            if holder is not None:
+                self.parameters[name] = {"value": holder, "hf": [], "gguf": [typed]}
+            else:
+                self.parameters[name] = {"hf": [chosen[0]], "gguf": [typed], **self._cleared(name)}
+            self._claimed.add(chosen[0])
+            if differs:
+                self._open.add(chosen[0])
+            elif len(alike) > 1 or not telling or not related:
+                self._ask(
+                    key,
+                    f"{key} = {_shown(value)}: {' or '.join(alike[:4])}, or a constant? ({chosen[0]}, closed)",
+                )
+            else:
+                self._open.add(chosen[0])
+            return
+        if differs:
+            shown = ", ".join(_shown(pair.keys[key]) for _, pair in said)
+            self._ask(key, f"{key} = {shown}: no key of config.json says it")
+            return
+        constant = repr(value) if isinstance(value, str) else json.dumps(value)
+        if isinstance(value, list):
+            constant = json.dumps(value).replace('"', "'")
+        self.parameters[name] = {"value": constant, "hf": [], "gguf": [typed]}
+        if name not in self._base.parameters:
+            self.parameters[name].pop("hf")
+        self._ask(key, f"{key} = {_shown(value)}: no key of config.json says it (taken: a constant)")
+
+    def fixed(self, name: str, ours: Any, theirs: Any) -> bool:
+        """Give a parameter one value, where the two files are read to say two: that of the one that says any."""
+        row = self._base.parameters.get(name)
+        if row is None or name in self._tied:
+            return False
+        self._tied.add(name)
+        keyed = self._keyed(row)
+        value = ours if keyed or theirs is None else theirs
+        if not isinstance(value, bool | int | float | str | list | tuple):
+            return False
+        text = repr(list(value) if isinstance(value, tuple) else value)
+        text = {"True": "true", "False": "false"}.get(text, text).replace("True", "true").replace("False", "false")
+        if keyed:
+            self.parameters.setdefault(name, {})["gguf"] = [{"fixed": text, "else": f"no metadata says {name}"}]
+        else:
+            self.parameters[name] = {"value": text, "hf": [], "gguf": []}
+        return True
+
+    def _cleared(self, name: str) -> dict[str, Any]:
+        """Without what the base says where its keys are missing, or instead of them."""
+        row = self._base.parameters.get(name)
+        if name in _BASES:
+            return {"default": 10000.0}  # every reader of files without it wants one; here none is without it
+        if row is None:
+            return {}
+        return {"default": "absent"} | ({"value": "absent"} if row.value else {})
+
+    def _alone(self) -> None:
+        """One parameter a key: those of the base that have one which is another's now do without it."""
+        for name, mine in list(self.parameters.items()):
+            if not isinstance(mine, dict):
+                continue
+            for format in ("hf", "gguf"):
+                keys = {_key(cell).partition(":")[0] for cell in mine.get(format, ()) if not _alias(cell)} - {""}
+                for other, row in self._base.parameters.items():
+                    theirs = {cell.key for cell in row.key_cells(format) if not cell.alias}
+                    if other == name or not keys & theirs or format in self._own(other):
+                        continue
+                    raw = self._tables[self._base.name]["parameters"][other][format]
+                    cells = raw if isinstance(raw, list) else [raw]
+                    kept = [cell for cell in cells if _key(cell).partition(":")[0] not in keys]
+                    self.parameters.setdefault(other, {})[format] = kept
+                    self.parameters[other]["optional"] = True
+
+    def _own(self, name: str) -> Mapping[str, Any]:
+        row = self.parameters.get(name)
+        return row if isinstance(row, dict) else {}
+
+    def _sized(self) -> None:
+        """Keys that sizes of tensors follow from: a model whose tensors have others is refused anyway."""
+        letters = {letter.removeprefix("_") for row in self._base.tensors.values() if row.cells["gguf"]
+                   for letter in shapes.letters(row.fused_axes)}  # fmt: skip
+        for letter in sorted(letters & self._base.axes.keys()):
+            for name in self._base.axes[letter].names & self._base.parameters.keys() - self.parameters.keys():
+                if self._mine[0][name] is not None:
+                    self._open.update(cell.key for cell in self._keyed(self._base.parameters[name]))
+
+    def _missing(self) -> None:
+        """Parameters that the base's class wants and this configuration has not: what the GGUF has, else 0."""
+        for name, row in self._base.parameters.items():
+            wanted = row.key_cells("hf") and not (row.value or row.optional or row.defaults.get("transformers"))
+            if wanted and not self._keyed(row) and name not in self.parameters:
+                value = Guess(self._base, self._pairs[0], "gguf")[name]
+                if value is None or isinstance(value, bool | int | float):
+                    self.parameters[name] = {"value": json.dumps(value or 0), "hf": []}
+
+    def _reads(self, name: str, key: str) -> bool:
+        return any(cell.key == key for cell in self._base.parameters[name].key_cells("hf"))
+
+    def _ask(self, key: str, text: str) -> None:
+        if key not in self._confirmed:
+            self.questions.append(Question(key, text))
+
+    def _adopt(self, family: Family, name: str, called: str = "") -> None:
+        """Take a row of another family over, without the defaults of its class."""
+        called = called or name
+        if called in self.parameters:
+            return
+        raw = self._tables[family.name]["parameters"][name]
+        if not isinstance(raw, dict):
+            self.parameters[called] = raw
+            return
+        row = json.loads(json.dumps(raw))
+        keyed = {cell.key for cell in self._keyed(family.parameters[name])}
+        for format in ("hf", "gguf"):
+            if format in row:
+                row[format] = row[format] if isinstance(row[format], list) else [row[format]]
+        if keyed:
+            row["hf"] = [cell for cell in row["hf"] if _key(cell) in keyed]
+            for cell in row["hf"]:
+                if isinstance(cell, dict) and len(row["hf"]) == 1:
+                    cell.pop("alias", None)
+                if isinstance(cell, dict) and cell.get("read") == _SHARE and not cell.get("alias"):
+                    cell.setdefault("write", "it / head_dim")
+            row.pop("default", None)
+        row.pop("bump", None)
+        if called in self._base.parameters:
+            row.setdefault("hf", [])
+        row = {**self._cleared(called), **row}
+        self.parameters[called] = row
+        for other in sorted(set(re.findall(r"[a-z_]\w*", json.dumps(row))) & set(family.parameters) - {name}):
+            if other not in self._base.parameters:
+                self._adopt(family, other)
+
+    def _harmless(self, key: str) -> bool:
+        keys = self._base.document.keys.keys
+        row = keys.get(key, keys.get(key.partition(".")[0]))
+        return key in self.harmless or (row is not None and row.kind is Kind.HARMLESS)
+
+    def _configuration(self) -> None:
+        """Keys of config.json that no parameter reads, closed at the values that they have."""
+        own = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf") if not cell.unread}
+        added = {_key(cell).partition(".")[0] for row in self.parameters.values() if isinstance(row, dict)
+                 for cell in row.get("hf", [])}  # fmt: skip
+        own -= {cell.head for name, row in self._base.parameters.items() if self._own(name).get("hf") == []
+                for cell in row.key_cells("hf")} - added  # fmt: skip
+        for key in dict.fromkeys(key for pair in self._pairs for key in pair.document):
+            values = [pair.document.get(key) for pair in self._pairs]
+            values = [value for n, value in enumerate(values) if value is not None and value not in values[:n]]
+            row = self._base.document.keys.keys.get(key)
+            if (
+                not values
+                or key in self.harmless
+                or key in own | added
+                or key in (*_ROPE, text_key(self._pairs[0].checkpoint.metadata))
+            ):
+                continue
+            if row is not None and row.kind is not Kind.MODIFIER:
+                continue
+            if row is not None and all(row.is_neutral(value) for value in values):
+                if not row.written:
+                    self.modifiers[key] = {"neutral": values, "written": True}
+                continue
+            self.modifiers[key] = {"neutral": values, "written": True}
+            shown = " and ".join(map(_shown, values))
+            if row is not None:
+                self._ask(key, f"{key} = {shown}, where {self._base.name} has {_shown(row.neutral[0])}")
+            elif len(values) > 1 or self._confirmed.get(key) != "fixed":
+                self._ask(key, f"{key} = {shown}: no key of the metadata says it; another value is refused")
+
+    def _seen(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key in sorted({key for pair in self._pairs for key in pair.flat}):
+            if self._harmless(key):
+                continue
+            values = [pair.flat.get(key) for pair in self._pairs]
+            found[key] = self._values(key, values, key in self._open or self._differs(key, values))
+        return found
+
+    def _differs(self, key: str, values: Sequence[Any]) -> bool:
+        return key in self._claimed and len({json.dumps(value) for value in values if value is not None}) > 1
+
+    def _metadata_seen(self) -> dict[str, Any]:
+        found = {}
+        for key in sorted({key for pair in self._pairs for key in pair.keys}):
+            values = [pair.keys.get(key) for pair in self._pairs]
+            found[key] = self._values(key, values, key in self.explained)
+        return found
+
+    def _values(self, key: str, values: Sequence[Any], free: bool) -> Any:
+        """What a key may say: anything where it is a number that a rule reads, and no 0 or 1 everywhere."""
+        there = [
+            item for value in values if value is not None for item in (value if isinstance(value, list) else [value])
+        ]
+        missing = any(value is None or value == [] for value in values)
+        number = all(isinstance(item, int | float) and not isinstance(item, bool) for item in there)
+        if self._confirmed.get(key) == ANY or (free and number and any(item not in (0, 1) for item in there)):
+            return [ANY, NONE] if missing else ANY
+        distinct = [item for n, item in enumerate(there) if not any(_equal(item, other) for other in there[:n])]
+        if missing:
+            distinct.append(NONE)
+        return distinct[0] if len(distinct) == 1 else distinct
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, numbers as the metadata holds them."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one == other or abs(one - other) <= _NEAR * max(abs(one), abs(other))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _has(pair: Pair, key: str) -> bool:
+    return key in pair.flat or pair.document.get(key) is not None
+
+
+def _key(cell: Any) -> str:
+    return str(cell if isinstance(cell, str) else cell.get("key", ""))
+
+
+def _alias(cell: Any) -> bool:
+    return isinstance(cell, dict) and bool(cell.get("alias") or cell.get("unread"))
+
+
+def _words(key: str) -> set[str]:
+    return set(re.split(r"[_.]", key)) - _PLAIN
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,336 @@
+"""``ckconv learn``: the nearest shipped family, and what a pair has otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.version import __version__
+from ckconv.errors import CkconvError, InputError, UnsupportedError, counted
+from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.fields import listed
+from ckconv.families.keys import ANY
+from ckconv.families.merge import FOLDER, merged, read_file
+from ckconv.families.own import both_hold
+from ckconv.families.schema import Family, load
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.learning.check import Checked, check
+from ckconv.learning.document import text
+from ckconv.learning.guess import Guess
+from ckconv.learning.keys import Keys, Question
+from ckconv.learning.pair import FLOATS, Numbers, Pair
+from ckconv.learning.rows import Rows, ranked
+from ckconv.learning.trace import Traced, Tracer
+
+#: How many of the nearest families are tried.
+_TRIED = 16
+
+#: How often a draft is mended by what a conversion with it says.
+_ROUNDS = 4
+
+#: Rules of a whole class, which no file inherits.
+_STYLES = ("rope", "window", "within")
+
+_SHOWN = 5
+
+
+@dataclass
+class Learned:
+    """A family file, and what is known of it.
+
+    Attributes:
+        family: what it extends.
+        traced, total: tensors of the GGUFs.
+        same: patterns of tensors that the family's own rows describe, under its own names.
+        checked: both directions of every pair.
+        questions: what somebody has to answer.
+        closed: keys that may have no other value.
+        nbytes: how much was read to learn it.
+    """
+
+    text: str
+    family: str
+    traced: int
+    total: int
+    same: int
+    checked: Sequence[Checked]
+    questions: Sequence[Question]
+    closed: Sequence[str] = ()
+    nbytes: int = 0
+    tried: Sequence[str] = field(default_factory=tuple)
+
+
+def learn(
+    pairs: Sequence[tuple[Path, Path]],
+    name: str,
+    *,
+    base: str = "",
+    rows: int = 8,
+    values: bool = True,
+    hide: Collection[str] = (),
+    confirmed: Mapping[str, str] | None = None,
+) -> Learned:
+    """Make a family file of some pairs. Nothing is written.
+
+    Args:
+        name: what the family will be called.
+        base: the family to extend, "" for the nearest.
+        rows: how many rows of each tensor are compared.
+        values: both directions are made and compared, byte by byte; names and keys alone otherwise.
+        hide: families that are not extended.
+        confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
+
+    Raises:
+        InputError: ``learn.values``, the two files are no pair; ``learn.untraced``; ``learn.check``, the file does
+            not make one of the other; ``learn.pair``.
+        UnsupportedError: ``learn.type``, tensors are quantised.
+    """
+    opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
+    families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
+    families = {one: family for one, family in families.items() if _of_text(family)}
+    guesses = {(one, n): Guess(family, pair) for one, family in families.items() for n, pair in enumerate(opened)}
+    identities = {path: seen for pair in opened for index in (pair.checkpoint, pair.model)
+                  for path, seen in index.identities.items()}  # fmt: skip
+    with Files(identities) as files:
+        numbers = Numbers(files)
+        traced = Tracer(opened, families, numbers, rows, guesses).trace()
+    _require_traced(opened, traced)
+    tables = {one: merged(FOLDER / f"{one}.toml") for one in families}
+    order = [base] if base else ranked(opened, traced, families, guesses)[:_TRIED]
+    failed: list[tuple[int, str, str]] = []
+    for one in order:
+        draft = _Draft(opened, traced, families, guesses, tables, one, name, confirmed or {})
+        found = draft.mended(values)
+        if found is not None:
+            found.nbytes, found.tried = numbers.nbytes, tuple(order)
+            return found
+        failed.append((draft.wrong, one, draft.fault))
+    _, one, fault = min(failed)
+    raise InputError(
+        "learn.check",
+        f"no family file was found that makes {opened[0].model.path.name} of {opened[0].checkpoint.path.name} and"
+        f" back; the nearest extends {one}: {fault}",
+        details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
+    )
+
+
+def _of_text(family: Family) -> bool:
+    return bool(family.gguf and "layers" in family.parameters and family.in_huggingface.names)
+
+
+def _opened(checkpoint: Path, model: Path) -> Pair:
+    """The two files of a pair.
+
+    Raises:
+        InputError: ``learn.pair``, one of them is something else, or ends too early.
+        UnsupportedError: ``learn.type``.
+    """
+    ours, theirs = open_index(checkpoint), open_index(model)
+    if ours.format != "safetensors" or theirs.format != "gguf" or not ours.metadata.get("model_type"):
+        message = f"a checkpoint and a GGUF expected, got {ours.format} and {theirs.format}"
+        raise InputError("learn.pair", message, path=checkpoint)
+    odd = [tensor for tensor in theirs.stored if tensor.dtype.name not in FLOATS]
+    if odd:
+        kinds = ", ".join(sorted({tensor.dtype.name for tensor in odd}))
+        raise UnsupportedError(
+            "learn.type",
+            f"{counted(len(odd), 'tensor')} of {len(theirs.stored)} are {kinds}, not F32, F16 or BF16",
+            path=model,
+            tensor=odd[0].name,
+        )
+    return Pair(ours, theirs)
+
+
+def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
+    """Every tensor of the GGUFs has its values in the checkpoint, in some order.
+
+    Raises:
+        InputError: ``learn.values``, ``learn.untraced``.
+    """
+    if not traced.untraced:
+        return
+    count = len(traced.untraced)
+    of = f"{count} of {counted(count + len(traced.found), 'kind')} of tensors"
+    names = [pattern.replace("{n}", "N") for pattern in traced.untraced]
+    if count > len(traced.found):
+        raise InputError(
+            "learn.values",
+            f"{pairs[0].name} are no pair: {of} have their values in no tensor of the checkpoint, {names[0]} the first"
+            " (another revision, a fine-tuned or a merged model)",
+            path=pairs[0].model.path,
+            details=names[1:_SHOWN],
+        )
+    raise InputError(
+        "learn.untraced",
+        f"{of} have their values in no tensor of {pairs[0].checkpoint.path.name}, as stored, transposed, with 1 added,"
+        f" as -exp, or in any order that a shipped family knows: {', '.join(names[:_SHOWN])}",
+        path=pairs[0].model.path,
+    )
+
+
+class _Draft:
+    """A file that extends one family, and is mended by what it makes."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        traced: Traced,
+        families: Mapping[str, Family],
+        guesses: Mapping[tuple[str, int], Guess],
+        tables: Mapping[str, Mapping[str, Any]],
+        base: str,
+        name: str,
+        confirmed: Mapping[str, str],
+    ) -> None:
+        self._pairs, self._traced, self._base, self._name = pairs, traced, families[base], name
+        self._rows = Rows(pairs, traced, self._base, families, guesses)
+        self._keys = Keys(pairs, self._base, families, self._rows, tables, confirmed)
+        self._more: dict[str, dict[str, Any]] = {"written": {}}
+        self.fault, self.wrong = "", 1 << 20
+
+    def mended(self, values: bool) -> Learned | None:
+        """The file, when both directions of every pair are right; ``None`` otherwise."""
+        with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
+            path = Path(folder) / f"{self._name}.toml"
+            for _ in range(_ROUNDS):
+                path.write_text(self.text())
+                try:
+                    load(path)
+                except (CkconvError, ValueError) as error:
+                    self.fault = str(error).replace(f"{path}: ", "")
+                    return None
+                found = [check(path, pair, values=False) for pair in self._pairs]
+                if all(one.right for one in found):
+                    found = [check(path, pair) for pair in self._pairs] if values else found
+                    self._judge(found)
+                    return self._learned(found) if all(one.right for one in found) else None
+                self._judge(found)
+                if not any(self._mend(one, pair) for one, pair in zip(found, self._pairs, strict=True)):
+                    return None
+        return None
+
+    def _judge(self, found: Sequence[Checked]) -> None:
+        for one in found:
+            for way, direction in (("to GGUF", one.forth), ("back", one.back)):
+                if not direction.right:
+                    wrong = [*direction.different, *(f"{key} is {_short(a)}, and {_short(b)} is made" for key, (a, b)
+                                                     in direction.other.items())]  # fmt: skip
+                    self.wrong = len(wrong) + (1000 if direction.error else 0)
+                    self.fault = f"{way}: {direction.error or '; '.join(wrong[:3])}"
+                    return
+            if one.parameters:
+                self.wrong = len(one.parameters)
+                apart = [f"{name} is {_short(a)} in the checkpoint, {_short(b)} in the GGUF" for name, (a, b)
+                         in one.parameters.items()]  # fmt: skip
+                self.fault = "; ".join(apart[:3])
+                return
+
+    def _mend(self, found: Checked, pair: Pair) -> bool:
+        """Change what a conversion got wrong, and can be said otherwise."""
+        changed = False
+        prefix = f"{pair.architecture}."
+        for full, (there, _) in found.forth.other.items():
+            key = full.removeprefix(prefix)
+            rows = [name for name, row in self._base.parameters.items()
+                    for cell in row.key_cells("gguf") if cell.key == key]  # fmt: skip
+            kind = pair.types.get(key, "u32")
+            typed = key if kind == "u32" else f"{key}:{kind}"
+            for name in rows[:1]:
+                row = self._keys.parameters.setdefault(name, {})
+                wanted: Any = [{"key": typed, "alias": True}] if there is None else [typed]
+                if name == "vocabulary":
+                    wanted = [{"shape": ["token_embd.weight", 0]}, *wanted]
+                if isinstance(row, dict) and row.get("gguf") != wanted:
+                    row["gguf"], changed = wanted, True
+        for name, (ours, theirs) in found.parameters.items():
+            changed |= self._keys.fixed(name, ours, theirs)
+        for key, (there, made) in found.back.other.items():
+            said = key in self._more["written"] or key in self._keys.modifiers or "." in key
+            if there is not None and made is None and not said:
+                self._more["written"][key], changed = there, True
+        return changed
+
+    def _learned(self, found: Sequence[Checked]) -> Learned:
+        counts = [sum(len(pair.target[pattern]) for pattern in pair.target) for pair in self._pairs]
+        closed = [key for key, values in self._keys.seen.items() if ANY not in listed(values)]
+        questions = [*self._keys.questions, *(Question("", one) for one in self._rows.open)]
+        return Learned(
+            self.text(), self._base.name, sum(counts), sum(counts), self._rows.same, found, questions, closed
+        )
+
+    def text(self) -> str:
+        """The file."""
+        pair, rows, keys = self._pairs[0], self._rows, self._keys
+        classes = pair.document.get("architectures") or ["?"]
+        loaded = [name for name in rows.loaded if name not in rows.optional]
+        engine: dict[str, Any] = {"unmeasured": "the file was learned from a conversion, and no logits were compared"}
+        own = self._base.engines.get("llama_cpp")
+        engine |= {word: names for word, names in (("required", loaded), ("optional", sorted(rows.optional))) if names}
+        engine |= {"head_must_be_written": True} if any(one.doubled for one in self._pairs) else {}
+        engine |= {"narrow": list(own.narrow)} if own and own.narrow else {}
+        config = {
+            style: value for style, value in read_file(self._base.path).get("config", {}).items() if style in _STYLES
+        }
+        config |= {
+            word: value for word, value in (("harmless", keys.harmless), ("written", self._more["written"])) if value
+        }
+        match, over = self._told_apart()
+        return text(
+            [
+                f"Learned by ckconv {__version__} from {' and from '.join(one.name for one in self._pairs)}.",
+                *(f"sha256 of headers: {_digest(one)}" for one in self._pairs),
+                *(f"open: {question.text}" for question in keys.questions),
+            ],
+            {
+                "extends": self._base.name,
+                "without": sorted({*rows.without, *keys.without}),
+                "gguf": {"arch": pair.architecture, "match": match, **({"over": over} if over else {})},
+                "huggingface": {"model_type": pair.document["model_type"], "class": classes[0]},
+            },
+            {
+                "prefix": rows.prefix,
+                "axes": rows.axes,
+                "layers": rows.layers,
+                "tensors": rows.tensors,
+                "parameters": {**rows.parameters, **keys.parameters},
+                "config": {"unknown": "refused", **config},
+                "config.modifiers": keys.modifiers,
+                "config.seen": keys.seen,
+                "metadata.seen": keys.metadata,
+                "engines": {"llama_cpp": engine, "transformers": {}},
+            },
+        )
+
+    def _told_apart(self) -> tuple[str, list[str]]:
+        """A condition that no shipped family of the same architecture holds, and those that hold it all the same."""
+        pair, over, atoms = self._pairs[0], list[str](), list[str]()
+        for family in families_of_gguf(pair.architecture):
+            theirs = str(family.in_gguf.condition or "true")
+            for key in family.in_gguf.condition.asked if family.in_gguf.condition else ():
+                atom = f"has('{key}')" if key in pair.keys else f"not has('{key}')"
+                if not both_hold(family.path, " and ".join([*atoms, atom]), theirs):
+                    atoms.append(atom)
+                    break
+            else:
+                if family.name != self._base.name:
+                    over.append(family.name)
+        return " and ".join(dict.fromkeys(atoms)) or "true", over
+
+
+def _digest(pair: Pair) -> str:
+    """Of names, types and shapes of both files, and of config.json."""
+    said = [(t.name, t.dtype.name, t.shape) for index in (pair.checkpoint, pair.model) for t in index.stored]
+    return hashlib.sha256(repr((said, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return "nothing" if value is None else shown if len(shown) < 60 else f"{shown[:57]}..."
+
+
+__all__ = ["Learned", "learn", "replace"]

@@ -1,0 +1,159 @@
+"""A checkpoint and a GGUF of the same model: what both say, and their tensors by pattern, layer and expert."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckconv.core.config import shortest_float32
+from ckconv.core.dtypes import DType
+from ckconv.core.metadata import document_of
+from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.families.huggingface_config import flat, text_config
+from ckconv.io.files import Files
+from ckconv.system import read_at
+
+#: Types whose values are compared.
+FLOATS = ("F32", "F16", "BF16")
+
+#: What is read at once, and how much of it is kept in memory.
+_PAGE, _PAGES = 1 << 14, 2048
+
+#: ``a.layers.3.b.experts.7.c`` -> its pattern, layer and expert.
+_LAYER = re.compile(r"(.*?\.)(\d+)(\..*)$")
+_EXPERT = re.compile(r"(.*experts\.)(\d+)(\..*)$")
+
+#: Layer of a tensor that is in none.
+NO_LAYER = -1
+
+#: Pattern of a name -> layer -> the tensors there: one, or one for each expert.
+Tensors = Mapping[str, Mapping[int, Sequence[StoredTensor]]]
+
+
+class Place(NamedTuple):
+    """What a name says."""
+
+    pattern: str
+    layer: int
+    expert: int | None
+
+
+def place_of(name: str) -> Place:
+    """Split a stored name."""
+    found = _LAYER.match(name)
+    if found is None:
+        return Place(name, NO_LAYER, None)
+    rest, expert = found[3], _EXPERT.match(found[3])
+    if expert is not None:
+        rest = f"{expert[1]}{{E}}{expert[3]}"
+    return Place(f"{found[1]}{{n}}{rest}", int(found[2]), int(expert[2]) if expert else None)
+
+
+def _by_pattern(stored: Sequence[StoredTensor]) -> Tensors:
+    found: dict[str, dict[int, dict[int, StoredTensor]]] = {}
+    for tensor in stored:
+        place = place_of(tensor.name)
+        found.setdefault(place.pattern, {}).setdefault(place.layer, {})[place.expert or 0] = tensor
+    return {
+        pattern: {n: [experts[e] for e in sorted(experts)] for n, experts in sorted(layers.items())}
+        for pattern, layers in found.items()
+    }
+
+
+class Pair:
+    """One pair.
+
+    Attributes:
+        document: keys of ``config.json``, of a text part its own; ``flat``: by dotted path.
+        keys, types: metadata of the architecture, without its prefix, and their types as family files write them.
+        source, target: tensors of the checkpoint and of the GGUF.
+        doubled: the GGUF has a head of its own, though the checkpoint ties it to the embedding.
+    """
+
+    def __init__(self, checkpoint: TensorIndex, model: TensorIndex) -> None:
+        self.checkpoint, self.model = checkpoint, model
+        self.document = dict(text_config(document_of(checkpoint.metadata)))
+        self.flat = {key: value for key, value in flat(self.document).items() if value is not None}
+        self.architecture = model.architecture
+        prefix = f"{model.architecture}."
+        own = {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
+        self.keys = {key: value_of(found) for key, found in own.items()}
+        self.types = {key: _type(found) for key, found in own.items()}
+        self.source, self.target = _by_pattern(checkpoint.stored), _by_pattern(model.stored)
+        tied = self.document.get("tie_word_embeddings") is True
+        self.doubled = tied and "output.weight" in self.target
+        if self.doubled:
+            self.target = {pattern: layers for pattern, layers in self.target.items() if pattern != "output.weight"}
+        self.layers = 1 + max((n for layers in self.target.values() for n in layers), default=NO_LAYER)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.checkpoint.path.name or self.checkpoint.path} and {self.model.path.name}"
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Of a tensor of the GGUF."""
+        place = place_of(tensor)
+        found = self.target.get(place.pattern, {}).get(place.layer)
+        return found[0].shape if found else None
+
+
+def value_of(found: Any) -> Any:
+    """A metadata value: a list, or a number as the shortest decimal of its float32."""
+    value = found.value if isinstance(found.value, str | int | float) else found.value.decode()
+    return shortest_float32(value) if isinstance(value, float) else value
+
+
+def _type(found: Any) -> str:
+    return re.sub(r"arr\[(\w+)\]", r"\1[]", found.type)
+
+
+class Numbers:
+    """Values of stored tensors at single places, by positioned reads of pages."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._pages: dict[tuple[Path, int], bytes] = {}
+        self.nbytes = 0
+
+    def at(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
+        """Float32 of the elements at these places of the stored order."""
+        width, path = tensor.dtype.size, tensor.extent.path
+        starts = places.astype(np.int64) * width + tensor.extent.offset
+        out = np.empty((len(places), width), np.uint8)
+        for page in np.unique(starts // _PAGE).tolist():
+            mine = np.flatnonzero(starts // _PAGE == page)
+            raw = np.frombuffer(self._page(path, page), np.uint8)
+            out[mine] = raw[(starts[mine] - page * _PAGE)[:, None] + np.arange(width)]
+        return _floats(out.reshape(-1), tensor.dtype)
+
+    def _page(self, path: Path, page: int) -> bytes:
+        """A page, and the first bytes behind it: an element may lie in both."""
+        key = (path, page)
+        if key not in self._pages:
+            if len(self._pages) >= _PAGES:
+                self._pages.pop(next(iter(self._pages)))
+            self._pages[key] = read_at(self._files.fd(path), _PAGE + 8, page * _PAGE)
+            self.nbytes += len(self._pages[key])
+        return self._pages[key]
+
+
+def _floats(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    if dtype.name == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return raw.view({"F32": "<f4", "F16": "<f2"}[dtype.name]).astype(np.float32)
+
+
+def stored_as(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """Float32 values rounded to another type, as converters round them."""
+    if dtype.name == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    if dtype.name == "BF16":
+        bits = values.view(np.uint32).astype(np.uint64)
+        return (((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32)).view(np.float32)
+    return values

@@ -1,0 +1,343 @@
+"""Rows of tensors of a file that is learned: only where they differ from those of the family that it extends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from ckconv.families import axes as shapes
+from ckconv.families.expressions import Expression
+from ckconv.families.schema import Family
+from ckconv.families.tensor_rows import Cell, TensorRow
+from ckconv.learning.guess import FAILS, Guess
+from ckconv.learning.pair import NO_LAYER, Pair
+from ckconv.learning.trace import Form, Hit, Name, Traced, gguf_name, name_in, plainness, rows_of, written
+
+#: The head, which a model has or has not, whatever else it has.
+_HEAD = "output"
+
+_LEADING = "leading"
+
+
+class Rows:
+    """Compares what was traced with the rows of a family.
+
+    Attributes:
+        tensors, axes, layers, parameters, without, prefix: of the file.
+        loaded: canonical tensors that only some models of the family have, and these pairs have.
+        optional: those of them that only some of the pairs have.
+        same: how many patterns the family's own rows describe, under its own names.
+        open: what the pairs do not tell.
+        asked: parameters that rows follow from.
+    """
+
+    def __init__(
+        self, pairs: Sequence[Pair], traced: Traced, base: Family, families: Mapping[str, Family], guesses: Any
+    ) -> None:
+        self._pairs, self._traced, self._base, self._families = pairs, traced, base, families
+        self._guesses: Mapping[tuple[str, int], Guess] = guesses
+        self.tensors: dict[str, dict[str, Any]] = {}
+        self.axes: dict[str, str] = {}
+        self.layers: dict[str, str] = {}
+        self.parameters: dict[str, Any] = {}
+        self.without: list[str] = []
+        self.loaded: list[str] = []
+        self.optional: set[str] = set()
+        self.same = 0
+        self.open: list[str] = []
+        self.foreign: dict[str, str] = {}
+        self._fused: dict[tuple[Any, ...], list[tuple[str, str, Hit]]] = {}
+        self._placed: dict[str, dict[str, Hit]] = {}
+        self.root, self.layer = prefixes(pairs[0])
+        own = (self.root, self.layer)
+        self.prefix = {} if own in base.prefixes["hf"] else {"hf": [{"root": self.root, "layer": self.layer}]}
+        self._make()
+
+    def _name(self, source: str) -> Name:
+        return name_in(source, self.root, self.layer)
+
+    def _make(self) -> None:
+        for pattern, hits in self._traced.found.items():
+            self._place(pattern, hits)
+        for row in self._base.tensors.values():
+            gone = row.cells["gguf"] and row.name not in self._placed and row.name not in self.without
+            if gone and row.name != _HEAD and self._there(row) is not False:
+                self.without.append(row.name)
+        for name in list(self._base.fused):
+            if any(part in self.without and part not in self._placed for part in self._base.fused[name].parts):
+                self.without.append(name)
+        for name, patterns in self._placed.items():
+            self._presence(name, patterns)
+        self._write_fused()
+        self.tensors = {name: row for name, row in self.tensors.items() if row}
+
+    def _there(self, row: TensorRow) -> bool | None:
+        """Whether the base's model of these sizes would have it; ``None`` where nothing says so."""
+        return None if row.when is None else self._value(row.when, 0)
+
+    def _value(self, expression: Expression, number: int) -> Any:
+        try:
+            return bool(expression.value(self._guesses[self._base.name, number]))
+        except FAILS:
+            return None
+
+    def _place(self, pattern: str, hits: Sequence[Hit]) -> None:
+        """Find the row of a GGUF's tensor, or write one."""
+        rows, exact = rows_of(self._base, pattern), rows_of(self._base, pattern, near=False)
+        own = {(name, form_key(self._base, name, ours, cell)): ours
+               for name, cell in rows for ours in self._base.tensors[name].cells["hf"]}  # fmt: skip
+        parts: dict[int, Hit] = {}
+        for hit in hits:
+            if shapes.segment_count(hit.form.gguf.axes or ()) > 1:
+                parts.setdefault(hit.form.gguf.part, hit)
+        for same_name in (True, False):
+            placed = []
+            for hit in hits:
+                for (name, key), cell in own.items():
+                    alike = self._name(hit.source)
+                    if key == hit.form.key and exact:
+                        right = cell.name.removeprefix("=") in (alike.module, alike.whole)
+                        if right == same_name:
+                            placed.append((name, cell, hit))
+            wanted = max(1, len({name for name, _ in own} if len(parts) > 1 else ()))
+            names = dict.fromkeys(name for name, _, _ in placed)
+            if len(names) >= wanted and placed:
+                for name in list(names)[: wanted if wanted > 1 else 1]:
+                    _, cell, hit = next(each for each in placed if each[0] == name)
+                    self._placed.setdefault(name, {})[pattern] = hit
+                    if same_name:
+                        self.same += 1
+                    elif gguf_name(pattern).kind != "bias" or "hf" not in self.tensors.get(name, {}):
+                        self._renamed(name, cell, hit, pattern)
+                return
+        best = min(hits, key=lambda hit: (hit.form.row not in {name for name, _ in rows}, plainness(hit.form)))
+        chosen = [best]
+        if best.form.gguf.axes and shapes.segment_count(best.form.gguf.axes) > 1:
+            chosen = [hit for hit in parts.values() if hit.form.family == best.form.family]
+        for hit in chosen:
+            name = rows[0][0] if rows and len(chosen) == 1 else hit.form.row
+            if name in self._placed and gguf_name(next(iter(self._placed[name]))).module != gguf_name(pattern).module:
+                name = "L." + gguf_name(pattern).module.removeprefix("L.").replace("_", ".", 1)
+            self._placed.setdefault(name, {})[pattern] = hit
+            if gguf_name(pattern).kind == "bias" and len(self._placed[name]) > 1:
+                continue
+            self._letters(hit.form)
+            fused = [cell.axes for cell in (hit.form.hf, hit.form.gguf) if cell.axes]
+            if any(shapes.segment_count(axes) > 1 for axes in fused):
+                key = (hit.source if hit.form.hf.parts > 1 else "", pattern if hit.form.gguf.parts > 1 else "")
+                self._fused.setdefault((*key, hit.form.fused), []).append((name, pattern, hit))
+            else:
+                self._new(name, pattern, hit)
+
+    def _renamed(self, name: str, cell: Cell, hit: Hit, pattern: str) -> None:
+        """The base's row under another name in the checkpoint."""
+        found = self._name(hit.source)
+        plain = gguf_name(pattern).kind == found.kind != ""
+        spelled = found.module if plain else "=" + found.whole
+        row = self.tensors.setdefault(name, {})
+        if shapes.segment_count(cell.axes or ()) > 1:
+            row["hf"] = [{"name": spelled, "axes": written(cell.axes or ())}]
+            self._fused.setdefault((hit.source, "", hit.form.fused), []).append((name, pattern, hit))
+        else:
+            row["hf"] = [{"name": spelled, "axes": written(cell.axes)} if cell.axes else spelled]
+
+    def _new(self, name: str, pattern: str, hit: Hit) -> None:
+        if name in self._base.tensors and name not in self.without:
+            self.without.append(name)
+        theirs, ours = gguf_name(pattern), self._name(hit.source)
+        plain = theirs.kind == ours.kind != ""
+        cell: dict[str, Any] = {"name": theirs.module if plain else "=" + theirs.whole}
+        cell |= {"axes": written(hit.form.gguf.axes)} if hit.form.gguf.axes else {}
+        cell |= {"value": hit.form.gguf.value} if hit.form.gguf.value else {}
+        source: dict[str, Any] = {"name": ours.module if plain else "=" + ours.whole}
+        source |= {"axes": written(hit.form.hf.axes)} if hit.form.hf.axes else {}
+        self.tensors[name] = {"axes": written(hit.form.axes), "hf": _short(source), "gguf": _short(cell)}
+
+    def _write_fused(self) -> None:
+        """Rows of tensors that one side stores as one."""
+        for (source, pattern, fused), items in self._fused.items():
+            items.sort(key=lambda item: max(item[2].form.hf.part, item[2].form.gguf.part))
+            names = [name for name, _, _ in items]
+            for name in names:
+                self.tensors.pop(name, None)
+                if name in self._base.tensors and name not in self.without:
+                    self.without.append(name)
+            form = items[0][2].form
+            ours = [self._name(hit.source).module for _, _, hit in items]
+            theirs = [gguf_name(each).module for _, each, _ in items]
+            row: dict[str, Any] = {"axes": written(fused)}
+            for field, spelled, cell, one in (("hf", ours, form.hf, source), ("gguf", theirs, form.gguf, pattern)):
+                text = spelled[0] if one else braced(spelled)
+                if not (gguf_name(items[0][1]).kind and self._name(items[0][2].source).kind):
+                    whole = self._name(items[0][2].source).whole if field == "hf" else gguf_name(items[0][1]).whole
+                    text = "=" + (whole if one else text)
+                other = bool(one) and cell.axes is not None and cell.axes != fused
+                row[field] = {"name": text, "axes": written(cell.axes or ())} if other else text
+            self.tensors[braced(names)] = row
+
+    def _letters(self, form: Form) -> None:
+        """Letters of another family's row, where the base has none, or means another size by them."""
+        family = self._families[form.family]
+        used = {letter.removeprefix("_") for shape in (form.fused, form.hf.axes, form.gguf.axes) if shape
+                for letter in shapes.letters(shape) if not letter.isdigit()}  # fmt: skip
+        for letter in sorted(used):
+            expression = family.axes[letter]
+            if letter in self._base.axes and str(self._base.axes[letter]) == str(expression):
+                continue
+            self.axes[letter] = str(expression)
+            for name in sorted(expression.names):
+                self.adopt(family, name)
+
+    def adopt(self, family: Family, name: str) -> None:
+        """Take another family's parameter over, and those that it follows from."""
+        if name in self._base.parameters or name in self.foreign or name not in family.parameters:
+            return
+        self.foreign[name] = family.name
+        row = family.parameters[name]
+        asked = [row.value, *row.defaults.values()]
+        asked += [one for cells in row.cells.values() for cell in cells for one in (cell.read, cell.write, cell.when)]
+        for other in sorted({each for one in asked if one for each in one.names}):
+            self.adopt(family, other)
+
+    def _presence(self, name: str, patterns: Mapping[str, Hit]) -> None:
+        """Biases, layers and conditions of a row."""
+        row = self._base.tensors.get(name) if name not in self.without else None
+        entry = self.tensors.setdefault(name, {})
+        weights = [pattern for pattern in patterns if gguf_name(pattern).kind != "bias"] or list(patterns)
+        biases = [pattern for pattern in patterns if pattern not in weights]
+        has = [any(pattern in pair.target for pattern in biases) for pair in self._pairs]
+        said = [self._value(row.bias, n) if row and row.bias else False for n in range(len(self._pairs))]
+        if has != said:
+            entry["bias"] = all(has)
+            if any(has) != all(has):
+                self.open.append(f"{name}.bias: only some of the pairs have it")
+                entry["bias"] = "true"
+        if any(has):
+            self.loaded.append(f"{name}.bias")
+            self.optional |= set() if all(has) else {f"{name}.bias"}
+        there = [any(pattern in pair.target for pattern in weights) for pair in self._pairs]
+        if row is not None and row.when is not None and name != _HEAD:
+            if [self._value(row.when, n) for n in range(len(self._pairs))] != there:
+                entry["when"] = "true"
+            self.loaded.append(name if row.whole_name else f"{name}.weight")
+            self.optional |= set() if all(there) else {f"{name}.weight"}
+        self._layered(name, row, entry, weights, there)
+
+    def _layered(
+        self, name: str, row: TensorRow | None, entry: dict[str, Any], weights: list[str], there: list[bool]
+    ) -> None:
+        seen = []
+        for n, pair in enumerate(self._pairs):
+            layers = {k for pattern in weights for k in pair.target.get(pattern, {})}
+            if there[n] and NO_LAYER not in layers:
+                seen.append((n, pair, [k in layers for k in range(pair.layers)]))
+        if seen:
+            self._kinds(name, row, entry, seen)
+
+    def _kinds(
+        self, name: str, row: TensorRow | None, entry: dict[str, Any], seen: list[tuple[int, Pair, list[bool]]]
+    ) -> None:
+        """Which layers have it."""
+        kinds = row.layers if row is not None else None
+
+        def of(expression: Expression | None, number: int, pair: Pair) -> list[bool] | None:
+            try:
+                guess = self._guesses[self._base.name, number]
+                return [expression is None or guess.kind(expression, n) for n in range(pair.layers)]
+            except FAILS:
+                return None
+
+        if all(of(kinds, number, pair) == present for number, pair, present in seen):
+            return
+        if all(all(present) for _, _, present in seen):
+            self.layers.setdefault("every_layer", f"{_LEADING}(layers, layers, true, false)")
+            entry["layers"] = "every_layer"
+            return
+        for kind, expression in self._base.layers.items():
+            for word in (kind, f"not {kind}"):
+                negated = word != kind
+                if all([not x for x in of(expression, i, p) or ()] == s if negated else of(expression, i, p) == s
+                       for i, p, s in seen):  # fmt: skip
+                    entry["layers"] = word
+                    return
+        self.open.append(f"{name}: in layers that nothing of {self._base.name} tells apart")
+
+
+def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, ...]:
+    """The form of a family's own row."""
+    row = family.tensors[name]
+    return Form(family.name, name, row.axes, row.fused_axes, ours, theirs).key
+
+
+def prefixes(pair: Pair) -> tuple[str, str]:
+    """What stands in the checkpoint before the names of the model's and of a layer's tensors."""
+    starts = Counter(pattern[: pattern.index("{n}.") + 4] for pattern in pair.source if "{n}." in pattern)
+    layer = starts.most_common(1)[0][0] if starts else "{n}."
+    above = layer.split(".")[:-3]
+    return "".join(f"{part}." for part in above), layer
+
+
+def braced(names: Sequence[str]) -> str:
+    """``a.{q,k}.b`` of both names."""
+    if len(set(names)) == 1:
+        return names[0]
+    start = _start(names)
+    start = start[: max(start.rfind("."), start.rfind("_")) + 1]
+    rest = [name[len(start) :] for name in names]
+    end = _start([name[::-1] for name in rest])[::-1]
+    cut = min((at for at in (end.find("."), end.find("_")) if at >= 0), default=len(end))
+    end = end[cut:]
+    return f"{start}{{{','.join(name[: len(name) - len(end)] for name in rest)}}}{end}"
+
+
+def _start(names: Sequence[str]) -> str:
+    """What all begin with."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike)
+
+
+def _short(cell: dict[str, Any]) -> Any:
+    return cell["name"] if len(cell) == 1 else cell
+
+
+def ranked(
+    pairs: Sequence[Pair], traced: Traced, families: Mapping[str, Family], guesses: Mapping[tuple[str, int], Guess]
+) -> list[str]:
+    """The families, the nearest first: by their rows and names of tensors, then by their keys."""
+    pair, (root, layer) = pairs[0], prefixes(pairs[0])
+    rotary = any("rope_theta" in key for key in pair.flat)
+    scores = {}
+    for name, family in families.items():
+        score, used = 8.0 if family.gguf == pair.architecture else 0.0, set()
+        for pattern, hits in traced.found.items():
+            rows, best = rows_of(family, pattern), -0.5
+            for row, cell in rows:
+                for ours in family.tensors[row].cells["hf"]:
+                    key = form_key(family, row, ours, cell)
+                    alike = [name_in(hit.source, root, layer) for hit in hits if hit.form.key == key]
+                    if alike:
+                        used.add(row)
+                        same = any(ours.name.removeprefix("=") in (one.module, one.whole) for one in alike)
+                        best = max(best, 3 if same else 1.5)
+            score += best if rows else -2
+        spare = (row for row in family.tensors.values() if row.cells["gguf"] and row.name not in used and not row.when)
+        score -= sum(1 for row in spare if row.name != _HEAD)
+        score += sum(_keys(pair, family))
+        score -= 15 if rotary != family.rope else 0
+        scores[name] = score
+    return sorted(scores, key=lambda name: -scores[name])
+
+
+def _keys(pair: Pair, family: Family) -> Iterator[float]:
+    cells = {cell.key: row for row in family.parameters.values() for cell in row.key_cells("gguf")}
+    ours = {cell.key for row in family.parameters.values() for cell in row.key_cells("hf")}
+    for key in pair.keys:
+        row = cells.get(key)
+        said = row is not None and (row.value or any(cell.key in pair.flat for cell in row.key_cells("hf")))
+        yield 0.6 if said else 0.1 if row is not None or key in family.metadata.keys else -0.6
+    for key in pair.document:
+        yield 0.05 if key in family.document.keys.keys or key in ours else -0.3
+    for key in ours:
+        yield 0 if key in pair.flat or key in pair.document else -0.1

@@ -1,0 +1,201 @@
+"""``ckconv learn``: known families as if they were not known, from one pair, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from family_cases import cases, checkpoint
+from safetensors.numpy import load_file, save_file
+
+import ckconv
+from ckconv.errors import CkconvError, InputError
+from ckconv.families import catalogue
+from ckconv.formats.detect import open_index
+from ckconv.learning.check import check
+from ckconv.learning.learn import learn
+from ckconv.learning.pair import Pair
+from ckconv.options import Options
+
+SHIPPED = dict(catalogue._texts())
+
+#: Families whose files come out right, held out with all that extend them -> what theirs then extends.
+LEARNED = ["arcee", "cohere", "exaone4", "glm4_moe", "granitemoe", "internlm3", "mixtral", "olmo", "olmo2", "qwen3"]
+
+
+def without(name: str) -> dict[str, str]:
+    """The shipped files but this one and those that extend it."""
+    hidden = {name}
+    while True:
+        parents = {n: tomllib.loads(text).get("extends", []) for n, text in SHIPPED.items() if n not in hidden}
+        more = {n for n, said in parents.items() if hidden & set(said if isinstance(said, list) else [said])}
+        if not more:
+            return {n: text for n, text in SHIPPED.items() if n not in hidden}
+        hidden |= more
+
+
+def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Every case of a family that goes to GGUF and back: the checkpoint, and what it is converted to."""
+    for case in cases(name):
+        if case.recorded and case.expected("hf->gguf") == case.expected("gguf->hf") == "right":
+            source = checkpoint(case.recorded, folder / case.name / "hf", case.tokenizer)
+            ckconv.convert(source, folder / case.name / "m.gguf", options=Options(**case.options))
+            yield source, folder / case.name / "m.gguf"
+
+
+def held_out(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
+    """Learn a family from its first case: the file, and what it makes of the others."""
+    pairs = list(pairs_of(name, folder))
+    monkeypatch.setattr(catalogue, "_texts", lambda: without(name))
+    try:
+        text = learn(pairs[:1], "new").text
+    except CkconvError as error:
+        if not error.code.startswith("learn."):
+            raise
+        return "", []
+    (folder / "new.toml").write_text(text)
+    outcomes = []
+    for source, model in pairs[1:]:
+        found = check(folder / "new.toml", Pair(open_index(source), open_index(model)))
+        stopped = found.forth.error or found.back.error
+        outcomes.append("right" if found.right else "refused" if stopped else f"wrong: {found}")
+    return text, outcomes
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_family_that_is_not_known_is_learned_from_one_pair(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right on its own pair; on models with other switches right, or refused."""
+    text, others = held_out(name, tmp_path, monkeypatch)
+
+    assert text
+    assert set(others) <= {"right", "refused"}, others
+
+
+@pytest.mark.skipif(not os.environ.get("CKCONV_LEARN"), reason="make learn")
+@pytest.mark.parametrize("name", sorted({case.family for case in cases()} & SHIPPED.keys()))
+def test_no_family_is_learned_wrong_in_silence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, others = held_out(name, tmp_path, monkeypatch)
+    assert set(others) <= {"right", "refused"}, others
+
+
+def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = list(pairs_of("olmo2", tmp_path))
+    monkeypatch.setattr(catalogue, "_texts", lambda: without("olmo2"))
+
+    one, both = (tomllib.loads(learn(pairs[:n], "new").text)["config"]["seen"] for n in (1, 2))
+
+    assert one["tie_word_embeddings"] is False
+    assert both["tie_word_embeddings"] == [False, True]
+
+
+# Bad pairs: named with the numbers, and nothing is written
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    found = next(pairs_of("olmo2", tmp_path))
+    monkeypatch.setattr(catalogue, "_texts", lambda: without("olmo2"))
+    return found
+
+
+def changed(source: Path, change: Any) -> None:
+    tensors = load_file(source / "model.safetensors")
+    save_file({name: change(name, array) for name, array in tensors.items()}, source / "model.safetensors")
+
+
+def test_a_fine_tuned_checkpoint_is_no_pair(pair: tuple[Path, Path]) -> None:
+    changed(pair[0], lambda name, array: array + np.float32(1e-3))
+    with pytest.raises(InputError, match=r"are no pair: \d+ of \d+ kinds of tensors have their values in no tensor"):
+        learn([pair], "new")
+
+
+def test_one_other_tensor_is_named(pair: tuple[Path, Path]) -> None:
+    changed(pair[0], lambda name, array: array * np.float32(1.01) if "down_proj" in name else array)
+    with pytest.raises(InputError, match=r"1 of \d+ kinds of tensors .*blk.N.ffn_down.weight") as caught:
+        learn([pair], "new")
+    assert caught.value.code == "learn.untraced"
+
+
+def test_what_samples_do_not_show_the_whole_comparison_does(pair: tuple[Path, Path]) -> None:
+    def touch(name: str, array: np.ndarray) -> np.ndarray:
+        if name != "model.embed_tokens.weight":
+            return array
+        flat = array.copy()
+        flat[200, 3] += 1
+        return flat
+
+    changed(pair[0], touch)
+    with pytest.raises(InputError) as caught:
+        learn([pair], "new", rows=1)
+    assert caught.value.code in ("learn.check", "learn.untraced")
+
+
+def test_a_truncated_file_is_named_with_its_length(pair: tuple[Path, Path]) -> None:
+    data = pair[1].read_bytes()
+    pair[1].write_bytes(data[:-1000])
+    with pytest.raises(InputError, match=r"ends at [\d,]+; the file has [\d,]+") as caught:
+        learn([pair], "new")
+    assert caught.value.exit_code == 3
+
+
+def test_a_quantised_gguf_is_named_with_its_types(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match=r"tensors? of \d+ are Q5_0, Q8_0, not F32, F16 or BF16") as caught:
+        learn([(pair[0], FIXTURES / "kquants/llama64.Q4_K_M.gguf")], "new")
+    assert caught.value.code == "learn.type"
+
+
+# The command
+
+
+def test_the_command_writes_a_file_that_converts(pair: tuple[Path, Path], tmp_path: Path, ckconv) -> None:
+    result = ckconv("learn", *pair, "-o", tmp_path / "new.toml")
+
+    assert result.code in (0, 7), result.err
+    assert "byte for byte: GGUF" in result.out + result.err
+    again = ckconv("learn", *pair, "-o", tmp_path / "new.toml")
+    assert (again.code, "already exists" in again.err) == (6, True)
+    made = ckconv("convert", pair[0], tmp_path / "made.gguf", "--family", tmp_path / "new.toml")
+    assert made.code == 0, made.err
+    assert "was not measured" in made.err + made.out
+
+
+def test_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
+    source, model = next(pairs_of("qwen3", tmp_path))
+    monkeypatch.setattr(catalogue, "_texts", lambda: without("qwen3"))
+    command = ("learn", source, model, "-o", tmp_path / "new.toml", "--json")
+
+    asked = ckconv(*command)
+
+    assert asked.code == 7, asked.err
+    keys = [question["key"] for question in asked.json["questions"]]
+    answers = [word for key in keys for word in ("--confirm", f"{key}=fixed")]
+    assert ckconv(*command, "--force", *answers).code == 0
+
+
+def test_nothing_is_written_where_nothing_is_learned(pair: tuple[Path, Path], tmp_path: Path, ckconv) -> None:
+    changed(pair[0], lambda name, array: array + np.float32(1e-3))
+    result = ckconv("learn", *pair, "-o", tmp_path / "new.toml")
+    assert (result.code, (tmp_path / "new.toml").exists()) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["one"], 2, "learn takes pairs"),
+        (["a", "b", "--base", "nosuch"], 2, "--base nosuch: no family"),
+        (["a", "b", "--confirm", "x=y"], 2, "--confirm x=y: KEY=harmless|any|fixed expected"),
+    ],
+)
+def test_a_wrong_command_says_what_is_expected(
+    arguments: list[str], code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    result = ckconv("learn", *arguments, "-o", tmp_path / "new.toml")
+    assert (result.code, said in result.err) == (code, True), result.err
