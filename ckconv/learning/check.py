@@ -27,7 +27,7 @@ from ckconv.learning.pair import FLOATS, Pair, value_of
 from ckconv.options import Options
 from ckconv.plan.steps import Plan
 from ckconv.system import read_at
-from ckconv.tokenizer.made import as_read
+from ckconv.tokenizer.gguf import as_read
 from ckconv.verification.content import parameter_differences
 
 #: Keys of config.json that say who wrote it, not what the model is.
