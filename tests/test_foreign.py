@@ -30,12 +30,13 @@ FILES = {
     ("ggml-model-q4_0.bin", b"tjgg\3\0\0\0" + bytes(64)): ("GGML file of version ggjt", "llama.cpp up to August 2023"),
     ("model.gguf", b"tjgg\3\0\0\0" + bytes(64)): ("GGML file of version ggjt", "llama.cpp up to August 2023"),
     ("x.bin", b"fmgg\1\0\0\0" + bytes(64)): ("GGML file of version ggmf", "llama.cpp"),
-    ("m.llamafile", b"MZqFpD='\n" + bytes(64)): ("llamafile", "llamafile"),
     ("m", b"\x1c\0\0\0TFL3" + bytes(64)): ("TFLite model", "LiteRT"),
     ("m.pte", b"\x1c\0\0\0ET12" + bytes(64)): ("ExecuTorch program", "ExecuTorch"),
     ("tf_model.h5", b"\x89HDF\r\n\x1a\n" + bytes(64)): ("HDF5 file", "Keras"),
     ("a.npy", b"\x93NUMPY\1\0" + bytes(64)): ("NumPy array", "NumPy"),
-    ("a.npz", _npz()): ("NumPy archive", "NumPy"),
+    ("m.tar.gz", b"\x1f\x8b\x08" + bytes(64)): ("gzip archive", "gzip"),
+    ("m", b"\x28\xb5\x2f\xfd" + bytes(64)): ("Zstandard archive", "zstd"),
+    ("__0_0.distcp", bytes(64)): ("checkpoint of torch.distributed", "torch.distributed.checkpoint"),
     ("a.bin", _npz()): ("NumPy archive", "NumPy"),
     ("rank0.engine", b"ptrt" + bytes(64)): ("TensorRT engine", "TensorRT"),
     ("m.nemo", bytes(600)): ("NeMo archive", "NeMo"),
@@ -61,7 +62,7 @@ def test_files_of_other_programs(name: str, content: bytes, tmp_path: Path, ckco
 
 
 DIRECTORIES = {
-    (".metadata", "__0_0.distcp"): "torch.distributed",
+    ("__0_0.distcp", "__1_0.distcp"): "torch.distributed",
     ("_CHECKPOINT_METADATA", "manifest.ocdbt"): "Orbax",
     ("mp_rank_00/model_optim_rng.pt",): "Megatron",
     ("latest_checkpointed_iteration.txt", "iter_0000010/x"): "Megatron",

@@ -93,6 +93,17 @@ def open_index(
         from ckconv.formats.locate import located
 
         path = located(path)
+    piped = ""
+    if source is None:
+        from ckconv.formats.inside import inside
+
+        if path == Path("-") and not os.path.lexists(path):
+            from ckconv.io.spool import spooled
+
+            path, nbytes = spooled()
+            piped = f"read from a pipe: {nbytes:,} bytes of temporary space"
+        with readable(path):
+            path = inside(path)
     with readable(path):
         is_directory = source is None and path.is_dir()
     away = _brought_back(path) if is_directory else []
@@ -108,6 +119,8 @@ def open_index(
             index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
         if index.misfit is not None:
             index.misfit.path = index.misfit.path or shown(path)
+        if piped:
+            index = replace(index, notes=(piped, *index.notes))
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))

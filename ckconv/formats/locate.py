@@ -138,7 +138,7 @@ def _hub(_: str, rest: str) -> Path:
         return snapshot / file
     files = repository(f"{owner}/{name}", revision)
     read = {path: origin for path, origin in files.items() if not path.endswith(_NOT_READ)}
-    return _standing(url.removesuffix(file).rstrip("/"), name, read) / file
+    return standing(url.removesuffix(file).rstrip("/"), name, read) / file
 
 
 def _web(scheme: str, rest: str) -> Path:
@@ -157,13 +157,13 @@ def _web(scheme: str, rest: str) -> Path:
         return HttpFile(f"{place}/{name}{query}", shown=f"{public}/{name}")
 
     if _is_part(last):
-        return _standing(public, "model", _checkpoint(last, f"{public}/{last}", file)) / last
+        return standing(public, "model", _checkpoint(last, f"{public}/{last}", file)) / last
     shard = parse_shard_name(last)
     names = [last]
     if shard:
         _check_number(range(shard.count), f"{public}/{last}")
         names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)]
-    return _standing(public, "model", {name: file(name) for name in names}) / last
+    return standing(public, "model", {name: file(name) for name in names}) / last
 
 
 def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[str, Origin]:
@@ -222,14 +222,14 @@ def _elsewhere(url: str) -> Path:
     files, alone = files_at(url)
     place, _, last = shown(url).rstrip("/").rpartition("/")
     if not alone:
-        return _standing(url, last, files)
+        return standing(url, last, files)
     last = next(iter(files))
     if _is_part(last) or parse_shard_name(last):
         files, _ = files_at(url.rpartition("/")[0])
-    return _standing(place, "model", files) / last
+    return standing(place, "model", files) / last
 
 
-def _standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
+def standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
     """Stand-ins of what a server lists, which is to be trusted in nothing."""
     _check_number(files, url)
     for path in files:

@@ -44,7 +44,9 @@ class Saved(NamedTuple):
     storages: Mapping[str, Extent]
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
+    """What the directory of a zip archive says of a file."""
+
     offset: int
     nbytes: int
     method: int
@@ -64,7 +66,11 @@ def read_saved(source: ByteSource) -> Saved:
 
 
 def _archive(source: ByteSource) -> Saved:
-    members = _members(source)
+    members = members_of(source)
+    if any(name.partition("/")[2].startswith("code/") for name in members):
+        raise Malformed(
+            "is a TorchScript program: torch.jit.load reads it; save the state_dict() of what it was made of"
+        )
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise Malformed("is a zip archive that torch.save did not write (it has no data.pkl)")
@@ -76,24 +82,25 @@ def _archive(source: ByteSource) -> Saved:
     prefix = f"{stem}data/"
     held = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
     named = {view.storage.key for view in _views(value)}
-    return Saved(value, {key: _extent(source, held[key]) for key in held.keys() & named})
+    return Saved(value, {key: member_extent(source, held[key]) for key in held.keys() & named})
 
 
 def _views(value: Any) -> list[View]:
-    return [item for item in value.values() if isinstance(item, View)] if isinstance(value, dict) else []
+    values = value.values() if isinstance(value, dict) else (value,)
+    return [item for item in values if isinstance(item, View)]
 
 
-def _read(source: ByteSource, member: _Member, limit: int) -> bytes:
+def _read(source: ByteSource, member: Member, limit: int) -> bytes:
     if member.nbytes > limit:
         raise Malformed(f"has a pickle of {member.nbytes:,} bytes; {limit:,} are allowed")
-    extent = _extent(source, member)
+    extent = member_extent(source, member)
     return source.read_whole(extent.offset, extent.nbytes)
 
 
-def _extent(source: ByteSource, member: _Member) -> Extent:
+def member_extent(source: ByteSource, member: Member) -> Extent:
     """The bytes of a member, which lie behind a header of their own."""
     if member.method or member.flags & _ENCRYPTED:
-        raise Malformed("has compressed or encrypted members, which torch.save does not write")
+        raise Malformed("has compressed or encrypted members: save it without")
     magic, flags, method, name, extra = _LOCAL.unpack(source.read_at(member.offset, _LOCAL.size))
     start = member.offset + _LOCAL.size + name + extra
     size = source.size or 0
@@ -102,8 +109,13 @@ def _extent(source: ByteSource, member: _Member) -> Extent:
     return Extent(source.path, start, member.nbytes)
 
 
-def _members(source: ByteSource) -> dict[str, _Member]:
-    """The directory of the archive."""
+def members_of(source: ByteSource) -> dict[str, Member]:
+    """The directory of a zip archive: name -> member.
+
+    Raises:
+        Malformed: it is none.
+        EOFError: it has no end.
+    """
     size = source.size or 0
     tail_at = max(0, size - _END.size - _MAX_COMMENT)
     tail = source.read_at(tail_at, size - tail_at)
@@ -119,7 +131,7 @@ def _members(source: ByteSource) -> dict[str, _Member]:
     if nbytes > MAX_DIRECTORY or offset + nbytes > size:
         raise Malformed(f"has a zip directory of {nbytes:,} bytes at byte {offset:,}, the file {size:,} bytes")
     directory = source.read_whole(offset, nbytes)
-    found: dict[str, _Member] = {}
+    found: dict[str, Member] = {}
     at = 0
     for _ in range(count):
         magic, flags, method, stored, plain, name_bytes, extra, comment, local = _CENTRAL.unpack_from(directory, at)
@@ -132,7 +144,7 @@ def _members(source: ByteSource) -> dict[str, _Member]:
         plain, stored, local = (next(wide) if number == _WIDE else number for number in (plain, stored, local))
         if name in found or (plain != stored and not method):
             raise Malformed(f"has a zip directory with {name!r} twice, or of two sizes")
-        found[name] = _Member(local, plain, method, flags)
+        found[name] = Member(local, plain, method, flags)
     return found
 
 

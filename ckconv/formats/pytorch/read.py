@@ -56,6 +56,20 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
     return SafetensorsFile(path, PICKLE_METADATA, tuple(tensors), 0, 0, opened.size)
 
 
+def extent_of(name: str, view: View, held: Extent | None, path: Path) -> Extent:
+    """The run of bytes that a tensor is.
+
+    Raises:
+        InputError: ``pt.tensor``.
+        UnsupportedError: ``pt.content``.
+    """
+    faults = Faults(path)
+    stored = _stored(name, view, held, faults)
+    faults.check()
+    assert stored is not None
+    return stored.extent
+
+
 def _stored(name: str, view: View, held: Extent | None, faults: Faults) -> StoredTensor | None:
     """A tensor as a run of bytes; ``None`` with a fault noted where it is none."""
     storage, dtype = view.storage, view.dtype

@@ -52,6 +52,23 @@ NAMED = frozenset(
     }
 )
 
+#: What the pickle of a distributed checkpoint names besides.
+DCP_NAMES = frozenset(
+    {
+        *(
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "StorageMeta"),
+                *("TensorProperties", "MetadataIndex", "_MEM_FORMAT_ENCODING"),
+            )
+        ),
+        *(("torch.distributed.checkpoint.filesystem", name) for name in ("_StorageInfo", "StorageInfo")),
+        ("torch.serialization", "_get_layout"),
+        *(("pathlib", name) for name in ("PosixPath", "WindowsPath", "PurePosixPath", "Path")),
+        *(("pathlib._local", name) for name in ("PosixPath", "WindowsPath")),
+    }
+)
+
 #: Bytes of a pickle. Of 100,000 tensors one has about 20 MB.
 MAX_PICKLE = 64 << 20
 #: Of a pickle's containers, and of the values that it memorises: so many, and one more for so many bytes (torch writes

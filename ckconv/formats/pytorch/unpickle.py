@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickletools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DType
@@ -47,6 +47,14 @@ class Storage(NamedTuple):
     elements: int
 
 
+class Record:
+    """An object of a class that may be named: what it was made of, and its state; it is known by its identity."""
+
+    def __init__(self, named: Named, made_of: Any = ()) -> None:
+        self.named, self.made_of = named, made_of
+        self.state: Any = {}
+
+
 class View(NamedTuple):
     """A tensor: ``offset`` and ``strides`` in elements of its storage."""
 
@@ -75,14 +83,17 @@ class Unpickled(NamedTuple):
     nbytes: int
 
 
-def unpickle(data: bytes) -> Unpickled:
+def unpickle(data: bytes, records: Collection[tuple[str, str]] = ()) -> Unpickled:
     """Interpret the pickle that ``data`` begins with.
+
+    Args:
+        records: classes and functions of which it may make a :class:`Record`.
 
     Raises:
         Malformed: it is none, or does anything but describe containers, numbers, texts and tensors.
         EOFError: it goes on behind the end of ``data``.
     """
-    machine = _Machine(len(data))
+    machine = _Machine(len(data), records)
     stream = io.BytesIO(data)
     instructions = pickletools.genops(stream)
     while True:
@@ -103,7 +114,8 @@ def unpickle(data: bytes) -> Unpickled:
 class _Machine:
     """The stack and the memory of the machine."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, records: Collection[tuple[str, str]]) -> None:
+        self.records = records
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.result: Any = None
@@ -136,7 +148,7 @@ class _Machine:
         elif name in _DONE:
             _DONE[name](self)
         elif name == "GLOBAL":
-            stack.append(_named(*argument.split(" ", 1)))
+            stack.append(self._named(*argument.split(" ", 1)))
         elif name not in _IGNORED:
             raise Malformed(f"holds a pickle with {name}, which describes no tensor")
 
@@ -166,7 +178,7 @@ class _Machine:
         held = self.stack[-1]
         keys = pairs[::2]
         # To look up a tuple of tuples goes as deep as they are nested.
-        if not isinstance(held, dict) or not all(isinstance(key, (str, int)) for key in keys):
+        if not isinstance(held, dict) or not all(isinstance(key, (str, int, Record)) for key in keys):
             raise TypeError
         held.update(zip(keys, pairs[1::2], strict=True))
 
@@ -180,19 +192,31 @@ class _Machine:
     def named(self) -> None:
         """A name whose module and name are texts on the stack."""
         module, name = self.popped(2)
-        self.stack.append(_named(module, name))
+        self.stack.append(self._named(module, name))
+
+    def _named(self, module: Any, name: Any) -> Named:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeError
+        if (module, name) not in NAMED and (module, name) not in self.records:
+            raise Malformed(f"holds a pickle that names {module}.{name}; only tensors are read, nothing is executed")
+        return Named(module, name)
 
     def state(self) -> None:
         """What a state dict has as attributes: a version of each of its modules, which says nothing of the tensors."""
-        held, _ = self.popped(2)
-        if not isinstance(held, (dict, View)):
+        held, state = self.popped(2)
+        if isinstance(held, Record):
+            held.state = state
+        elif not isinstance(held, (dict, View)):
             raise TypeError
         self.stack.append(held)
 
     def call(self) -> None:
         """A tensor, or a container, out of its parts."""
         function, arguments = self.popped(2)
-        self.stack.append(_called(function, arguments))
+        if isinstance(function, Named) and function in self.records:
+            self.stack.append(Record(function, arguments))
+        else:
+            self.stack.append(_called(function, arguments))
 
     def persistent(self) -> None:
         """A storage: ``("storage", class, key, device, elements)``; files of old versions add a view of another."""
@@ -203,14 +227,6 @@ class _Machine:
             raise TypeError
         dtype = None if made_of.name == UNTYPED else STORAGES[made_of.name]
         self.stack.append(Storage(key, dtype, elements))
-
-
-def _named(module: Any, name: Any) -> Named:
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise TypeError
-    if (module, name) not in NAMED:
-        raise Malformed(f"holds a pickle that names {module}.{name}; only tensors are read, nothing is executed")
-    return Named(module, name)
 
 
 def _called(function: Any, arguments: Any) -> Any:
@@ -275,6 +291,7 @@ _DONE: Mapping[str, Callable[[_Machine], None]] = {
     "STACK_GLOBAL": _Machine.named,
     "BUILD": _Machine.state,
     "REDUCE": _Machine.call,
+    "NEWOBJ": _Machine.call,
     "BINPERSID": _Machine.persistent,
 }
 _IGNORED = frozenset({"PROTO", "FRAME"})

@@ -1,0 +1,239 @@
+"""Models within other files: what reads a path finds stand-ins of the files that are in it (:mod:`ckconv.io.pieces`).
+
+=============================================  =========================================================
+``.metadata`` and ``*.distcp``                 tensors of torch.distributed, put together as a checkpoint
+a tar archive                                  the files in it
+a llamafile                                    its GGUF
+``*.npz``                                      the arrays in it, as a checkpoint
+=============================================  =========================================================
+
+What lies beside the tensors of a training run (``config.json``, the tokenizer), or in the directory above, goes along.
+Sources: POSIX ``pax`` (ustar headers), by Python's ``tarfile``; ``llamafile/zip.h`` (members of a zip at the end of a
+program); NumPy's ``lib/format.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, DType
+from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.tensors import Extent
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.locate import standing
+from ckconv.formats.pytorch.archive import member_extent, members_of
+from ckconv.formats.pytorch.distributed import is_distributed, read_distributed
+from ckconv.formats.pytorch.unpickle import Malformed
+from ckconv.formats.safetensors.files import SIDE_FILES
+from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode_header
+from ckconv.io.files import FileSource, open_source
+from ckconv.io.pieces import Part, Pieces
+
+#: Bytes of a file that say what it is.
+_HEAD = 512
+
+#: Files of an archive: a model has hundreds at most.
+_MEMBERS = 10_000
+
+#: Name, type, shape, and where the values are.
+_Tensor = tuple[str, DType, tuple[int, ...], Part]
+
+#: What accelerate and transformers call the directory of a model in that of a training run.
+_FSDP = "pytorch_model_fsdp_*"
+
+
+def inside(path: Path) -> Path:
+    """The stand-in of a model that is in a file or a directory; the path itself where there is none.
+
+    Raises:
+        InputError: what it is in is malformed; ``input.missing``.
+        UnsupportedError: nothing of it is a model.
+    """
+    if path.is_dir():
+        return _in_directory(path)
+    if not path.is_file():
+        return path
+    if path.suffix == ".nemo":  # a tar, too, of another program's
+        return path
+    source = open_source(path)
+    try:
+        head = source.read_at(0, _HEAD)
+        found = next((row for row in _HEADS if re.match(row.head, head, re.DOTALL)), None)
+        found = found if found is None or path.name.lower().endswith(found.suffix) else None
+        return found.place(path, source) if found else path
+    finally:
+        source.close()
+
+
+def _in_directory(path: Path) -> Path:
+    names = {entry.name for entry in path.iterdir()}
+    if is_distributed(names):
+        return _distributed(path, (path, path.parent))
+    run = sorted(name for name in names if fnmatchcase(name, _FSDP) and (path / name / ".metadata").is_file())
+    if run and not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names):
+        return _distributed(path / run[0], (path / run[0], path))
+    if "weights.npz" in names and not any(name.endswith(".safetensors") for name in names):
+        source = open_source(path / "weights.npz")
+        try:
+            return _checkpoint(path, _arrays(path / "weights.npz", source), _beside((path,)))
+        finally:
+            source.close()
+    return path
+
+
+def _distributed(path: Path, places: tuple[Path, ...]) -> Path:
+    """A checkpoint of what several processes saved."""
+    found = [(each.name, each.dtype, each.whole.shape, each.whole) for each in read_distributed(path)]
+    return _checkpoint(path, found, _beside(places))
+
+
+def _beside(places: tuple[Path, ...]) -> dict[str, Path]:
+    """Name -> place of what goes along with a model: that of the directory above, where the nearest says nothing."""
+    near = (places[0] / CONFIG_NAME).is_file()
+    return {
+        entry.name: entry
+        for place in (places[:1] if near else places[::-1])
+        for entry in place.iterdir()
+        if any(fnmatchcase(entry.name, glob) for glob in SIDE_FILES) and entry.is_file() and entry.suffix != ".py"
+    }
+
+
+def _checkpoint(url: Path, tensors: Sequence[_Tensor], beside: Mapping[str, Path]) -> Path:
+    """A directory with a file of these tensors, wide types first, and what lies beside it."""
+    tensors = sorted(tensors, key=lambda one: (-one[1].size, one[0]))
+    sizes = [
+        (name, dtype.safetensors or "", shape, dtype.nbytes(_elements(shape))) for name, dtype, shape, _ in tensors
+    ]
+    header = encode_header(sizes, PICKLE_METADATA)
+    files = {SINGLE_NAME: Pieces([header, *(part for *_, part in tensors)])}
+    files |= {name: Pieces([Extent(place, 0, place.stat().st_size)]) for name, place in beside.items()}
+    return standing(str(url), url.name or "model", files)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    elements = 1
+    for length in shape:
+        elements *= length
+    return elements
+
+
+def _tar(path: Path, source: FileSource) -> Path:
+    """The files of an archive, without the directory that all of them are in."""
+    extents: dict[str, Extent] = {}
+    with open(path, "rb") as raw:
+        try:
+            with tarfile.open(fileobj=raw, mode="r:") as archive:
+                for number, member in enumerate(archive):
+                    if number >= _MEMBERS:
+                        message = f"holds more than {_MEMBERS:,} files, which is not a model"
+                        raise InputError("tar.members", message, path=path, allowed=_MEMBERS)
+                    if not member.isfile() or member.issparse():
+                        if member.isdir():
+                            continue
+                        message = f"holds {quoted(member.name)}, which is a link or no regular file"
+                        raise InputError("tar.members", message, path=path, hint="pack the files that links lead to")
+                    extents[_member_name(member.name, path)] = Extent(path, member.offset_data, member.size)
+        except tarfile.TarError as error:
+            raise InputError("tar.members", f"is no sound tar archive ({error})", path=path) from None
+    beyond = next((name for name, (_, at, nbytes) in extents.items() if at + nbytes > source.size), "")
+    if beyond or not extents:
+        message = f"ends within {quoted(beyond)}; the download looks truncated" if beyond else "holds no file"
+        raise InputError("tar.members", message, path=path)
+    directory = standing(str(path), path.stem or "model", {name: Pieces([part]) for name, part in extents.items()})
+    tops = {PurePosixPath(name).parts[0] for name in extents}
+    return directory / tops.pop() if len(tops) == 1 else directory
+
+
+def _member_name(name: str, path: Path) -> str:
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if not parts or ".." in parts or parts[0] == "/" or any(not part.isprintable() for part in parts):
+        raise InputError("tar.members", f"holds {quoted(name)}, which is outside of it", path=path)
+    return "/".join(part for part in parts if part != ".")
+
+
+def _llamafile(path: Path, source: FileSource) -> Path:
+    """The GGUF in a program of llamafile."""
+    try:
+        members = {name: member for name, member in members_of(source).items() if name.endswith(".gguf")}
+        extents = {PurePosixPath(name).name: member_extent(source, member) for name, member in members.items()}
+    except (Malformed, EOFError) as error:
+        raise InputError("llamafile.zip", f"is a llamafile that {error or 'ends early'}", path=path) from None
+    text = {name: extent for name, extent in extents.items() if "mmproj" not in name}
+    if len(text) != 1:
+        some = ", ".join(map(quoted, [*text][:4])) or "none"
+        hint = "llamafile runs it with -m MODEL.gguf: convert that" if not text else "unzip FILE NAME takes one out"
+        raise UnsupportedError("llamafile.model", f"holds {len(text)} models: {some}", path=path, hint=hint)
+    name = next(iter(text))
+    return standing(str(path), path.stem, {each: Pieces([part]) for each, part in extents.items()}) / name
+
+
+def _npz(path: Path, source: FileSource) -> Path:
+    return _checkpoint(path, _arrays(path, source), {}) / SINGLE_NAME
+
+
+#: What NumPy calls types.
+_TYPES = {
+    "f4": "F32", "f8": "F64", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8", "u1": "U8", "u2": "U16",
+    "u4": "U32", "u8": "U64", "b1": "BOOL",
+}  # fmt: skip
+
+
+def _arrays(path: Path, source: FileSource) -> list[_Tensor]:
+    """The arrays of a file of NumPy or MLX."""
+    found: list[_Tensor] = []
+    try:
+        for name, member in members_of(source).items():
+            if name.endswith(".npy"):
+                extent = member_extent(source, member)
+                dtype, shape, skip = _array(source.read_at(extent.offset, min(extent.nbytes, 1 << 16)))
+                if skip + dtype.nbytes(_elements(shape)) != extent.nbytes:
+                    raise Malformed(
+                        f"has {quoted(name)} of {extent.nbytes:,} bytes, which is not {dtype} {list(shape)}"
+                    )
+                own = Extent(path, extent.offset + skip, extent.nbytes - skip)
+                found.append((name.removesuffix(".npy"), dtype, shape, own))
+    except (Malformed, EOFError) as error:
+        raise InputError("npz.array", str(error) or "ends early", path=path) from None
+    if not found:
+        raise UnsupportedError("npz.array", "holds no array", path=path)
+    return found
+
+
+def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
+    """Type, shape and the bytes of the header of a ``.npy``."""
+    wide = 2 if head[6:7] == b"\1" else 4
+    skip = 8 + wide + int.from_bytes(head[8 : 8 + wide], "little")
+    try:
+        if not head.startswith(b"\x93NUMPY") or skip > len(head):
+            raise ValueError
+        said: Any = ast.literal_eval(head[8 + wide : skip].decode("latin-1").strip())
+        order, kind, shape = said["fortran_order"], said["descr"], said["shape"]
+        if order is not False or kind[0] not in "<|" or not isinstance(shape, tuple):
+            raise ValueError
+        dtype = DTYPES[_TYPES[kind[1:]]]
+        if any(type(length) is not int or not 0 <= length < 1 << 40 for length in shape):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, SyntaxError, IndexError, MemoryError, RecursionError):
+        raise Malformed("has an array that is no plain one of numbers, little-endian and row by row") from None
+    return dtype, shape, skip
+
+
+class _Head(NamedTuple):
+    """What a file begins with, how its name ends, and what finds the model in it."""
+
+    head: bytes
+    suffix: str
+    place: Callable[[Path, FileSource], Path]
+
+
+_HEADS = (
+    _Head(rb".{257}ustar", "", _tar),
+    _Head(rb"MZqFpD|jartsr", "", _llamafile),
+    _Head(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", ".npz", _npz),
+)
