@@ -376,6 +376,7 @@ def diff(
     b: StrPath,
     *,
     weights: bool = False,
+    tolerance: float = 0.0,
     follow_links: bool = False,
     families: Sequence[StrPath] = (),
     progress: Progress | None = None,
@@ -383,6 +384,8 @@ def diff(
     """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
 
     Args:
+        tolerance: a tensor whose relative error (root of the sum of squared differences over that of squared values)
+            is no larger counts as the same.
         follow_links: files of a directory that are links to places outside of it are read.
         families: family files of your own.
 
@@ -397,4 +400,4 @@ def diff(
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))
         one, other = seen_as(other, one), seen_as(one, other)
         require_comparable(one, other)
-        return compare(one, other, weights=weights, progress=progress)
+        return compare(one, other, weights=weights, tolerance=tolerance, progress=progress)

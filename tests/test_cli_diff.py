@@ -14,6 +14,8 @@ from checkpoints import Decoder, Tensors, save
 from conftest import FIXTURES, Result
 from models import Model
 
+import ckconv as library
+
 Run = Callable[..., Result]
 SMALL = Decoder(layers=1)
 
@@ -47,8 +49,8 @@ def test_equal_models_end_with_0(ckconv: Run, tmp_path: Path) -> None:
     assert (found.code, found.err) == (0, "")
     assert found.out.splitlines() == [
         f"{a}  {b}",
-        "  20 tensors equal (5 stored in another type)",
         "the same model",
+        "  20 tensors equal (5 stored in another type)",
     ]
 
 
@@ -58,9 +60,9 @@ def test_equal_tensors_under_another_tokenizer_are_no_equal_models(ckconv: Run) 
     found = ckconv("diff", a, b)
     assert found.code == 5
     assert "  tokenizer.ggml.pre: 'gpt-2' | 'llama-bpe'" in found.out.splitlines()
-    assert found.out.splitlines()[-1] == "the same tensors, not the same model"
+    assert found.out.splitlines()[1] == "the same tensors, not the same model"
     found = ckconv("diff", a, b, "--weights")
-    assert (found.code, found.out.splitlines()[-1]) == (0, "the same tensors")
+    assert (found.code, found.out.splitlines()[1]) == (0, "the same tensors")
 
 
 @pytest.mark.parametrize("key", ["tokenizer.chat_template=EVIL", "tokenizer.ggml.eos_token_id=7", "general.license=x"])
@@ -95,7 +97,7 @@ def test_configurations_that_differ_are_no_same_model(
         path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": model_type, **config}))
     found = ckconv("diff", tmp_path / "a", tmp_path / "b")
     assert found.code == 5, found.out
-    assert found.out.splitlines()[-1].endswith("not the same model")
+    assert found.out.splitlines()[1].endswith("not the same model")
     assert ckconv("diff", tmp_path / "a", tmp_path / "a").code == 0
     assert ckconv("diff", tmp_path / "a", tmp_path / "b", "--weights").code == 0
 
@@ -105,7 +107,7 @@ def test_equality_with_mlx_triples_is_said_not_to_be_transitive(ckconv: Run) -> 
     decoded = FIXTURES / "mlx-dequantized" / "llama-tied-bf16.q4g64.dequantized"
     found = ckconv("diff", triple, decoded)
     assert "which need not be equal to each other" in found.out
-    assert found.out.splitlines()[-1] == "the same tensors, not the same model", "only one has a tokenizer"
+    assert found.out.splitlines()[1] == "the same tensors, not the same model", "only one has a tokenizer"
     assert "  tokenizer.json: there | missing" in found.out
 
 
@@ -122,6 +124,7 @@ def test_different_models_end_with_5(ckconv: Run, pair: tuple[Path, Path]) -> No
     assert (found.code, found.err) == (5, "")
     assert found.out.splitlines() == [
         f"{a}  {b}",
+        "not the same model",
         "  11 tensors equal",
         "  1 differs",
         "    output_norm.weight  F32  1 of 64 values, max |d| 3, relative 0.188",
@@ -130,7 +133,6 @@ def test_different_models_end_with_5(ckconv: Run, pair: tuple[Path, Path]) -> No
         f"  1 only in {b}",
         "    layers.0.attention.v.bias",
         "  config rope_theta: 10000.0 | 500000.0",
-        "not the same model",
     ]
 
 
@@ -153,7 +155,9 @@ def test_json_is_one_document(ckconv: Run, pair: tuple[Path, Path]) -> None:
         "b": str(b),
         "same": False,
         "equal": 11,
+        "tolerance": 0.0,
         "retyped": [],
+        "near": [],
         "different": [
             {
                 "tensor": "output_norm.weight",
@@ -206,10 +210,10 @@ def test_long_lists_are_cut_unless_verbose(ckconv: Run, tmp_path: Path) -> None:
 
     short, long = ckconv("diff", a, b), ckconv("diff", "-v", a, b)
     assert short.code == long.code == 5
-    assert "  0 tensors equal\n  30 differ\n" in short.out
+    assert "not the same model\n  0 tensors equal\n  30 differ, worst first: relative error up to " in short.out
     assert "    ... and 10 more (-v lists them)" in short.out
-    assert short.out.count("max |d|") == 20
-    assert long.out.count("max |d|") == 30
+    assert short.out.count(" values, max |d|") == 20
+    assert long.out.count(" values, max |d|") == 30
     assert "more" not in long.out
 
 
@@ -229,7 +233,7 @@ def test_a_converted_model_is_the_same_model(ckconv: Run, tmp_path: Path) -> Non
     assert ckconv("convert", "-q", source, tmp_path / "m.bump").code == 0
 
     found = ckconv("diff", source, tmp_path / "m.bump")
-    assert (found.code, found.out.splitlines()[1:]) == (0, ["  20 tensors equal", "the same model"])
+    assert (found.code, found.out.splitlines()[1:]) == (0, ["the same model", "  20 tensors equal"])
     hashes = [ckconv("inspect", "--json", "--hash", path).json["hash"] for path in (source, tmp_path / "m.bump")]
     assert hashes[0] == hashes[1]
 
@@ -244,9 +248,9 @@ def test_a_missing_input_is_no_difference_and_a_model_against_its_rules_is_one(c
     found = ckconv("diff", good, other)
     assert found.code == 5
     assert found.out.splitlines()[1:] == [
+        "the same tensors, not the same model",
         "  12 tensors equal",
         "  config.json: 'intermediate_size': 96 | 1",
-        "the same tensors, not the same model",
     ]
 
 
@@ -290,3 +294,23 @@ def test_files_of_metadata_only_are_not_compared(tmp_path: Path, ckconv: Run) ->
         found = ckconv(*arguments)
         assert (found.code, found.out) == (4, "")
         assert "error[model.no-tensors]" in found.err
+
+
+def test_a_tolerance_is_the_relative_error_that_counts_as_none(ckconv: Run, tmp_path: Path) -> None:
+    decoder = Decoder(layers=2)
+    errors = {"model.layers.0.mlp.up_proj.weight": 1e-6, "model.layers.1.mlp.up_proj.weight": 1e-3}
+    tensors = {name: array * (1 + np.float32(errors.get(name, 0))) for name, array in decoder.tensors().items()}
+    a = save(tmp_path / "a", decoder.config(), decoder.tensors())
+    b = save(tmp_path / "b", decoder.config(), {name: array.astype(np.float32) for name, array in tensors.items()})
+
+    none, some, all = (ckconv("diff", a, b, *flags) for flags in ((), ("--tolerance", "1e-5"), ("--tolerance", "0.1")))
+    assert [found.code for found in (none, some, all)] == [5, 5, 0]
+    first, second = [line.split()[0] for line in none.out.splitlines() if "max |d|" in line and "  F32" in line]
+    assert (first, second) == ("layers.1.ffn.up.weight", "layers.0.ffn.up.weight"), "worst first"
+    assert "  1 differs by at most the tolerance of 1e-05\n    layers.0.ffn.up.weight" in some.out
+    assert "  1 differs\n    layers.1.ffn.up.weight" in some.out
+    assert all.out.splitlines()[1] == "the same model within the tolerance"
+    assert "  2 differ by at most the tolerance of 0.1, worst first: relative error up to 0.001 (layers.1" in all.out
+    found = library.diff(a, b, tolerance=0.1)
+    assert (found.same, len(found.near), found.to_dict()["near"][0]["tensor"]) == (True, 2, first)
+    assert repr(found) == f"<Comparison: the same, {found.equal} equal, 2 near, 0 different>"

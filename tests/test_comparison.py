@@ -313,9 +313,9 @@ def test_a_permuted_row_is_found_where_it_is(tmp_path: Path) -> None:
 
     assert diff(one, hf).same
     found = diff(wrong, hf)
-    assert [item.name for item in found.different] == ["layers.0.attention.q.weight", "layers.0.attention.k.weight"]
+    assert {item.name for item in found.different} == {"layers.0.attention.q.weight", "layers.0.attention.k.weight"}
     # Of a head's 16 rows only the first and the last are where they were.
-    assert [item.values for item in found.different] == [4 * 14 * 64, 2 * 14 * 64]
+    assert {item.values for item in found.different} == {4 * 14 * 64, 2 * 14 * 64}
 
 
 def q4_1(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> np.ndarray:

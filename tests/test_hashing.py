@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, bf16, save, save_gguf
 from conftest import FIXTURES
 
+import ckconv
 from ckconv.comparison.hash import Hashes, hash_index
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.detect import open_index
@@ -24,8 +26,8 @@ GOLDEN = {
     "hf/gpt2-hub-f32": "4697f51eb86428088efe1c13725d3bb5121317f477db271810617e2e7834e71f",
     "hf/llama-untied-f16-sharded": "c3d90eb9d7242bb9ddaa971a20cbb76180c804c0eab35eaf8e1f1caebae6e1b9",
     "hf/phi3-bf16": "3ecd3f960e175c698d97edcfec892fd83def819abb91f0b159310f029cd590e3",
-    "kquants/llama64.Q4_K_M.gguf": "49cc052fa76d55fb50298260dd9f26b19c5b0ec1169f0964280564312599b4e1",
-    "mlx/llama-tied-bf16.q4g64": "77ca6c61661fe70b6c6c1c0276184587deef56184748ef2c95cf1fbfe9bde45f",
+    "kquants/llama64.Q4_K_M.gguf": "2037b4e11968952dcd731c3f385f1dab77ee9364f8faf45528976640ed2ed755",
+    "mlx/llama-tied-bf16.q4g64": "c88836a19d15ff7975ac280657aa52037f08da7a2ca87504a7ffe375da7599ea",
 }
 
 
@@ -53,16 +55,37 @@ def test_a_hash_is_sha256_of_name_shape_type_and_float32_values(tmp_path: Path) 
     assert hashes.model == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def test_a_quantised_hash_is_over_the_blocks(tmp_path: Path) -> None:
-    index = open_index(FIXTURES / "kquants" / "llama64.Q4_K_M.gguf")
-    tensor = index.tensors["layers.0.ffn.down.weight"]
-    extent = tensor.extents[0]
-    data = extent.path.read_bytes()[extent.offset : extent.offset + extent.nbytes]
-    shape = "x".join(map(str, tensor.shape))
-    head = f"layers.0.ffn.down.weight\n{shape}\n{tensor.dtype}\n".encode()
+def test_a_quantised_hash_is_over_the_values_of_the_blocks() -> None:
+    path = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
+    stored = next(it for it in gguf.GGUFReader(path).tensors if it.name == "blk.0.ffn_down.weight")
+    values = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    head = f"layers.0.ffn.down.weight\n{'x'.join(map(str, values.shape))}\nF32\n".encode()
 
-    assert tensor.dtype.block > 1
-    assert hash_index(index).tensors["layers.0.ffn.down.weight"] == hashlib.sha256(head + data).hexdigest()
+    found = hash_index(open_index(path)).tensors["layers.0.ffn.down.weight"]
+    assert found == hashlib.sha256(head + values.astype("<f4").tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "options"),
+    [
+        ("kquants/llama64.Q4_K_M.gguf", "hf", {"dequantize": True}),
+        ("kquants/llama64.Q4_K_M.gguf", "gguf", {"decode": ("blk.*",)}),
+        ("mlx/llama-tied-bf16.q4g64", "hf", {"dequantize": True}),
+        ("mlx/llama-tied-bf16.q4g64", "bump", {"dequantize": True}),
+    ],
+)
+def test_a_model_has_one_hash_in_every_format(source: str, to: str, options: dict[str, Any], tmp_path: Path) -> None:
+    target = tmp_path / ("out.gguf" if to == "gguf" else "out")
+    ckconv.convert(FIXTURES / source, target, to=to, options=ckconv.Options(**options))
+    assert hash_index(open_index(target)).model == hash_index(open_index(FIXTURES / source)).model
+
+
+@pytest.mark.parametrize("type", ["q4_0", "q4_1", "q8_0"])
+def test_a_gguf_and_its_mlx_have_one_hash_where_mlx_rounds_nothing(type: str, tmp_path: Path) -> None:
+    blocks, mlx = tmp_path / "m.gguf", tmp_path / "mlx"
+    ckconv.convert(FIXTURES / "hf" / "llama-bias-f32", blocks, options=ckconv.Options(quantize=type))
+    ckconv.convert(blocks, mlx, to="mlx")
+    assert hash_index(open_index(mlx)).model == hash_index(open_index(blocks)).model
 
 
 def test_order_and_sharding_make_no_difference(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_op
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.difference import Difference
 
@@ -34,6 +36,13 @@ _SHOWN = 20
 @flag("--follow-links")
 @flag("--family")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="T",
+    help="Count a tensor as the same if its relative error (RMS) is at most T, such as 1e-6.",
+)
 @page_option("Write a page to FILE, which must be new: both models, and how far each tensor is apart.")
 @common_options
 @click.pass_context
@@ -45,6 +54,7 @@ def command(
     follow_links: bool,
     family: tuple[Path, ...],
     weights: bool,
+    tolerance: float,
     page: Path | None,
 ) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
@@ -72,7 +82,7 @@ def command(
         require_comparable(one, other)
         with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)
-            found = diff(one, other, weights=weights, spread=page is not None, progress=line)
+            found = diff(one, other, weights=weights, spread=page is not None, tolerance=tolerance, progress=line)
         if page is not None:
             from ckconv.cli.pair_page import Side, write_pair
 
@@ -89,13 +99,15 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     if settings.quiet:
         return
     retyped = f" ({len(found.retyped)} stored in another type)" if found.retyped else ""
-    lines = [f"{shown(a)}  {shown(b)}", f"  {counted(found.equal, 'tensor')} equal{retyped}"]
+    lines = [f"{shown(a)}  {shown(b)}", _verdict(found), f"  {counted(found.equal, 'tensor')} equal{retyped}"]
     if settings.verbose:
         lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]
-    if found.different:
-        lines.append(f"  {len(found.different):,} differ{'s' if len(found.different) == 1 else ''}")
-        lines += [f"    {_line(item)}" for item in found.different[: None if settings.verbose else _SHOWN]]
-        lines += _rest(len(found.different), settings)
+    within = f" by at most the tolerance of {found.tolerance:g}"
+    for items, how in ((found.near, within), (found.different, "")):
+        if items:
+            lines.append(f"  {len(items):,} differ{'s' if len(items) == 1 else ''}{how}{_worst(items)}")
+            lines += [f"    {_line(item)}" for item in items[: None if settings.verbose else _SHOWN]]
+            lines += _rest(len(items), settings)
     for names, path in zip(found.only, (a, b), strict=True):
         if names:
             lines.append(f"  {len(names)} only in {shown(path)}")
@@ -109,10 +121,23 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
         lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
     if any(_is_triple(name) for _, *names in found.retyped for name in names):
         lines.append(f"  note: {_NOT_TRANSITIVE}")
-    print_report_lines([*lines, _verdict(found)], settings)
+    print_report_lines(lines, settings)
+
+
+def _worst(items: Sequence[Difference]) -> str:
+    """The largest errors of several tensors, in one line."""
+    compared = [item for item in items if not item.reason and math.isfinite(item.relative_error)]
+    if len(items) < 2 or not compared:
+        return ""
+    worst, largest = compared[0], max(item.max_error for item in compared)
+    return f", worst first: relative error up to {worst.relative_error:.3g} ({worst.name}), max |d| {largest:.3g}"
 
 
 def _verdict(found: Comparison) -> str:
+    return f"{_words(found)} within the tolerance" if found.near and found.same_weights else _words(found)
+
+
+def _words(found: Comparison) -> str:
     if found.weights:
         return "the same tensors" if found.same else "not the same tensors"
     if found.same:
@@ -137,32 +162,4 @@ def _line(item: Difference) -> str:
 
 
 def _document(found: Comparison, a: Path, b: Path) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return {
-        "a": shown(a),
-        "b": shown(b),
-        "same": found.same,
-        "equal": found.equal,
-        "retyped": [{"tensor": name, "a": ours, "b": theirs} for name, ours, theirs in found.retyped],
-        "different": [
-            {
-                "tensor": item.name,
-                "a": item.dtypes[0],
-                "b": item.dtypes[1],
-                "values": item.values,
-                "elements": item.elements,
-                "max_error": number(item.max_error),
-                "relative_error": number(item.relative_error),
-                "reason": item.reason or None,
-            }
-            for item in found.different
-        ],
-        "only_in_a": list(found.only[0]),
-        "only_in_b": list(found.only[1]),
-        "config": {name: {"a": ours, "b": theirs} for name, (ours, theirs) in found.config.items()},
-        "weights_only": found.weights,
-        "facts": [{"name": fact.name, "a": fact.mine, "b": fact.meant} for fact in found.facts],
-        "not_compared": found.unknown or None,
-    }
+    return {"a": shown(a), "b": shown(b), **found.to_dict()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckconv.comparison.difference import Difference, incomparable
 from ckconv.comparison.factdiff import Facts, compare_facts
@@ -28,7 +29,7 @@ ROPE_FREQUENCIES = "rope_frequencies"
 Progress = Callable[[int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What two models have in common.
 
@@ -40,6 +41,8 @@ class Comparison:
         facts: what else the two say different things of: metadata, tokenizers, files beside them.
         unknown: why that was not compared, empty where it was.
         weights: nothing but tensors was compared.
+        near: tensors that differ by no more than the tolerance; worst first, as ``different`` is.
+        tolerance: the relative error that a tensor may have, 0 for none.
     """
 
     equal: int
@@ -50,6 +53,29 @@ class Comparison:
     facts: tuple[Fact, ...] = ()
     unknown: str = ""
     weights: bool = False
+    near: tuple[Difference, ...] = ()
+    tolerance: float = 0.0
+
+    def __repr__(self) -> str:
+        verdict = "the same" if self.same else "not the same"
+        return f"<Comparison: {verdict}, {self.equal} equal, {len(self.near)} near, {len(self.different)} different>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``ckconv diff --json`` but for the paths; numbers that are not finite are ``None``."""
+        return {
+            "same": self.same,
+            "equal": self.equal,
+            "tolerance": self.tolerance,
+            "retyped": [{"tensor": name, "a": ours, "b": theirs} for name, ours, theirs in self.retyped],
+            "near": [item.to_dict() for item in self.near],
+            "different": [item.to_dict() for item in self.different],
+            "only_in_a": list(self.only[0]),
+            "only_in_b": list(self.only[1]),
+            "config": {name: {"a": ours, "b": theirs} for name, (ours, theirs) in self.config.items()},
+            "weights_only": self.weights,
+            "facts": [{"name": fact.name, "a": fact.mine, "b": fact.meant} for fact in self.facts],
+            "not_compared": self.unknown or None,
+        }
 
     @property
     def same_weights(self) -> bool:
@@ -68,6 +94,7 @@ def diff(
     *,
     weights: bool = False,
     spread: bool = False,
+    tolerance: float = 0.0,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two models: tensor by tensor, then everything else that they say, unless ``weights`` alone count.
@@ -77,6 +104,7 @@ def diff(
 
     Args:
         spread: count how far values are apart, power of two by power of two.
+        tolerance: a tensor whose relative error is no larger counts as the same.
     """
     tell = progress or (lambda nbytes, name: None)
     if (a.config is None) != (b.config is None) and _are_named_alike(a, b):
@@ -88,6 +116,7 @@ def diff(
         ours = _without_derived(_without_placeholders(ours, theirs, files), theirs, b, files)
         theirs = _without_derived(_without_placeholders(theirs, ours, files), ours, a, files)
         equal, retyped, different = 0, list[tuple[str, str, str]](), list[Difference]()
+        near = list[Difference]()
         for name, mine in ours.items():
             if name not in theirs:
                 continue
@@ -95,7 +124,9 @@ def diff(
             other = theirs[name]
             found = _compare(mine, other, (_shift(a, mine), _shift(b, other)), files, tell, spread=spread)
             if found is not None:
-                different.append(found)
+                (near if tolerance and not found.reason and found.relative_error <= tolerance else different).append(
+                    found
+                )
                 continue
             equal += 1
             if mine.dtype.name != other.dtype.name:
@@ -105,13 +136,21 @@ def diff(
     return Comparison(
         equal,
         tuple(retyped),
-        tuple(different),
+        tuple(sorted(different, key=_badness, reverse=True)),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
         {} if weights else parameter_differences(a, b),
         facts.different,
         facts.unknown,
         weights,
+        tuple(sorted(near, key=_badness, reverse=True)),
+        tolerance,
     )
+
+
+def _badness(found: Difference) -> tuple[bool, float]:
+    """What comes first: tensors that cannot be compared, then the largest relative error."""
+    error = found.relative_error
+    return bool(found.reason), math.inf if math.isnan(error) else error
 
 
 def _are_named_alike(a: TensorIndex, b: TensorIndex) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import counted
 
@@ -31,6 +31,19 @@ class Difference(NamedTuple):
     relative_error: float
     reason: str = ""
     spread: tuple[tuple[int, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``ckconv diff --json``."""
+        errors = {"max_error": self.max_error, "relative_error": self.relative_error}
+        return {
+            "tensor": self.name,
+            "a": self.dtypes[0],
+            "b": self.dtypes[1],
+            "values": self.values,
+            "elements": self.elements,
+            **{name: error if math.isfinite(error) else None for name, error in errors.items()},
+            "reason": self.reason or None,
+        }
 
 
 def ratio(squares: float, power: float) -> float:

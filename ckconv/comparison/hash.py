@@ -1,14 +1,15 @@
 """Content hashes that do not depend on the file format: the same numbers give the same hash.
 
-A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows: float tensors as their exact
-float32 values, quantised ones as type and blocks. The model's hash covers the hashes of all tensors, by name.
+A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values, which
+quantised blocks are decoded to and whose zeros are positive; blocks without a decoder count as type and bytes. The model's hash covers the hashes of
+all tensors, by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.tensors import Tensor, TensorIndex, is_bias, require_tensors
@@ -16,7 +17,13 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.io.files import Files, head_is_embedding
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.quant.convert import Conversion
+from ckconv.quant.convert import Conversion, decodable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NEGATIVE_ZERO = 0x80000000
 
 
 class Hashes(NamedTuple):
@@ -55,12 +62,20 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
     return Hashes(hashes, model.hexdigest())
 
 
+def _without_signs_of_zeros(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Float32 values whose zeros are positive: blocks of one number in two formats may decode to either."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(data).view(np.uint32)
+    return np.where(bits == _NEGATIVE_ZERO, np.uint32(0), bits).view(np.uint8)
+
+
 def _hash_tensor(
     tensor: Tensor, index: TensorIndex, files: Files, progress: Callable[[int, str], None] | None
 ) -> tuple[str, bool]:
     """The digest, and whether every byte that went into it was zero."""
     reader = RowReader(tensor, files)
-    exact = reader.dtype in WIDENS_TO_F32
+    exact = reader.dtype in WIDENS_TO_F32 or decodable(reader.dtype)
     shift = 0
     if index.config is not None:
         shift = shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
@@ -75,6 +90,7 @@ def _hash_tensor(
     zero_filled = True
     for _, rows in canonical_pieces(reader):
         data, _ = conversion.apply(rows)
+        data = _without_signs_of_zeros(data) if exact else data
         digest.update(data)
         zero_filled = zero_filled and not data.any()
         if progress:
