@@ -1,8 +1,8 @@
 """Content hashes that do not depend on the file format: the same numbers give the same hash.
 
-A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values, which
-quantised blocks are decoded to and whose zeros are positive; blocks without a decoder count as type and bytes. The model's hash covers the hashes of
-all tensors, by name.
+A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
+are decoded, and zeros are positive. Blocks without a decoder count as type and bytes. The model's hash covers the
+hashes of all tensors, by name.
 """
 
 from __future__ import annotations
