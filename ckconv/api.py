@@ -17,21 +17,21 @@ from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, named_by_directory, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
-from ckconv.formats.sides import check_alone, seen_as, with_mmproj
+from ckconv.formats.model import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
-from ckconv.record.schema import record_path
+from ckconv.record.read import record_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
-    from ckconv.conversion.progress import Watcher
+    from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
     from ckconv.plan.steps import Late

@@ -81,7 +81,6 @@ WORDS_OF_TYPES = {"scheme_of", "Scheme", "triple_of"}
 FORMATS: dict[str, str] = {
     "options": "gguf",
     "record/read": "bump",
-    "record/schema": "bump",
     "verification/statements": "gguf",
 }
 

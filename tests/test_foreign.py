@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
 from ckconv.families.elsewhere import known_by
-from ckconv.formats.foreign import FOREIGN
+from ckconv.formats.detect import FOREIGN
 from ckconv.plan.steps import DECODE, decode_hint
 
 

@@ -14,8 +14,15 @@ from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from safetensors.numpy import load_file
 
-from ckconv.adapters.model import changes_of
-from ckconv.adapters.names import families_of, family_named, gguf_module_of, gguf_name_of, module_of, path_of
+from ckconv.adapters.model import (
+    changes_of,
+    families_of,
+    family_named,
+    gguf_module_of,
+    gguf_name_of,
+    module_of,
+    path_of,
+)
 from ckconv.api import open_model
 from ckconv.core.tensors import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError

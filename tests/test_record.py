@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
 from ckconv.record import zip as zipstore
-from ckconv.record.read import open_record
-from ckconv.record.schema import Record, SourceFile
-from ckconv.record.skeleton import KeptSource
+from ckconv.record.read import KeptSource, Record, SourceFile, open_record
 
 
 def packed(members: dict[str, bytes]) -> bytes:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_rows import stored
 
 from ckconv.conversion import write
-from ckconv.conversion.progress import Progress, Stopped
+from ckconv.conversion.follow import Progress, Stopped
 from ckconv.conversion.write import Chunk, moved_rows, row_order, write_file
 from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, shifted, transposed

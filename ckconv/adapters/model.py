@@ -1,17 +1,41 @@
-"""What an adapter changes: of which module, of which rows of a fused one."""
+"""Changes of an adapter: the modules, their names, and where the matrices of a LoRA lie."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import PARTS, Adapter, AdapterModule, Role, Tensor, TensorIndex, cut, parse, with_layer
-from ckconv.families.catalogue import FAMILIES
-from ckconv.families.kinds import canonical_shape
+from ckconv.core.layouts import Axis, Layout, Strip, merged
+from ckconv.core.tensors import (
+    BY_BASE,
+    PARTS,
+    Adapter,
+    AdapterModule,
+    Name,
+    Role,
+    Tensor,
+    TensorIndex,
+    cut,
+    parse,
+    with_layer,
+)
+from ckconv.errors import quoted
+from ckconv.families.catalogue import FAMILIES, family_of_gguf
+from ckconv.families.kinds import Kind, canonical_shape, kind_of
+from ckconv.families.modules import Rule, has_module, paths_of, rules_at
+from ckconv.families.names import GGUF, HF, MLX, Stored, names_of
+from ckconv.families.naming_schemes import NESTED, decoder
 from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader, canonical_pieces
+
+# What an adapter changes: of which module, of which rows of a fused one.
 
 
 class Change(NamedTuple):
@@ -85,3 +109,263 @@ def rows_of(tensor: Tensor, first: int, rows: int) -> Tensor:
     extents = tuple(cut(tensor.extents, first * row_bytes, (first + rows) * row_bytes))
     layout = replace(layout.part(0, rows), stored_rows=rows, shared=layout.shared)
     return replace(tensor, shape=shape, extents=extents, layout=layout)
+
+
+# Where the matrices of a LoRA lie: as the outputs and the inputs of a stored matrix lie along its two axes.
+#
+# A format that stores rows of heads in another order, or Q, K and V head by head, has the rows of ``lora_b`` in that
+# order; ``lora_a`` knows nothing of it. So a LoRA of such a matrix is as exact as one of any other.
+
+
+class Side(NamedTuple):
+    """The outputs, or the inputs, of a canonical matrix along one axis of the stored one: the first, and the axes."""
+
+    first: int
+    axes: tuple[Axis, ...]
+
+    def spread(self, step: int) -> tuple[Axis, ...]:
+        """The axes where the stored elements are so far apart."""
+        return tuple((count, stride * step) for count, stride in self.axes)
+
+
+class Sides(NamedTuple):
+    """Both sides of one canonical matrix; ``turned`` if outputs lie along the second axis of the stored one."""
+
+    outputs: Side
+    inputs: Side
+    turned: bool
+
+
+class Outputs(NamedTuple):
+    """The outputs of all that is stored as one matrix, which has so many; and its inputs, where they are moved too."""
+
+    sides: tuple[Side, ...]
+    rows: int
+    inputs: Side | None = None
+
+    def layout(self, rank: int, *, turned: bool = False, stored_rank: int = 0) -> Layout:
+        """Of a ``lora_b``; ``turned``: stored ``[rank, out]``; ``stored_rank``: zeros make it one of this rank."""
+        width = stored_rank or rank
+        step, along = (1, self.rows) if turned else (width, 1)
+        strips = tuple(
+            Strip(side.first * step, merged(side.spread(step)), merged([(rank, along)])) for side in self.sides
+        )
+        stored = (width, self.rows) if turned else (self.rows, width)
+        return Layout(self.rows, rank, *stored, strips)
+
+    def layout_of_a(self, rank: int, cols: int) -> Layout:
+        """Of the ``lora_a`` beside it, which is stored ``[rank, in]``."""
+        moved = self.inputs or Side(0, ((cols, 1),))
+        strips = (Strip(moved.first, merged([(rank, cols)]), merged(moved.axes)),)
+        return Layout(rank, cols, rank, cols, strips)
+
+
+def sides_of(kind: Kind) -> Sides | None:
+    """The two sides of a matrix, or of each one of a stack; ``None`` where the stored axes mix them."""
+    rows, _ = _matrix(kind)
+    if len(kind.whole) < 2 or len(kind.shape) < len(kind.whole):
+        return None
+    across = kind.whole[-1]
+    axes = kind.axes[1:] if len(kind.whole) == 3 else kind.axes
+    split = next((n for n in range(len(axes) + 1) if math.prod(a for a, _ in axes[:n]) == rows), None)
+    if split is None:
+        return None
+    found = []
+    for own in (axes[:split], axes[split:]):
+        second = {stride < across for count, stride in own if count > 1}
+        if len(second) > 1:
+            return None
+        found.append((own, second.pop() if second else None))
+    (own_rows, rows_second), (own_columns, columns_second) = found
+    turned = bool(rows_second) if rows_second is not None else columns_second is False
+    if columns_second is turned:
+        return None
+    down, right = divmod(kind.first, across)
+    outputs = Side(right if turned else down, own_rows if turned else _divided(own_rows, across))
+    inputs = Side(down if turned else right, _divided(own_columns, across) if turned else own_columns)
+    return Sides(outputs, inputs, turned)
+
+
+def _matrix(kind: Kind) -> tuple[int, int]:
+    """Rows and columns of the matrix, or of each one of a stack; heads of one matrix are its rows."""
+    stacked = len(kind.whole) == 3
+    return math.prod(kind.shape[stacked:-1]), kind.shape[-1]
+
+
+def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
+    return tuple((count, stride // by) for count, stride in axes)
+
+
+def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | None:
+    """Where outputs and inputs are in a stored matrix; ``None`` where all are in canonical order."""
+    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in stored.parts]
+    sides = [sides_of(kind) for kind in kinds]
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides):
+        return None
+    first, in_order = 0, True
+    for kind, side in zip(kinds, known, strict=True):
+        rows, _ = _matrix(kind)
+        in_order &= side.outputs.first == first and merged(side.outputs.axes) in ((), ((rows, 1),))
+        first += rows
+    height, inputs = kinds[0].whole[-1 if known[0].turned else -2], known[0].inputs
+    same = merged(inputs.axes) in ((), ((kinds[0].shape[-1], 1),))
+    if in_order and same:
+        return None
+    return Outputs(tuple(side.outputs for side in known), height, None if same else inputs)
+
+
+# What the modules of an adapter are called: paths of Hugging Face and MLX, GGUF names, canonical names.
+
+_WEIGHT = ".weight"
+
+
+def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
+    """The canonical name of the module at a path; ``None`` where the families have no rule, or differ.
+
+    ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
+    ``layers.3.ffn.experts.5.up``.
+    """
+    rules = rules_at(path)
+    found = {_module(*rules[family]) for family in (rules if families is None else families) if family in rules}
+    found.discard(None)
+    return found.pop() if len(found) == 1 else None
+
+
+def _module(name: Name, rule: Rule) -> str | None:
+    if not rule.whole or (name.expert is None and rule.stacked):
+        return None
+    module = with_layer(rule.module, name.layer)
+    return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
+
+
+def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
+    """What a family stores for the module at a path, of Hugging Face or of MLX."""
+    for format in (HF, MLX):
+        stored = names_of(family, format).stored
+        for prefix, instead in (("", ""), *NESTED):
+            name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
+            if path.startswith(prefix) and name.pattern in stored:
+                return name, stored[name.pattern]
+    return parse(path), None
+
+
+def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
+    """Where the rows of the matrix at a path lie, ``None`` for in canonical order; or why that is not known."""
+    if model is not None:
+        family = FAMILIES[model.family]
+        name, found = stored_at(path, family)
+        if found is None:
+            return None, ""
+        if not has_module(found):
+            return (
+                None,
+                f"{quoted(path)} holds matrices that GGUF and MLX store in another form; its adapter has no rule",
+            )
+        return outputs_of(found, Sizes(family, model.scope), name.layer), ""
+    rules = rules_at(path)
+    if all(rules[family][1].in_order for family in families if family in rules):
+        return None, ""
+    return None, f"rows of {quoted(path)} are in the order of heads, {BY_BASE}"
+
+
+def families_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """The families that have a rule for every path that any family has one for."""
+    one_a_layer = {parse(path).pattern: path for path in paths}.values()  # numbers of layers make no difference
+    ruled = [{family for family, found in rules_at(path).items() if _module(*found)} for path in one_a_layer]
+    return tuple(family for family in FAMILIES if all(family in families for families in ruled if families))
+
+
+def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
+    """The path of a module, in the names of a :mod:`naming scheme <ckconv.families.naming_schemes>`.
+
+    Returns:
+        ``None`` where families differ, or have no rule.
+    """
+    name = parse(module)
+    paths = paths_of(name.pattern, scheme)
+    found = {with_layer(paths[family], name.layer) for family in families if family in paths}
+    return found.pop() if len(found) == 1 else None
+
+
+def gguf_module_of(name: str, family: Family | None) -> str | None:
+    """The canonical module of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
+    parsed = parse(name)
+    found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
+    if found is None or not parsed.pattern.endswith(_WEIGHT):
+        return None
+    return with_layer(found.canonical.removesuffix(_WEIGHT), parsed.layer)
+
+
+def gguf_name_of(module: str, family: Family) -> str | None:
+    """The GGUF tensor that a module's matrix is in llama.cpp, ``None`` where there is none of its own."""
+    parsed = parse(module)
+    names = names_of(family, GGUF)
+    whole = f"{parsed.pattern}{_WEIGHT}"
+    fused = next((found for found in names.always_fused if found.canonical == whole), None)
+    found = fused or names.written.get(whole) or names.written.get(parsed.pattern)
+    if found is None or (fused is None and len(found.parts) > 1):
+        return None
+    return with_layer(found.pattern, parsed.layer)
+
+
+def placed_in_gguf(name: str, family: Family, model: ModelConfig) -> Outputs | None:
+    """Where the rows of a GGUF's matrix lie, and its columns; ``None`` for in canonical order."""
+    parsed = parse(name)
+    found = names_of(family, GGUF).stored.get(parsed.pattern)
+    return None if found is None else outputs_of(found, Sizes(family, model.scope), parsed.layer)
+
+
+def weight_pattern(module: str) -> str:
+    """The canonical pattern of a module's matrix."""
+    return f"{parse(module).pattern}{_WEIGHT}"
+
+
+def family_named(architecture: str) -> Family | None:
+    """The family of a ``general.architecture``; where several share it the dense one, of which nothing more is said."""
+    return family_of_gguf(architecture, lambda key: False) or family_of_gguf(architecture, lambda key: True)
+
+
+def local_path(module: str) -> str | None:
+    """A module's path from its layer on (``self_attn.q_proj``), ``None`` outside of the layers."""
+    name = parse(module)
+    return name.pattern.partition(".{n}.")[2] if name.layer is not None else None
+
+
+# LoRA matrices of another rank than their twins: zeros beyond the smaller rank add nothing.
+#
+# A format with one rank for all modules stores those of a smaller rank so.
+
+_A, _B = f".{Role.A.value}", f".{Role.B.value}"
+
+
+def same_rank(one: Tensor, other: Tensor, files: Files) -> tuple[Tensor, Tensor]:
+    """The two, the one of the larger rank cut to that of the other, where it holds nothing but zeros beyond that.
+
+    Tensors that are no LoRA matrices, or differ otherwise, are given back as they are.
+    """
+    axis = 0 if one.name.endswith(_A) else 1 if one.name.endswith(_B) else None
+    if axis is None or one.name != other.name or len(one.shape) != 2 or len(other.shape) != 2:
+        return one, other
+    if one.shape == other.shape or one.shape[1 - axis] != other.shape[1 - axis]:
+        return one, other
+    rank = min(one.shape[axis], other.shape[axis])
+    larger = one if one.shape[axis] > rank else other
+    if larger.dtype.block != 1 or not _zero_beyond(larger, axis, rank, files):
+        return one, other
+    smaller = rows_of(larger, 0, rank) if axis == 0 else _columns_of(larger, rank)
+    return (smaller, other) if larger is one else (one, smaller)
+
+
+def _zero_beyond(tensor: Tensor, axis: int, rank: int, files: Files) -> bool:
+    first = rank * tensor.dtype.size if axis else 0
+    rest = tensor if axis else rows_of(tensor, rank, tensor.shape[0] - rank)
+    return not any(bool(np.any(rows[:, first:])) for _, rows in canonical_pieces(RowReader(rest, files)))
+
+
+def _columns_of(tensor: Tensor, cols: int) -> Tensor:
+    """The first canonical columns."""
+    strips = tuple(replace(own, cols=merged([(cols, own.cols[0][1])])) for own in tensor.layout.strips)
+    return replace(
+        tensor, shape=(tensor.shape[0], cols), layout=replace(tensor.layout, cols=cols, strips=strips, shared=True)
+    )

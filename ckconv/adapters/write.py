@@ -1,29 +1,32 @@
-"""What planning for an adapter has in common: which tensors are written, as what type, and what a target cannot say.
-
-A target that holds one scale for all modules gets the one that fits most of them, and for the others
-``lora_b`` is multiplied: by a power of two where that is possible, which changes no digit; any other factor rounds,
-and is refused unless a flag allows it.
-"""
+"""Planning for an adapter: which tensors are written, as what type, and what a target cannot express."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ckconv.adapters.merged import MERGED_BY_PEFT, RESIZED
-from ckconv.adapters.model import matrix_shape
-from ckconv.adapters.names import families_of, family_named, path_of, placed
-from ckconv.adapters.parted import parted
-from ckconv.adapters.places import Outputs
+from ckconv.adapters.model import Outputs, families_of, family_named, matrix_shape, path_of, placed, rows_of
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
-from ckconv.core.tensors import BY_BASE, Adapter, AdapterModule, MetadataKind, Role, Tensor, TensorIndex
+from ckconv.core.tensors import (
+    BY_BASE,
+    PARTS,
+    Adapter,
+    AdapterModule,
+    MetadataKind,
+    Role,
+    Tensor,
+    TensorIndex,
+    parse,
+    with_layer,
+)
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.options import Options
@@ -31,6 +34,71 @@ from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Container, OutputFile, Piece, Plan, Run
 from ckconv.quant.convert import between, decodable, writable
+
+# LoRA of a matrix that is several in the target: each gets its rows of ``lora_b``, and all of them ``lora_a``.
+#
+# Granite 4 has gate and up in one matrix, Qwen 3 Next what its linear layers begin with; GGUF and MLX do not.
+
+
+def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) -> TensorIndex:
+    """The adapter with such modules in parts; those that have a place, and all where no base is named, as they are.
+
+    Args:
+        has_place: the target has one matrix for a module.
+    """
+    adapter = index.adapter
+    if adapter is None or adapter.base is None:
+        return index
+    base, modules = adapter.base, {}
+    tensors, canonical_of = dict(index.tensors), dict(index.canonical_of)
+    for module in adapter.modules.values():
+        parts = [] if has_place(module.name, base) else _parts(module, base, has_place)
+        if not parts:
+            modules[module.name] = module
+            continue
+        made: dict[Role, list[str]] = {role: [] for role in module.roles}
+        pair = {role: tensors.pop(f"{module.name}.{role.value}") for role in module.roles}
+        first = 0
+        for name, rows in parts:
+            modules[name] = module._replace(name=name)
+            for role, whole in pair.items():
+                own = replace(rows_of(whole, first, rows) if role is Role.B else whole, name=f"{name}.{role.value}")
+                tensors[own.name] = own
+                made[role].append(own.name)
+            first += rows
+        canonical_of |= {whole.source: tuple(made[role]) for role, whole in pair.items()}
+    return replace(index, adapter=replace(adapter, modules=modules), tensors=tensors, canonical_of=canonical_of)
+
+
+def _parts(
+    module: AdapterModule, base: ModelConfig, has_place: Callable[[str, ModelConfig], bool]
+) -> list[tuple[str, int]]:
+    """Names and rows of the matrices that the target has of a module, in order; none if it has not all of them."""
+    asked = parse(module.name)
+    left, found = PARTS.get(asked.pattern, ()), []
+    while left and module.roles == (Role.A, Role.B):
+        for name, many in _beginnings(left):
+            own, shape = with_layer(name, asked.layer), matrix_shape(with_layer(name, asked.layer), base)
+            if shape is not None and len(shape) == 2 and has_place(own, base):
+                found.append((own, math.prod(shape[:-1])))
+                left = left[many:]
+                break
+        else:
+            return []
+    return found
+
+
+def _beginnings(parts: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """What the first of some parts are together, and how many; the most first."""
+    yield from ((whole, len(of)) for whole, of in PARTS.items() if of == parts[: len(of)] and len(of) < len(parts))
+    yield parts[0], 1
+
+
+# What planning for an adapter has in common: which tensors are written, as what type, and what a target cannot say.
+#
+# A target that holds one scale for all modules gets the one that fits most of them, and for the others
+# ``lora_b`` is multiplied: by a power of two where that is possible, which changes no digit; any other factor rounds,
+# and is refused unless a flag allows it.
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
 

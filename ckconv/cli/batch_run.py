@@ -195,10 +195,9 @@ def convert(
         CkconvError: as ``convert``.
     """
     from ckconv.api import prepare
-    from ckconv.comparison.fitting import found_there
-    from ckconv.conversion.conversion_record import Facts, recorded
+    from ckconv.comparison.verify import found_there
     from ckconv.conversion.run import run
-    from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.sidefiles import Facts, late_files, recorded
     from ckconv.errors import OutputError
     from ckconv.publish.checks import followed
     from ckconv.publish.journal import bring_back

@@ -103,7 +103,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.conversion.upload import uploading
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
-    from ckconv.formats.sides import check_alone
+    from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once
     from ckconv.signals import interruptible, noted
 

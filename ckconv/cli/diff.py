@@ -66,7 +66,7 @@ def command(
     from ckconv.comparison.compare import diff, require_comparable
     from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
-    from ckconv.formats.sides import seen_as
+    from ckconv.formats.model import seen_as
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

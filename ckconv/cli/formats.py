@@ -30,13 +30,13 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
     if schema is not None:
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
-    from ckconv.comparison.directions import kept_types, model_sources
     from ckconv.core.dtypes import DTYPES, Kind
     from ckconv.errors import UsageError, quoted
     from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
+    from ckconv.formats.destination import kept_types, model_sources
     from ckconv.quant.convert import decodable
 
     if family is not None:

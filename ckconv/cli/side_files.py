@@ -12,7 +12,7 @@ from ckconv.cli.render import print_report_lines
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of, whole_format
-from ckconv.formats.applicable import without_say_beside
+from ckconv.formats.destination import without_say_beside
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 
 if TYPE_CHECKING:

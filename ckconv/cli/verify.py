@@ -19,7 +19,7 @@ from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
     from ckconv.cli.settings import Settings
-    from ckconv.comparison.rebuild import Rebuilt
+    from ckconv.comparison.verify import Rebuilt
     from ckconv.core.tensors import TensorIndex
     from ckconv.formats.destination import Destination
     from ckconv.options import Options
@@ -63,7 +63,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     from ckconv.families.catalogue import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
-    from ckconv.formats.sides import with_mmproj
+    from ckconv.formats.model import with_mmproj
     from ckconv.io.tiles import at_once
     from ckconv.plan.probe import numberless
     from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
@@ -171,8 +171,7 @@ def _rebuilt(
 ) -> Rebuilt:
     """Every byte of the output, and what it is made of."""
     from ckconv.api import prepare
-    from ckconv.comparison.rebuild import rebuild
-    from ckconv.comparison.verify import Beside
+    from ckconv.comparison.verify import Beside, rebuild
     from ckconv.conversion.towers import prepare_tower
 
     if src is None:

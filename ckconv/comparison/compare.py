@@ -216,7 +216,7 @@ def _compare(
     one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress, *, spread: bool
 ) -> Difference | None:
     if one.shape != other.shape:
-        from ckconv.adapters.lowrank import same_rank
+        from ckconv.adapters.model import same_rank
 
         one, other = same_rank(one, other, files)
     if one.shape != other.shape:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from ckconv.comparison.replan import content_of_plan, plan_again
+from ckconv.comparison.verify import content_of_plan, plan_again
 from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError

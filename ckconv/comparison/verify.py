@@ -1,37 +1,180 @@
-"""Verify an output: checksums, structure, every tensor against its source, and everything that it says besides."""
+"""Verify an output: checksums, structure, every tensor against its source, and everything besides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from hashlib import sha256
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.comparison.replan import content_of_plan, plan_again, restoring_again
-from ckconv.conversion.checksums import FileDigests, check_listed, check_sums
-from ckconv.conversion.readback import check_frame, check_kept
-from ckconv.core.metadata import beside
+from ckconv.conversion.follow import Unwatched, Watcher, check_frame, check_kept
+from ckconv.conversion.planning import make_plan
+from ckconv.conversion.sidefiles import FileDigests, Recorded, check_listed, check_sums, side_places
+from ckconv.conversion.write import Losses, in_one_run
+from ckconv.core.dtypes import Kind
+from ckconv.core.metadata import Content, beside
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.core.version import __version__
+from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
 from ckconv.families.own import own_files
-from ckconv.formats import format_of
+from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents
+from ckconv.formats.destination import Destination
+from ckconv.formats.detect import open_index
+from ckconv.formats.gguf.values import parse_shard_name
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.digests import Digests
-from ckconv.io.files import Files, readable
+from ckconv.io.files import CHUNK, Files, readable
+from ckconv.io.json import parse_object, read_document
 from ckconv.options import Options, asked
-from ckconv.plan.steps import Plan
-from ckconv.publish.files import holds, opened_regular
-from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
-from ckconv.record.read import OpenRecord, record_beside
+from ckconv.plan.planner import HEAD
+from ckconv.plan.steps import Container, Plan, Written
+from ckconv.publish.files import holds, opened_regular, pieces_of, there
+from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
+from ckconv.record.read import CONVERSION_NAME, OpenRecord, open_record, record_beside, record_path
+from ckconv.system import read_at
 from ckconv.verification.content import check_json, content_of_index, differences
 from ckconv.verification.statements import HINT, faults_of
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ckconv.plan.steps import Frame, OutputFile
+    from ckconv.publish.files import SideFile
     from ckconv.quant.codec import Floats
+
+
+# Plan the source again as it was converted, to know what an output should hold.
+#
+# The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
+# change the model (a context length, metadata, dropped tensors) must be given again.
+
+_FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
+
+
+def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
+    """Return the plan that makes ``out`` from ``source``, or the nearest one if there is none.
+
+    Args:
+        options: the options of the conversion; storage options that have their defaults are read from the output.
+        directory: the output is a directory, whose files have the names that readers look for.
+    """
+    to = out.format.partition(" ")[0]
+    options = replace(options, file_name="" if directory else file_name_of(out))
+    first: Plan | None = None
+    for candidate in _candidates(source, out, options):
+        plan = make_plan(source, to, candidate)
+        if not plan.refusals and stores_alike(plan, out):
+            return plan
+        if first is None or (first.refusals and not plan.refusals):
+            first = plan
+    assert first is not None
+    return first
+
+
+def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
+    """Return the plan that restores the source of a bump file from its record, or an ordinary plan without one."""
+    options = replace(options, source_record=True, file_name="" if directory else file_name_of(out))
+    return make_plan(source, out.format, options)
+
+
+def content_of_plan(container: Container) -> Content:
+    """Return everything that a plan writes except tensors."""
+    files = {name: b"".join(pieces_of(content)) for name, content in container.side_files.items()}
+    return Content(container.keys, {**files, **container.inside})
+
+
+def stores_alike(plan: Plan, out: TensorIndex) -> bool:
+    """Whether the plan writes tensors of the same names, types and shapes as ``out``, in as many files."""
+    if len(plan.files) != len(out.files):
+        return False
+    own = format_of(out.format).stores_alike
+    if own is not None:
+        return bool(load(own)(plan, out))
+
+    def meant() -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        return ((step.slot, step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps)
+
+    def found() -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        return ((stored.name, stored.dtype.name, tuple(stored.shape)) for stored in out.stored)
+
+    in_order = all(one == other for one, other in zip_longest(meant(), found()))
+    return in_order or {name: how for name, *how in meant()} == {name: how for name, *how in found()}
+
+
+def file_name_of(out: TensorIndex) -> str:
+    """The file name that the user gave; of shards, the name without the number."""
+    name = out.path.name
+    if name.endswith(INDEX_SUFFIX):
+        return name.removesuffix(INDEX_SUFFIX)
+    shard = parse_shard_name(name)
+    return f"{shard.stem}.gguf" if shard else name
+
+
+def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Options]:
+    """Yield options to try: those given, completed by what the output shows, one storage type after another."""
+    seen = _seen(source, out, options)
+    for change in _storage(source, out, options):
+        yield replace(options, **seen, **change)
+    yield replace(options, **{key: seen[key] for key in ("bump_version", "dtype_codes") if key in seen})
+
+
+def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, Any]:
+    """The storage options that the output shows, except those given."""
+    row = format_of(out.format)
+    seen: dict[str, Any] = load(row.shown)(source, out) if row.shown is not None else {}
+    if (
+        out.adapter is None
+        and any("tie" in output.options for output in row.outputs)
+        and out.tensors
+        and source.tensors
+    ):
+        has, had = HEAD in out.tensors, HEAD in source.tensors
+        seen["tie"] = "untie" if has and not had else "tie" if had and not has else ""
+    if len(out.files) > 1:
+        seen["max_shard_bytes"] = _shard_bytes(out)
+    defaults = Options()
+    return {key: value for key, value in seen.items() if getattr(options, key) == getattr(defaults, key)}
+
+
+def _shard_bytes(out: TensorIndex) -> int:
+    """The smallest shard limit that gives these files; a file of a single tensor may exceed it."""
+    filled: dict[Any, list[int]] = {path: [] for path in out.files}
+    alignment = int(out.facts.get("alignment") or 1)
+    for stored in out.stored:
+        filled[stored.extent.path].append(-(-stored.extent.nbytes // alignment) * alignment)
+    several = [sum(sizes) for sizes in filled.values() if len(sizes) > 1]
+    return max(several, default=1)
+
+
+def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Mapping[str, Any]]:
+    """Yield the ``--dtype`` and ``--dequantize`` options that may have made the output, the most likely first."""
+    if options.dtype != "engine" or options.dequantize or options.decode:
+        yield {}
+        return
+    blocks = {name for name, tensor in source.tensors.items() if _is_block(tensor.dtype.kind)}
+    decoded = {name for name in blocks if name in out.tensors and not _is_block(out.tensors[name].dtype.kind)}
+    ways: list[Mapping[str, Any]] = [{}]
+    if decoded:
+        ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}, {}]  # without either, where floats hold them
+    for way in ways:
+        for dtype in _FLOATS:
+            if dtype != ("keep" if way else "source"):
+                yield {**way, "dtype": dtype, "allow_lossy": True}
+
+
+def _is_block(kind: Kind) -> bool:
+    return kind is Kind.BLOCK
+
+
+# Verify an output: checksums, structure, every tensor against its source, and everything that it says besides.
 
 CODE = "verify.content"
 
@@ -308,3 +451,286 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
         return False
     place = out.files[0].parent
     return all(holds(place / name, content) for name, content in container.side_files.items())
+
+
+# Whether an output that is there is the one that a conversion would write: then it need not be written again.
+
+#: Fields of a conversion record -> how the output that is there was made, where they are others.
+_OTHERWISE = {
+    "ckconv": "by another version of ckconv",
+    "sources": "of other files",
+    "adapters": "with other adapters",
+    "families": "with other family files",
+    "format": "in another format",
+    "options": "with other options",
+}
+
+
+def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: Recorded) -> tuple[Written, ...]:
+    """The files of the output that ``plan`` would write, where they are there and whole; nothing if nothing is.
+
+    Its conversion record must be byte for byte the one that would be written, which holds the options and the digests
+    of the sources; and every file must have the digest that is listed.
+
+    Args:
+        place: a directory.
+        needed: what else would be written beside the tensors.
+        record: makes the conversion record.
+
+    Raises:
+        OutputError: ``output.exists``, something else is there.
+    """
+    assert place.directory is not None
+    directory = place.directory
+    with readable(directory):
+        if not there(directory) or (directory.is_dir() and not any(directory.iterdir())):
+            return ()
+    try:
+        written = _listed(plan, place, record)
+        for path in needed:
+            if not there(path):
+                raise _other(place, f"without {path.name}")
+        _check(plan, place)
+    except OutputError:
+        raise
+    except CkconvError as error:
+        raise _other(place, f"and not as its record says: {error.message}") from error
+    return written
+
+
+def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, ...]:
+    assert place.directory is not None
+    inside = plan.record is not None and format_of(plan.format).keeps_source
+    path = record_path(place.directory / plan.files[0].name) if inside else place.directory / CONVERSION_NAME
+    if not there(path):
+        raise _other(place, "without a conversion record")
+    data = open_record(path).conversion() if inside else read_document(path, DOCUMENT)
+    if data is None:
+        raise _other(place, "without a conversion record")
+    document = parse_object(data, DOCUMENT, path)
+    try:
+        files = tuple(
+            Written(place.directory / item["name"], item["bytes"], item["sha256"])
+            for item in as_meant(document)["outputs"]
+        )
+    except (KeyError, TypeError) as error:
+        raise _other(place, f"and its record lacks what one has: {error}") from error
+    meant = record(files)
+    if meant != data:
+        fields = json.loads(meant)
+        changed = [name for name in {**fields, **document} if fields.get(name) != document.get(name)]
+        how = (f"made {words}" for name, words in _OTHERWISE.items() if name in changed)
+        raise _other(place, next(how, "and its record is another"))
+    return files
+
+
+def _check(plan: Plan, place: Destination) -> None:
+    """Every file is as it was written: the record lists their digests, but neither what is in a template nor weights.
+
+    Raises:
+        VerifyError, InputError: it is not.
+    """
+    assert place.directory is not None
+    out = open_index(place.directory, base=plan.options.base)
+    check_beside(place.directory, out, None)
+    check_source_record(out)
+    if plan.options.template or plan.options.imatrix:  # of which the record has no digest
+        verify_whole(out, plan.index, Request(plan.options, directory=True))
+    else:
+        verify_alone(out)
+
+
+def _other(place: Destination, what: str) -> OutputError:
+    return OutputError("output.exists", f"is there, {what}", path=place.name, hint="--force replaces it")
+
+
+# An output made once more, and held byte for byte against the files that are there. Nothing is written anywhere.
+
+REBUILT = "verify.rebuild"
+
+#: Plan and place of the conversion, told the name and the format of the output, and its options.
+Prepare = Callable[[str, str, Options], "tuple[Plan, Destination]"]
+
+
+class Rebuilt(NamedTuple):
+    """What was found to be the same, byte for byte."""
+
+    files: int
+    nbytes: int
+
+
+class Held:
+    """Takes what a conversion writes, and holds it against a file."""
+
+    def __init__(self, path: Path, fd: int, watcher: Watcher | None = None) -> None:
+        """Describe it; ``path`` is what an error calls the file."""
+        self._path, self._fd, self._watcher = path, fd, watcher or Unwatched()
+        self.at = 0
+        self._digest = sha256()
+        self.tensor = ""
+
+    def begin(self, at: int) -> None:
+        """What comes next stands at byte ``at``."""
+        self.at = at
+
+    def named(self, tensor: str) -> None:
+        """What comes next belongs to this tensor, or to none."""
+        self.tensor = tensor
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of everything that came."""
+        return self._digest.digest()
+
+    def put(self, data: Buffer) -> None:
+        """Compare these bytes with the file's next ones.
+
+        Raises:
+            VerifyError: ``verify.rebuild``, the file has another byte, or none.
+        """
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        for start in range(0, len(view), CHUNK):
+            meant = view[start : start + CHUNK]
+            found = read_at(self._fd, len(meant), self.at)
+            if found != meant:
+                self._differs(found, meant)
+            self._digest.update(meant)
+            self.at += len(meant)
+            self._watcher(len(meant), self.tensor)
+
+    def ends(self) -> None:
+        """Check that the file ends here.
+
+        Raises:
+            VerifyError: ``verify.rebuild``, the file goes on.
+        """
+        size = os.fstat(self._fd).st_size
+        if size != self.at:
+            message = f"has {size:,} bytes, {self.at:,} are made of the source: byte {self.at:,} is one too many"
+            raise VerifyError(REBUILT, message, path=self._path, offset=self.at)
+
+    def _differs(self, found: bytes, meant: memoryview) -> None:
+        first = next((n for n, (one, other) in enumerate(zip(found, meant, strict=False)) if one != other), len(found))
+        at, is_there = self.at + first, f"is {found[first]:#04x}" if first < len(found) else "is missing"
+        message = f"byte {at:,} {is_there}, {meant[first]:#04x} is made of the source"
+        raise VerifyError(REBUILT, message, path=self._path, offset=at, tensor=self.tensor or None)
+
+
+def rebuild(
+    out: TensorIndex,
+    opened: Path,
+    given: Callable[[ConversionRecord | None], Options],
+    prepare: Prepare,
+    *,
+    named: Mapping[str, Path] | None = None,
+    watcher: Watcher | None = None,
+) -> Rebuilt:
+    """Run the conversion of ``out`` again as its record says, and compare every byte of every file.
+
+    The record itself, and lists of digests, are not made again: they are held against the files they list.
+
+    Args:
+        opened: what the user named.
+        given: the options that count, told the record if there is one.
+        named: side file -> where it is, if not beside the model.
+
+    Raises:
+        VerifyError: ``verify.rebuild``, the first byte that differs, or a file that is missing.
+        UnsupportedError, UsageError: the conversion cannot be run again.
+    """
+    kept = record_beside(out) if format_of(out.format).keeps_source else None
+    record = next(records_of(opened, out, kept), None)
+    name = f"{opened}/" if opened.is_dir() else str(out.files[0].with_name(file_name_of(out)))
+    asked, first = given(record), None
+    # Whether a source record beside SRC was used is in no record.
+    for used in (kept is not None,) if format_of(out.format).keeps_source else (True, False):
+        plan, place = prepare(name, out.format, replace(asked, source_record=used))
+        plan.check()
+        try:
+            return _compared(plan, place, named or {}, kept, watcher or Unwatched())
+        except VerifyError as error:
+            first = first or error
+        if not format_of(plan.index.format).keeps_source:
+            break
+    assert first is not None
+    if record is not None and record.version != __version__:
+        first.hint = f"ckconv {record.version} made it, this is {__version__}"
+    elif record is None:
+        first.hint = "no conversion record says how it was made: repeat the options"
+    raise first
+
+
+def _compared(
+    plan: Plan, place: Destination, named: Mapping[str, Path], kept: OpenRecord | None, watcher: Watcher
+) -> Rebuilt:
+    container = plan.contents()
+    parent = place.parent
+    if parent is None:
+        raise UsageError("usage.target", "stdout holds nothing to compare")
+    files, nbytes = 0, 0
+    digests = []
+    losses = Losses(plan)
+    watcher.begin("rebuilding", plan.nbytes)
+    with Files(plan.index.identities) as inputs:
+        for file, frame in zip(plan.files, container.frames, strict=True):
+            digests.append(_file(parent / file.name, file, frame, inputs, losses, watcher))
+            files, nbytes = files + 1, nbytes + file.nbytes
+        losses.check()
+        inputs.check_unchanged()
+    wanted = [name for name in container.on_request if there(named.get(name) or parent / name)]
+    for path, small in side_places(plan, container, place, named, wanted).items():
+        nbytes += _bytes(path, small.content)
+        files += 1
+    if plan.record is not None and kept is not None:
+        pieces = plan.record.chunks(digests[0], kept.conversion())
+        nbytes += _pieces(record_path(parent / plan.files[0].name), pieces)
+        files += 1
+    return Rebuilt(files, nbytes)
+
+
+def _file(path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Losses, watcher: Watcher) -> bytes:
+    """Compare one file of tensors; the digest that its header holds."""
+    with _is_there(path) as fd:
+        held = Held(path, fd, watcher)
+        begin = frame.header_bytes + len(frame.prologue)
+        held.begin(frame.header_bytes)
+        held.put(frame.prologue)
+        held.begin(begin)
+        for data, name in in_one_run(file, begin, file.nbytes - len(frame.epilogue), inputs, losses):
+            held.named(name)
+            held.put(data)
+        digest = held.digest
+        held.named("")
+        held.put(frame.epilogue)
+        held.ends()
+        if frame.header:
+            held.begin(0)
+            held.put(frame.header(digest))
+    return digest
+
+
+def _bytes(path: Path, content: SideFile) -> int:
+    return _pieces(path, pieces_of(content))
+
+
+def _pieces(path: Path, pieces: Iterable[bytes]) -> int:
+    with _is_there(path) as fd:
+        held = Held(path, fd)
+        for piece in pieces:
+            held.put(piece)
+        held.ends()
+    return held.at
+
+
+@contextmanager
+def _is_there(path: Path) -> Iterator[int]:
+    """The file, open.
+
+    Raises:
+        VerifyError: ``verify.rebuild``, there is none.
+    """
+    if not there(path):
+        raise VerifyError(REBUILT, "is missing, and is made of the source", path=path)
+    with opened_regular(path) as fd:
+        yield fd

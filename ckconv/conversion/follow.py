@@ -1,23 +1,152 @@
-"""Work on a file while it is written: its SHA-256, its flush to disk, and the comparison with the source."""
+"""Work on a file while it is written: progress, SHA-256, flush to disk, and the comparison with the source."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
+from typing import Protocol
 
-from ckconv.conversion.progress import Growing, Progress, Stopped
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.errors import OutputError, unreadable
+from ckconv.errors import OutputError, VerifyError, unreadable
 from ckconv.io.digests import HASHED_AT_ONCE, FileHash
-from ckconv.io.files import Files
+from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import Tiles
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Frame, OutputFile, Plan
 from ckconv.publish.files import growing as opening
 from ckconv.publish.files import write_code
-from ckconv.system import MAX_OPEN, sync_data, syncs_data
+from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data
 from ckconv.verification.tensors import Compared, TensorComparison, within
+
+# How far a file is written: one thread writes it, others follow.
+
+#: Bytes that may be written before whoever follows has asked for them: they are in memory still.
+LEAD = 64 << 20
+
+
+class Stopped(Exception):
+    """The file that a thread follows will not be completed."""
+
+
+class Watcher(Protocol):
+    """Hears of progress: a phase begins with its total bytes, then bytes are done, with the tensor they belong to."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """A phase of ``total`` bytes begins."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """``nbytes`` more are done."""
+
+
+class Unwatched:
+    """A watcher for whom nothing is done."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """Ignored."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """Ignored."""
+
+
+class Progress:
+    """The number of bytes of one file that are written, from its beginning on.
+
+    The writer waits where a follower is far behind: what was written is to be in memory, or in a cache, still.
+
+    Attributes:
+        written: how many they are.
+        tensor: whose the last ones are.
+        stopped: there will be no more.
+    """
+
+    def __init__(self, leads: Mapping[str, int]) -> None:
+        """Nothing is written.
+
+        Args:
+            leads: follower -> bytes that may be written beyond those that it waits for.
+        """
+        self._changed = Condition()
+        self._leads = dict(leads)
+        self._wanted = dict.fromkeys(leads, 0)
+        self.written, self.tensor = 0, ""
+        self.stopped = False
+
+    def advance(self, until: int, tensor: str = "") -> None:
+        """Bytes before ``until`` are written, the last ones of this tensor."""
+        with self._changed:
+            reached = any(self.written < wanted <= until for wanted in self._wanted.values())
+            self.written, self.tensor = until, tensor
+            if reached:  # to wake a thread costs more than to look
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self.stopped or until <= self._limit())
+
+    def _limit(self) -> float:
+        return min((self._wanted[name] + lead for name, lead in self._leads.items()), default=self.written)
+
+    def wait(self, until: int, follower: str) -> int:
+        """Wait until bytes before ``until`` are written; returns how many are.
+
+        Raises:
+            Stopped: they will not be.
+        """
+        with self._changed:
+            if until > self._wanted.get(follower, 0):
+                self._wanted[follower] = until
+                if follower in self._leads:
+                    self._changed.notify_all()
+            self._changed.wait_for(lambda: self.written >= until or self.stopped)
+            if self.written < until:
+                raise Stopped
+            return self.written
+
+    def leave(self, follower: str) -> None:
+        """The writer waits for this one no more."""
+        with self._changed:
+            self._leads.pop(follower, None)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """No more is written; those who wait are told."""
+        with self._changed:
+            self.stopped = True
+            self._changed.notify_all()
+
+
+class Growing:
+    """The files of one output, as who compares one of them sees them.
+
+    :class:`ckconv.io.files.Files` asks before it reads.
+    """
+
+    def __init__(self, files: Mapping[Path, Progress], own: Path) -> None:
+        """Wait for nothing yet.
+
+        Args:
+            files: each, however far it is.
+            own: the one whose bytes are waited for.
+        """
+        self._files, self._own = files, own
+
+    @property
+    def paths(self) -> Collection[Path]:
+        """Which they are."""
+        return self._files.keys()
+
+    def wait_for(self, path: Path, until: int) -> None:
+        """Return when the bytes of ``path`` before ``until`` are written; those of a file outside of the output are.
+
+        Raises:
+            Stopped: they will not be, or are those of another file and not there yet.
+        """
+        if path == self._own:
+            self._files[path].wait(until, "compare")
+        elif path in self._files and self._files[path].written < until:
+            raise Stopped
+
+
+# Work on a file while it is written: its SHA-256, its flush to disk, and the comparison with the source.
 
 #: Bytes between two flushes: some tenths of a second for a disk.
 SYNC_EVERY = 64 << 20
@@ -142,3 +271,75 @@ def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
         found = TensorComparison(plan.index, out, files, left_out=plan.restores.left_out).run()
         files.check_unchanged()
     return found
+
+
+# What stands around the tensors of a staged file, read back and held against the bytes that were meant.
+#
+# The tensors themselves are compared with their source, through the reader of the format.
+
+CODE = "verify.file"
+
+_ZEROS = bytes(CHUNK)
+
+
+def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Path) -> None:
+    """The header, what follows it, entries that are no tensors, padding between tensors and the end of a file.
+
+    Args:
+        header: as it was made, out of the digest of what was meant to be written.
+        fd: the staged file.
+        path: what an error calls it.
+
+    Raises:
+        VerifyError: ``verify.file``, with the offset of a byte that is another one.
+    """
+    size = os.fstat(fd).st_size
+    if size != file.nbytes:
+        message = f"{size:,} bytes were written, {file.nbytes:,} were planned"
+        raise VerifyError(CODE, message, path=path, found=size, allowed=file.nbytes)
+    for what, offset, content in _parts(file, frame, header):
+        for at in range(0, len(content), CHUNK):
+            meant = content[at : at + CHUNK]
+            stored = read_at(fd, len(meant), offset + at)
+            if stored != meant:
+                wrong = next((n for n, pair in enumerate(zip(stored, meant, strict=False)) if pair[0] != pair[1]), 0)
+                message = f"{what} differs from what should have been written, at byte {offset + at + wrong:,}"
+                raise VerifyError(CODE, message, path=path, offset=offset + at + wrong)
+
+
+def _parts(file: OutputFile, frame: Frame, header: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Everything that is no tensor: what it is, where it lies, its bytes."""
+    yield "the header", 0, header
+    yield "the header", frame.header_bytes, frame.prologue
+    at = frame.header_bytes + len(frame.prologue)
+    for step in file.steps:
+        yield from _padding(at, step.offset)
+        if step.content is not None:
+            yield step.slot, step.offset, step.content
+        at = step.offset + step.nbytes
+    end = file.nbytes - len(frame.epilogue)
+    yield from _padding(at, end)
+    yield "the end", end, frame.epilogue
+
+
+def _padding(start: int, stop: int) -> Iterator[tuple[str, int, bytes]]:
+    for at in range(start, stop, CHUNK):
+        yield "padding", at, _ZEROS[: min(CHUNK, stop - at)]
+
+
+def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
+    """What a restored source has out of its record and not out of the bump file is what the record keeps.
+
+    Raises:
+        VerifyError: ``verify.file``.
+    """
+    record = plan.index.files[-1]
+    with Files() as files:
+        for file, place in zip(plan.files, staged, strict=True):
+            for step in file.steps:
+                if step.source is None or step.source.extents[0].path != record:
+                    continue
+                kept = step.source.extents[0]
+                if not files.are_same([((record, kept.offset), (place, step.offset), kept.nbytes)]):
+                    message = f"{step.slot} differs from what the record keeps, from byte {step.offset:,} on"
+                    raise VerifyError(CODE, message, path=path, offset=step.offset)

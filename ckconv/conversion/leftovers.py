@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ckconv.conversion import checksums
+from ckconv.conversion import sidefiles as checksums
 from ckconv.core.metadata import CONFIG_NAME, root_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, OutputError, UsageError, listed
@@ -20,7 +20,7 @@ from ckconv.formats.destination import Destination
 from ckconv.plan.steps import Along, Plan
 from ckconv.publish.files import failing, holds
 from ckconv.publish.staging import Small
-from ckconv.record.schema import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
+from ckconv.record.read import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
 
 _HINT = "remove what is left over, or name another directory"
 

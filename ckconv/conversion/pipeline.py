@@ -10,10 +10,8 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.conversion.follow import Reader, compare, digest, flush
-from ckconv.conversion.losses import Losses
-from ckconv.conversion.progress import LEAD, Growing, Progress, Stopped
-from ckconv.conversion.write import chunks, digested, payload, write_file
+from ckconv.conversion.follow import LEAD, Growing, Progress, Reader, Stopped, compare, digest, flush
+from ckconv.conversion.write import Losses, chunks, digested, payload, write_file
 from ckconv.core.tensors import TensorIndex
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, at_once, made_at_once, threads, tiles_for
@@ -53,7 +51,7 @@ class Pipeline:
     """The weights files of one output, whose headers are already written.
 
     Four threads write, hash, compare and flush a file. They share only the file and its
-    :class:`ckconv.conversion.progress.Progress`. Without threads, the four functions run one after another.
+    :class:`ckconv.conversion.follow.Progress`. Without threads, the four functions run one after another.
     """
 
     def __init__(

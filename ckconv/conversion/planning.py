@@ -41,7 +41,7 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         InputError: the engine template or the source's tokenizer is malformed.
         UsageError: ``usage.flag``, an option has no say in the output.
     """
-    from ckconv.formats.applicable import check_options, check_version
+    from ckconv.formats.destination import check_options, check_version
 
     check_options(index, to, options)
     plan = _make_plan(index, to, options)
@@ -83,7 +83,7 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
     row = format_of(index.format)
     if row.keeps_source or not (row.single and options.source_record):
         return row.keeps_source
-    from ckconv.record.schema import record_path
+    from ckconv.record.read import record_path
 
     return os.path.lexists(record_path(index.files[0]))
 

@@ -18,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckconv.conversion.losses import Losses
+from ckconv.conversion.follow import Watcher
 from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
-from ckconv.conversion.progress import Watcher
-from ckconv.conversion.write import holes, write_frames
+from ckconv.conversion.write import Losses, holes, write_frames
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted

@@ -10,12 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.conversion.follow import compare_restored
+from ckconv.conversion.follow import Unwatched, Watcher, check_frame, check_kept, compare_restored
 from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
-from ckconv.conversion.losses import Losses
 from ckconv.conversion.pipeline import FileResult, Pipeline, phase
-from ckconv.conversion.progress import Unwatched, Watcher
-from ckconv.conversion.readback import check_frame, check_kept
 from ckconv.conversion.sidefiles import (
     check_distinct,
     late_rooms,
@@ -25,16 +22,15 @@ from ckconv.conversion.sidefiles import (
     write_late,
     written,
 )
-from ckconv.conversion.stdout import write_stdout
-from ckconv.conversion.write import digested, holes, write_frames
+from ckconv.conversion.write import Losses, digested, holes, write_frames, write_stdout
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
+from ckconv.formats.model import seen_as
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.formats.sides import seen_as
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.io.tiles import threads

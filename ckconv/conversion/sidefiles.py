@@ -1,29 +1,40 @@
-"""The files beside a model: where they go, and those whose content follows from what is written."""
+"""The files beside a model: where they go, checksum lists, and the conversion record."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.write import NO_DIGEST
-from ckconv.core.metadata import CONFIG_NAME
-from ckconv.errors import UsageError, VerifyError
+from ckconv.core.metadata import CONFIG_NAME, beside
+from ckconv.core.non_utf8 import each_text, valid
+from ckconv.core.tensors import TensorIndex
+from ckconv.core.version import __version__
+from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
+from ckconv.families.own import own_files
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
+from ckconv.io.files import open_source, readable
+from ckconv.options import Records, asked
 from ckconv.plan.steps import Container, Late, Plan, Written
-from ckconv.publish.files import SideFile, digest_of
+from ckconv.publish.files import SideFile, digest_of, opened_regular, there
 from ckconv.publish.staging import Room, Small
-from ckconv.record.schema import record_path
+from ckconv.record.conversion import SCHEMA, sealed
+from ckconv.record.read import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
 from ckconv.system import sync, write_at
 
 if TYPE_CHECKING:
-    from ckconv.conversion.conversion_record import Facts, Recorded
     from ckconv.plan.steps import Beside
+
+
+# The files beside a model: where they go, and those whose content follows from what is written.
 
 
 def side_places(
@@ -155,13 +166,9 @@ def late_files(
         attest: where the statement for in-toto goes.
         facts: what the record and the statement say, if somebody has gathered that already.
     """
-    from ckconv.conversion.checksums import checksum_file
-
     plan.check()
     content: Recorded | None = None
     if record or attest:
-        from ckconv.conversion.conversion_record import Facts, attested, record_file, recorded
-
         facts = facts or Facts(plan, [(Path(path), weight) for path, weight in adapters])
         content = recorded(facts, place) if record else None
     late = []
@@ -185,3 +192,258 @@ def _source_record(record: Beside, plan: Plan, place: Destination, content: Reco
         lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
         names_digests=content is not None,
     )
+
+
+# Lists of checksums beside a model, as sha256sum writes and reads them: ``NAME.sha256`` and ``SHA256SUMS``.
+
+#: What the file is called in a directory, and what is added to the name of a model that is a file.
+IN_DIRECTORY = "SHA256SUMS"
+SUFFIX = ".sha256"
+
+
+def checksum_file(target: Destination) -> Late:
+    """``DST.sha256``, or ``SHA256SUMS`` in a directory: a line for every other file, named as it lies beside it.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
+    """
+    if target.parent is None:
+        raise UsageError(
+            "usage.side-file", "--checksums writes a file beside the model, and stdout has no place for it"
+        )
+    parent = target.parent
+    name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUFFIX}"
+    return Late(
+        parent / name,
+        lambda files: sum(map(len, _lines(files, parent))),
+        lambda files: _lines(files, parent),
+    )
+
+
+def _lines(files: Sequence[Written], parent: Path) -> Iterator[bytes]:
+    return (_line(file.sha256, seen_from(file.path, parent)) for file in files)
+
+
+def seen_from(path: Path, parent: Path) -> str:
+    """Return a file's path from the output's directory ``parent``; a side file may lie elsewhere."""
+    return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())
+
+
+def _line(digest: str, name: str) -> bytes:
+    r"""As sha256sum prints it: a backslash or a line feed in a name is escaped, and the line then begins with one."""
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != name else ""
+    return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")
+
+
+CODE = "verify.checksum"
+
+#: Bytes of a list of checksums.
+_LIMIT = 16 << 20
+
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
+_BSD = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
+_ALONE = re.compile(r"([0-9a-fA-F]{64})")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+class FileDigests:
+    """SHA-256 of files, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def of(self, path: Path) -> str:
+        """Of a whole file, as hex.
+
+        Raises:
+            InputError: it is not a regular file, or cannot be read.
+            OutputError: ``system``.
+        """
+        if path not in self._known:
+            with readable(path), opened_regular(path) as fd:
+                self._known[path] = sha256_of(fd)
+        return self._known[path]
+
+
+def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path | None:
+    """Hold every file that a list of checksums beside the model names against it.
+
+    Args:
+        opened: what the user named.
+
+    Returns:
+        the list, of which every line is read; ``None`` where there is none.
+
+    Raises:
+        VerifyError: ``verify.checksum``, naming every file that has another digest or is missing.
+        InputError: ``checksum.line``, a line is none; the list cannot be read.
+    """
+    found = None
+    for path in (*named_after(index, opened, SUFFIX), index.files[0].parent / IN_DIRECTORY):
+        pairs = list(_pairs(path)) if there(path) else []
+        if not pairs:
+            continue
+        if faults := check_listed(path, pairs, digests):
+            raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
+        found = path
+    return found
+
+
+def names_in(path: Path) -> list[str]:
+    """What a list of checksums names.
+
+    Raises:
+        InputError: ``checksum.line``, a line is none; the list cannot be read.
+    """
+    return [name for name, _ in _pairs(path)]
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, digest) of every line."""
+    with open_source(path) as source:
+        size = source.size or 0
+        if size > _LIMIT:
+            message = f"has {size:,} bytes; a list of checksums has at most {_LIMIT:,}"
+            raise InputError("checksum.line", message, path=path, found=size, allowed=_LIMIT)
+        text = source.read_at(0, size).decode("utf-8", "surrogateescape")
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#"):
+            continue
+        if found := _LINE.fullmatch(line):
+            name = re.sub(r"\\[\\nr]", lambda m: _ESCAPES[m[0]], found[3]) if found[1] else found[3]
+            yield name, found[2].lower()
+        elif found := _BSD.fullmatch(line):
+            yield found[1], found[2].lower()
+        elif found := _ALONE.fullmatch(line):
+            yield path.name.removesuffix(SUFFIX), found[1].lower()
+        else:
+            message = f"line {number:,} is {quoted(line, 60)}, a SHA-256 and a file name expected"
+            raise InputError("checksum.line", message, path=path)
+
+
+def _fault(path: Path, digest: str, digests: FileDigests) -> str:
+    if not there(path):
+        return f"{path.name} is listed and missing"
+    computed = digests.of(path)
+    return "" if computed == digest else f"the SHA-256 of {path.name} is {computed}, {digest} is listed"
+
+
+def check_listed(path: Path, pairs: Sequence[tuple[str, str]], digests: FileDigests) -> list[str]:
+    """What is wrong with files that a document beside them lists with their digests."""
+    return [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]
+
+
+# What an output was made of, with which options, and every file of it: as a conversion record, and for in-toto.
+
+#: What a statement is about, and who makes it.
+BUILD_TYPE = "https://github.com/ckconv/ckconv/convert/v1"
+BUILDER = "https://github.com/ckconv/ckconv"
+
+#: The record, told the files that are written before it. Its size does not depend on their digests.
+Recorded = Callable[[Sequence[Written]], bytes]
+
+
+def recorded(facts: Facts, place: Destination) -> Recorded:
+    """What makes the record of a conversion.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
+    """
+    if place.parent is None:
+        raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
+    parent = place.parent
+
+    def content(files: Sequence[Written]) -> bytes:
+        outputs = [
+            {"name": seen_from(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
+        ]
+        made = {"schema": SCHEMA, "ckconv": __version__, **facts.asked, "sources": facts.sources, "outputs": outputs}
+        return sealed(made)
+
+    return content
+
+
+def attested(facts: Facts, place: Destination, path: Path) -> Late:
+    """The same as a statement of in-toto with SLSA's provenance, both version 1, to be signed by whoever wants to.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
+    """
+    if place.parent is None:
+        raise UsageError("usage.side-file", "--attest names files beside the model, and stdout has none")
+    parent = place.parent
+
+    def content(files: Sequence[Written]) -> bytes:
+        sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
+        statement = {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": seen_from(file.path, parent), "digest": {"sha256": file.sha256}} for file in files],
+            "predicateType": "https://slsa.dev/provenance/v1",
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": BUILD_TYPE,
+                    "externalParameters": facts.asked,
+                    "resolvedDependencies": sources,
+                },
+                "runDetails": {"builder": {"id": BUILDER, "version": {"ckconv": __version__}}},
+            },
+        }
+        return (json.dumps(each_text(statement, valid), indent=2) + "\n").encode()
+
+    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+
+
+class Facts:
+    """What a conversion was asked for, and of what it is made; a source is hashed once."""
+
+    def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
+        self._plan, self._adapters, self._digests = plan, adapters, FileDigests()
+        own = own_files()
+        self._families: list[dict[str, Any]] = []
+        for name, digest in own.digests.items():
+            family = own.families.get(name.removesuffix(".toml"))
+            open = {row.name: row.unmeasured for row in family.engines.values() if row.unmeasured} if family else {}
+            self._families.append({"name": name, "sha256": digest, **({"unmeasured": open} if open else {})})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Format, options, and the files that were named."""
+        plan, options = self._plan, self._plan.options
+        return {
+            "format": plan.format,
+            "version": plan.version,
+            "options": {
+                given.option.name: given.value
+                for given in asked(options)
+                if given.option.records is not Records.NEITHER
+            },
+            **({"engines": list(plan.engines)} if plan.engines else {}),
+            "template": options.template.name if options.template else None,
+            **({"imatrix": options.imatrix.name} if options.imatrix else {}),
+            **({"families": self._families} if self._families else {}),
+            "adapters": [{"name": path.name, "weight": weight} for path, weight in self._adapters],
+        }
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Every file that was read, by name."""
+        paths = _sources(self._plan.index).items()
+        return [{"name": name, "bytes": _size(path), "sha256": self._digests.of(path)} for name, path in paths]
+
+
+def record_file(place: Destination, content: Recorded) -> Late:
+    """The record as a file of its own beside the output."""
+    assert place.parent is not None
+    path = place.parent / (CONVERSION_NAME if place.directory else f"{place.file_name}{CONVERSION_SUFFIX}")
+    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+
+
+def _size(path: Path) -> int:
+    with readable(path):
+        return path.stat().st_size
+
+
+def _sources(index: TensorIndex) -> dict[str, Path]:
+    return {path.name: path for path in index.files} | beside(index)

@@ -25,7 +25,7 @@ from ckconv.plan.steps import Late, Plan
 from ckconv.publish.checks import check_target, followed
 
 if TYPE_CHECKING:
-    from ckconv.conversion.progress import Watcher
+    from ckconv.conversion.follow import Watcher
 
 
 def prepare_tower(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.conversion.progress import Unwatched, Watcher
+from ckconv.conversion.follow import Unwatched, Watcher
 from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of

@@ -1,31 +1,101 @@
-"""The bytes of a file: its frame first, then those of its steps, copied, rows in another order, or converted."""
+"""The bytes of a file: its frame, then its steps, copied, reordered or converted; to stdout as well."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.conversion.losses import Losses
-from ckconv.conversion.progress import Progress, Stopped
+from ckconv.conversion.follow import Progress, Stopped, Watcher
 from ckconv.core.tensors import Extent
-from ckconv.errors import CkconvError, OutputError, UnsupportedError, VerifyError
+from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
-from ckconv.plan.steps import Frame, OutputFile, Step
+from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action, Conversion
-from ckconv.signals import check
-from ckconv.system import read_at, write_at, write_some
+from ckconv.signals import blocking, check
+from ckconv.system import read_at, wait_for_reader, write_at, write_some
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.core.tensors import Tensor
     from ckconv.io.tiles import Tiles
+
+
+# What steps of a plan could not keep, counted, and refused where nobody asked for it.
+
+
+class Losses:
+    """What steps could not keep: values that changed, and groups that no block can hold."""
+
+    def __init__(
+        self, plan: Plan, changed: Mapping[str, int] | None = None, merged: Mapping[str, float] | None = None
+    ) -> None:
+        """Nothing is lost yet but what is given."""
+        self._plan = plan
+        self.changed = dict(changed or {})
+        #: Tensor that adapters change -> the largest difference that they made to a value.
+        self.merged = dict(merged or {})
+        self._unfit: dict[str, int] = {}
+
+    @property
+    def path(self) -> Path:
+        """What is converted."""
+        return self._plan.index.path
+
+    def add(self, step: Step, count: int) -> None:
+        """``count`` values of a step's source did not survive."""
+        if count and step.source is not None and not (step.conversion and step.conversion.quantises):
+            counts = self._unfit if step.action is Action.REPACK else self.changed
+            counts[step.source.source] = counts.get(step.source.source, 0) + count
+
+    def merge(self, name: str, change: float) -> None:
+        """Adapters changed a value of the tensor of this name by so much, and others by less."""
+        if change:
+            self.merged[name] = max(self.merged.get(name, 0.0), change)
+
+    def join(self, other: Losses) -> None:
+        """Add what could not be kept in files that other threads or workers wrote."""
+        for mine, theirs in ((self.changed, other.changed), (self._unfit, other._unfit)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+        for name, change in other.merged.items():
+            self.merge(name, change)
+
+    def check(self) -> None:
+        """Raise what may not be lost.
+
+        Raises:
+            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
+        """
+        options = self._plan.options
+        if self._unfit:
+            text = "{} have numbers that no block can hold"
+            raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
+        if self.changed and not options.allow_lossy and options.dtype != "source":
+            what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
+            text = f"{what} cannot hold {{}} exactly"
+            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
+
+    def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
+        """``text`` with the sum in its place, and every tensor with its count."""
+        return UnsupportedError(
+            code,
+            text.format(f"{sum(counts.values()):,} {unit} of {counted(len(counts), 'tensor')}"),
+            path=self._plan.index.path,
+            tensor=next(iter(counts)),
+            hint=hint,
+            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
+        )
+
+
+# The bytes of a file: its frame first, then those of its steps, copied, rows in another order, or converted.
 
 #: What a digest is before anything is written.
 NO_DIGEST = bytes(32)
@@ -289,3 +359,87 @@ def digested(file: OutputFile, frame: Frame, path: Path) -> Extent:
 def holes(file: OutputFile) -> list[tuple[int, int]]:
     """Offset and bytes of zeros that take no space in a file, in order."""
     return [(step.offset, step.nbytes) for step in file.steps if step.zero_filled and step.nbytes >= SMALLEST_HOLE]
+
+
+# A model on stdout: nothing can be taken back from there, and no header be written last.
+
+
+def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
+    """Write the one file of a plan to a pipe, in two passes where its header holds the digest of what follows.
+
+    The first pass also finds what may not be lost, before anything is written.
+
+    Returns:
+        SHA-256 of what follows the header, and what could not be kept.
+
+    Raises:
+        UsageError: ``usage.target``, there are several files.
+        UnsupportedError: a value would change that may not.
+        OutputError: ``output.write``, ``output.space`` or ``input.changed``.
+    """
+    if len(plan.files) != 1:
+        hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
+        raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
+    file, frame = plan.files[0], container.frames[0]
+    begin, end = frame.header_bytes, file.nbytes - len(frame.epilogue)
+
+    def content(losses: Losses) -> Iterator[tuple[memoryview, str]]:
+        yield memoryview(frame.prologue), ""
+        for data, name in in_one_run(file, begin + len(frame.prologue), end, files, losses):
+            check()
+            yield data, name
+            watcher(len(data), name)
+
+    losses, first, digest = Losses(plan), b"", sha256()
+    if frame.header or any(_may_lose(step) for step in file.steps):
+        watcher.begin("hashing", plan.nbytes)
+        for data, _ in content(losses):
+            digest.update(data)
+        losses.check()
+        first, digest = digest.digest(), sha256()
+    watcher.begin("writing", plan.nbytes)
+    with _to_reader():
+        _write(fd, frame.header(first) if frame.header else b"")
+        for data, _ in content(Losses(plan) if first else losses):
+            _write(fd, data)
+            digest.update(data)
+        if first and digest.digest() != first:
+            raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+        _write(fd, frame.epilogue)
+    watcher(begin + len(frame.prologue) + len(frame.epilogue), "")
+    files.check_unchanged()
+    return digest.digest(), losses
+
+
+@contextmanager
+def _to_reader() -> Iterator[None]:
+    """A model on stdout that was not read to its end is an error, unlike a listing of which only the head is wanted.
+
+    Raises:
+        OutputError: ``output.write`` or ``output.space``.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        message = "stdout was closed by its reader before the model was complete"
+        raise OutputError("output.write", message) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OutputError(write_code(error), f"stdout cannot be written: {error.strerror or error}") from error
+
+
+def _may_lose(step: Step) -> bool:
+    """Whether all of the step's values survive is only known when they are converted."""
+    conversions = [run.conversion for run in step.runs] if step.runs else [step.conversion]
+    return any(c is not None and (not c.exact or c.action is Action.REPACK) for c in conversions)
+
+
+def _write(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        with blocking():
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:  # somebody made the pipe that we share non-blocking
+                wait_for_reader(fd)

@@ -1,7 +1,8 @@
-"""An open model as programs see it: tensors and metadata by name, read when they are asked for."""
+"""An open model as programs see it: tensors and metadata by name, text model or tower."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
-from ckconv.errors import counted, shown
+from ckconv.errors import UsageError, counted, shown
+from ckconv.formats import format_of
+from ckconv.formats.detect import open_index
+from ckconv.io.addresses import as_path
 from ckconv.io.files import Files
 
 if TYPE_CHECKING:
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.core.dtypes import DType
+
+
+# An open model as programs see it: tensors and metadata by name, read when they are asked for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +144,65 @@ class Model:
     def __repr__(self) -> str:
         what = f"{self.format} {self.architecture or 'model'}"
         return f"<{what} of {counted(len(self.tensors), 'tensor')}: {shown(self.index.path)}>"
+
+
+# Choose text model, tower or both of a multimodal checkpoint, to match the other side of a comparison.
+
+
+def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
+    """The part of ``index`` that ``other`` is.
+
+    Raises:
+        UnsupportedError: ``tower.unknown``, ``other`` has a tower, and ``index`` none that is known.
+        InputError: ``model.config``.
+    """
+    if other.format != index.format and not format_of(other.format).single and not format_of(index.format).single:
+        from ckconv.formats.huggingface.read import with_tower
+
+        return with_tower(index) if with_tower(other).tower else index
+    tower = other.facts.get("kind") == "mmproj"
+    if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
+        return index
+    from ckconv.core.tensors import joined
+    from ckconv.formats.huggingface.read import tower_index
+
+    found = tower_index(index)
+    return found if tower else joined(index, found)
+
+
+def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorIndex:
+    """A text model, and the tower that is a file of its own.
+
+    Raises:
+        UsageError: ``usage``, one of the two is something else.
+    """
+    from ckconv.core.tensors import joined
+
+    tower = open_index(as_path(mmproj))
+    if tower.tower is None or tower.config is not None:
+        known, why = "no tower", ""
+        if tower.facts.get("kind") == "mmproj" or tower.architecture == "clip":
+            from ckconv.formats.gguf.index import unknown_tower
+
+            known, why = "a tower that is not known", unknown_tower(tower.path)
+        message = f"{shown(mmproj)} is {known}, but the second of two sources must be a tower (mmproj)"
+        raise UsageError("usage", message, details=[why] if why else [])
+    if index.config is None or not format_of(index.format).single:
+        raise UsageError(
+            "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"
+        )
+    return joined(index, tower)
+
+
+def check_alone(asked: Mapping[str, object]) -> None:
+    """Refuse what works on one source alone, where a text model and its tower are two.
+
+    Args:
+        asked: what it is called -> whether it is asked for.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    for name, wanted in asked.items():
+        if wanted:
+            raise UsageError("usage.flag", f"{name} is for one source, and a text model and its tower are two")

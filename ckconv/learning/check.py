@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckconv.conversion.losses import Losses
 from ckconv.conversion.planning import make_plan
-from ckconv.conversion.write import chunks
+from ckconv.conversion.write import Losses, chunks
 from ckconv.core.config import FIELD_OF
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import StoredTensor, TensorIndex

@@ -1,41 +1,187 @@
-"""Reads a source record, and trusts nothing in it before it is checked."""
+"""Reading a source record: nothing in it is trusted before it is checked."""
 
 from __future__ import annotations
 
+import json
 import string
 import zlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import InputError, quoted
-from ckconv.formats import format_of, recorded
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats import format_of, load, recorded
+from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.io.files import CHUNK, FileSource, open_source
+from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source
 from ckconv.io.json import Document, parse_object, shown
 from ckconv.publish.files import there
 from ckconv.record import zip as zipstore
-from ckconv.record.schema import (
-    CONVERSION_NAME,
-    DOCUMENT_NAME,
-    DOCUMENTS,
-    MAX_DOCUMENT,
-    MAX_KEPT,
-    SCHEMA,
-    SCHEMA_HASHED,
-    SCHEMA_RECORDED,
-    Kept,
-    Record,
-    Run,
-    SourceFile,
-    plain_name,
-    record_path,
-)
+
+# The source record: what an output does not hold of its source, so that the source can be made again byte for byte.
+#
+# ``out.bump.source.zip`` lies beside ``out.bump`` and belongs to it by the SHA-256 that the bump's header stores of its
+# payload. Its ``record.json`` lists every file of the source with its size, and *runs* of bytes (offset and length)
+# that are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump.
+# Every other byte comes back out of the bump file, or is zero. Contents are members of the archive: a file that is kept
+# whole under its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
+#
+# Where a conversion record was asked for it is a member, too (``ckconv.json``), and says all the options (schema 2);
+# without one, ``record.json`` lists those that decide what the bump holds (schema 1).
+#
+# A GGUF has no digest in its header. The record beside one has the SHA-256 of every file of tensors of the source
+# instead, and what is made again is that file or is not published (schema 3). A model that sees is two of them, the
+# text model, beside which the record lies, and its tower: both are needed.
+
+#: What the record of a file is called, behind the name of that.
+SUFFIX = ".source.zip"
+
+#: Without and with a conversion record, and of an output whose header holds no digest.
+SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED = 1, 2, 3
+
+#: Bytes that a record keeps at most, and bytes of its ``record.json``.
+MAX_KEPT = 64 << 20
+MAX_DOCUMENT = 16 << 20
+
+#: The member that says what the others are.
+DOCUMENT_NAME = "record.json"
+
+#: The member that is the conversion record, if there is one.
+CONVERSION_NAME = "ckconv.json"
+
+#: What its name ends in beside a model that is one file.
+CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
+
+DOCUMENTS = (DOCUMENT_NAME, CONVERSION_NAME)
+
+#: Bytes of a file's name, in almost every file system.
+MAX_NAME_BYTES = 255
+
+#: (offset, bytes) in a source file.
+Run = tuple[int, int]
+
+
+class Kept(NamedTuple):
+    """Runs of one file, sorted, and the SHA-256 (hex) of their bytes one after the other."""
+
+    runs: tuple[Run, ...]
+    sha256: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs together."""
+        return sum(nbytes for _, nbytes in self.runs)
+
+
+class SourceFile(NamedTuple):
+    """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap.
+
+    Attributes:
+        sha256: of the whole file (hex), of one that holds tensors; empty in a bump file's record before 0.4.
+    """
+
+    name: str
+    size: int
+    tensors: bool
+    kept: tuple[Kept, ...]
+    sha256: str = ""
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run that is kept, sorted."""
+        return sorted(run for kept in self.kept for run in kept.runs)
+
+    def member(self, kept: Kept) -> str:
+        """The archive's name of what is kept."""
+        whole = not self.tensors
+        return f"files/{self.name}" if whole else f"parts/{kept.sha256}"
+
+
+class Record(NamedTuple):
+    """Everything in ``record.json``.
+
+    Attributes:
+        format: of the source: ``gguf``, ``safetensors`` or ``mlx``.
+        source: the name of the path that was converted.
+        payload: SHA-256 of the bump's payload, as its header stores it; empty where no header does.
+        rope_layout: ``split`` or ``interleaved`` rows in the bump, empty for a model without RoPE.
+        family: of the model, as ckconv names families.
+        options: the flags that changed values or left tensors out; ``None`` where the conversion record says all.
+        left_out: names of source tensors that are not in the bump.
+        aliases: canonical tensor that is not in the bump -> the one that is byte for byte the same.
+        files: in the order in which a reader of the format reads them; side files last.
+    """
+
+    format: str
+    source: str
+    payload: bytes
+    rope_layout: str
+    family: str
+    options: Mapping[str, Any] | None
+    left_out: tuple[str, ...]
+    aliases: Mapping[str, str]
+    files: tuple[SourceFile, ...]
+
+    def to_json(self) -> bytes:
+        """``record.json``: its size does not depend on what ``payload`` is."""
+        made = {"payload_sha256": self.payload.hex(), "rope_layout": self.rope_layout, "family": self.family}
+        document = {
+            "schema": SCHEMA_RECORDED if self.options is None else SCHEMA if self.payload else SCHEMA_HASHED,
+            "format": self.format,
+            "source": self.source,
+            **({"bump": made} if self.payload else {}),
+            **({} if self.options is None else {"options": dict(self.options)}),
+            "left_out": list(self.left_out),
+            "aliases": dict(self.aliases),
+            "files": [
+                {
+                    "name": file.name,
+                    "size": file.size,
+                    "tensors": file.tensors,
+                    "kept": [{"sha256": kept.sha256, "runs": kept.runs} for kept in file.kept],
+                    **({"sha256": file.sha256} if file.sha256 else {}),
+                }
+                for file in self.files
+            ],
+        }
+        return (json.dumps(document) + "\n").encode()
+
+
+def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
+    """Return the paths that a document beside a model may have: its names with ``suffix``; of shards, the whole's.
+
+    Args:
+        opened: the path that the user named.
+    """
+    first = index.files[0]
+    shard = parse_shard_name(first.name)
+    names = [opened.name, first.name, *([f"{shard.stem}.gguf"] if shard else [])]
+    return [first.parent / f"{name}{suffix}" for name in dict.fromkeys(names)]
+
+
+def record_path(made: Path) -> Path:
+    """Where the record of a file lies."""
+    return made.with_name(made.name + SUFFIX)
+
+
+def plain_name(name: str) -> bool:
+    """The name of a file directly in a directory, not hidden, which any system can hold."""
+    if not name or name.startswith(".") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
+        return False
+    try:
+        return len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+# Reads a source record, and trusts nothing in it before it is checked.
 
 _DOCUMENT = Document(DOCUMENT_NAME, "record.json", "record.json", MAX_DOCUMENT)
 _MAX_SIZE = 1 << 62
@@ -291,3 +437,66 @@ class _Checks:
             raise self._fault(f"{quoted(twice[0])} is listed twice", "record.files")
         if not any(file.tensors for file in files):
             raise self._fault("no file holds tensors", "record.files")
+
+
+# The headers that a source record keeps, read by the readers of their format: an index of files that are not there.
+
+#: More than any header has: what is asked for beyond the kept runs is zeros, made one by one.
+_LONGEST = 256 << 20
+
+
+class KeptSource(ByteSource):
+    """The bytes of a file of which only some runs are kept; the others read as zeros.
+
+    Args:
+        pieces: the runs, sorted, each with the offset where ``read`` finds its bytes.
+        read: gives bytes (offset, number) of the file that keeps them.
+    """
+
+    size: int
+
+    def __init__(
+        self, path: Path, size: int, pieces: Sequence[tuple[Run, int]], read: Callable[[int, int], bytes]
+    ) -> None:
+        self.path, self.size = path, size
+        self._pieces, self._read = pieces, read
+        self._offsets = [offset for (offset, _), _ in pieces]
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """See :meth:`ByteSource.read_at`."""
+        end = offset + min(nbytes, self.size - offset, _LONGEST)
+        parts = []
+        for (at, length), kept_at in self._pieces[max(bisect_right(self._offsets, offset) - 1, 0) :]:
+            if at >= end:
+                break
+            low, high = max(offset, at), min(end, at + length)
+            if low < high:
+                parts += [bytes(low - offset), self._read(kept_at + low - at, high - low)]
+                offset = high
+        parts.append(bytes(max(end - offset, 0)))
+        return b"".join(parts)
+
+
+def open_skeleton(opened: OpenRecord) -> TensorIndex:
+    """The index of the source as it was; extents are offsets in its files, whose paths are their bare names.
+
+    Raises:
+        InputError: ``record.files``, the kept bytes are no headers of the format.
+    """
+    record = opened.record
+    sources = {
+        file.name: KeptSource(Path(file.name), file.size, opened.pieces(file), opened.read)
+        for file in record.files
+        if file.tensors or file.name == CONFIG_NAME
+    }
+    weights = [sources[file.name] for file in record.files if file.tensors]
+    path = Path(record.source)
+    try:
+        place = format_of(record.format).of_headers
+        assert place is not None  # the record was checked
+        index: TensorIndex = load(place)(path, weights, sources.get(CONFIG_NAME))
+        return index
+    except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
+        where = f"{quoted(error.path)}: " if error.path else ""
+        message = f"what it keeps is not a source: {where}{error.message}"
+        raise InputError("record.files", message, path=opened.path, details=error.details) from error

@@ -296,7 +296,7 @@ class TensorComparison:
         """Compare the canonical rows of a tensor with its source's."""
         label = f"{_label(tensor)}"
         if tensor.shape != twin.shape and self.out.adapter is not None:
-            from ckconv.adapters.lowrank import same_rank
+            from ckconv.adapters.model import same_rank
 
             tensor, twin = same_rank(tensor, twin, self.files)
         if tensor.shape != twin.shape:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.adapters.places import Side, Sides, sides_of
+from ckconv.adapters.model import Side, Sides, sides_of
 from ckconv.adapters.read import Collector, Part
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Layout, Strip, merged

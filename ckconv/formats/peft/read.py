@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckconv.adapters.experts import experts_together
-from ckconv.adapters.names import families_of, module_of, placed
-from ckconv.adapters.places import Outputs
-from ckconv.adapters.read import Collector, Part, Shape, vector
+from ckconv.adapters.model import Outputs, families_of, module_of, placed
+from ckconv.adapters.read import Collector, Part, Shape, experts_together, vector
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted
