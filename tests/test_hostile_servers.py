@@ -20,8 +20,8 @@ from conftest import FIXTURES, Result
 from remote_servers import Server, serving
 
 from ckconv.formats.locate import located
-from ckconv.io import remote as elsewhere
 from ckconv.io import remote as http
+from ckconv.io import standing as elsewhere
 
 Ckconv = Callable[..., Result]
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.values import parse_shard_name
@@ -17,7 +18,9 @@ from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS
 from ckconv.io.json import Document, parse_object, read_document
-from ckconv.io.remote import Origin, stand_in
+
+if TYPE_CHECKING:
+    from ckconv.io.standing import Origin
 
 #: OWNER/NAME, and perhaps a revision.
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
@@ -238,6 +241,8 @@ def standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         if any(str(folder) in files for folder in PurePosixPath(path).parents):
             message = f"lists {quoted(path)}, and a file of the name of its folder"
             raise InputError("index.path", message, path=url, hint="download what belongs to the model")
+    from ckconv.io.standing import stand_in
+
     return stand_in(url, name, files)
 
 

@@ -1,6 +1,6 @@
 """A file that is nowhere: runs of bytes of other files, and tensors that lie in several of them, as one file.
 
-A stand-in (:mod:`ckconv.io.remote`) has its size, and what is read of it is put together here: whatever reads files
+A stand-in (:mod:`ckconv.io.standing`) has its size, and what is read of it is put together here: whatever reads files
 reads shards of a training run, members of an archive and a model behind a program as files of their own.
 """
 
@@ -50,7 +50,7 @@ Part = bytes | Extent | Whole
 
 
 class Pieces:
-    """The file: see :class:`ckconv.io.remote.Origin`."""
+    """The file: see :class:`ckconv.io.standing.Origin`."""
 
     whole = False
 
@@ -63,7 +63,7 @@ class Pieces:
         self.state = ""
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
-        """See :class:`ckconv.io.remote.Origin`."""
+        """See :class:`ckconv.io.standing.Origin`."""
         out = bytearray(nbytes)
         at = 0
         number = bisect_right(self._ends, offset)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,8 @@ CHECKSUMS = {
 
 def quantiser_of(dtype: DType) -> str:
     """What makes blocks of this type, with its version; empty where ggml-python does not."""
+    from importlib.metadata import version
+
     return f"ggml-python {version('ggml_python')}" if _makes(dtype) else ""
 
 

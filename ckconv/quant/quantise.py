@@ -11,7 +11,6 @@ import _thread
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -166,6 +165,8 @@ def quantiser_of(dtype: DType) -> str:
     """The package that makes blocks of a type of ggml, with its version; empty for other types."""
     if dtype.name.lower() not in GGML_TYPES:
         return ""
+    from importlib.metadata import version
+
     if has_library():
         return ggml_python.quantiser_of(dtype) or f"libgguf {version('libgguf')}"
     import gguf
