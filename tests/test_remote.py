@@ -253,7 +253,7 @@ def test_a_thread_that_is_not_to_be_had_is_the_systems(server: Server, monkeypat
     file = http.HttpFile(f"{server.url}/m.gguf")
     reader = elsewhere.Reader(file)
     monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
-    monkeypatch.setattr("ckconv.io.remote.threading.Thread.start", none)
+    monkeypatch.setattr("ckconv.io.standing.threading.Thread.start", none)
     with pytest.raises(errors.OutputError, match="a thread cannot be started: can't start new thread") as caught:
         reader.read(0, 4, in_order=False)
     assert caught.value.code == "system"
