@@ -165,6 +165,17 @@ def test_imports_go_downward() -> None:
     assert {(a, b) for a, b in arrows() if box(a) != box(b) and FLOOR_OF[box(a)] <= FLOOR_OF[box(b)]} == set()
 
 
+def test_no_circle_of_imports() -> None:
+    """Floors rule them out between folders; modules of one folder count here, too."""
+    direct = {module: imports(module) for module in FILES}
+    reached = {module: set(found) for module, found in direct.items()}
+    for middle in FILES:
+        for module in FILES:
+            if middle in reached[module]:
+                reached[module] |= reached[middle]
+    assert {module for module in FILES if module in reached[module]} == set()
+
+
 def test_what_verifies_has_nothing_of_what_writes() -> None:
     """Neither by itself nor by what it imports within its own folder; readers of files are another matter."""
     found = {(a, b) for a, b in arrows() if box(a) == "verification" and WRITES.match(b)}

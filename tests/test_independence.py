@@ -425,7 +425,7 @@ TENSORS = [
     ),
     Case(
         "MLX: codes in another order",
-        "quant.mlx:unpack",
+        "quant.codes:unpack",
         touched(lambda codes: codes[:, ::-1].copy()),
         TRIPLES,
         (*GGUF, *DECODED),

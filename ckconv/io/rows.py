@@ -19,7 +19,7 @@ from ckconv.io.tiles import made_at_once
 from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
 from ckconv.quant.packed import scheme_of
-from ckconv.quant.packings import Tile
+from ckconv.quant.packings.module import Tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

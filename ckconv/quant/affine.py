@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.codec import from_float32
-from ckconv.quant.mlx import pack
+from ckconv.quant.codes import pack
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckconv.quant.mlx import pack, unpack
+from ckconv.quant.codes import pack, unpack
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.quant import affine, packed
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.mlx import unpack
+from ckconv.quant.codes import unpack
 from ckconv.quant.packed import INT, Scheme, scheme_of
 from ckconv.quant.triples import split_planes, triple_of
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, DTYPES, DType, e4m3
 from ckconv.quant.affine import Repacked
-from ckconv.quant.mlx import Quantization, Triple, pack, unpack
+from ckconv.quant.codes import pack, unpack
+from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.packed import DIVISOR, FACTOR, is_scaled, numbers, rows_of, scheme_of
 from ckconv.quant.triples import split_planes, triple_of
 

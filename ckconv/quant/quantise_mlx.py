@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ckconv.core.dtypes import DType, e4m3, e8m0, round_to
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32
-from ckconv.quant.mlx import pack
+from ckconv.quant.codes import pack
 
 if TYPE_CHECKING:
     import numpy as np

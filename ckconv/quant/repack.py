@@ -46,7 +46,8 @@ from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.mlx import Quantization, Triple, checked_shape, pack, unpack
+from ckconv.quant.codes import pack, unpack
+from ckconv.quant.mlx import Quantization, Triple, checked_shape
 from ckconv.quant.superblocks import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:

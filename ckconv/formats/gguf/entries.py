@@ -59,7 +59,7 @@ from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
-    from ckconv.quant.packings import Tile
+    from ckconv.quant.packings.module import Tile
 
 
 # Tensors of one number that are a metadata key in GGUF: an array with the number of every layer (xIELU's).

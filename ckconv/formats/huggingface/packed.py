@@ -19,7 +19,8 @@ from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple
 from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Module, Packing, Unread
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS
+from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
 from ckconv.quant.triples import triple_type
 
 # What the configuration declares of a quantisation, wherever it says it, and of which modules.

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckconv.quant.packed import INT, Scheme, rows_of
-from ckconv.quant.packings import (
+from ckconv.quant.packings.groups import grouped, said
+from ckconv.quant.packings.module import (
     FLOATS,
     I32,
     Arrays,
@@ -26,7 +27,6 @@ from ckconv.quant.packings import (
     in_columns,
     shaped,
 )
-from ckconv.quant.packings.groups import grouped, said
 from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, Tensor
 from ckconv.quant.codec import to_float32
 from ckconv.quant.packed import INT, Scheme, rows_of
-from ckconv.quant.packings import FLOATS, U8, Arrays, Declared, Misfit, Module, Packing, Tile, Unread, in_rows
+from ckconv.quant.packings.module import FLOATS, U8, Arrays, Declared, Misfit, Module, Packing, Tile, Unread, in_rows
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows

@@ -29,7 +29,7 @@ from ckconv.core.dtypes import BF16, F16, F32
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.packed import FP4, MAPS, NF4, PARTS, Scheme, rows_of
-from ckconv.quant.packings import (
+from ckconv.quant.packings.module import (
     FLOATS,
     I8,
     U8,

@@ -19,9 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Array, StoredTensor
-from ckconv.quant.mlx import unpack as unpacked
+from ckconv.quant.codes import unpack as unpacked
 from ckconv.quant.packed import INT, Scheme, rows_of
-from ckconv.quant.packings import (
+from ckconv.quant.packings.groups import grouped, ordered
+from ckconv.quant.packings.module import (
     FLOATS,
     I8,
     I32,
@@ -36,7 +37,6 @@ from ckconv.quant.packings import (
     in_rows,
     shaped,
 )
-from ckconv.quant.packings.groups import grouped, ordered
 from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:

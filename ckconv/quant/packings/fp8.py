@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import E4M3, Scheme, rows_of
-from ckconv.quant.packings import FLOATS, FP8, UE8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows
+from ckconv.quant.packings.module import FLOATS, FP8, UE8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32
 from ckconv.errors import InputError
-from ckconv.quant.mlx import unpack as unpacked
+from ckconv.quant.codes import unpack as unpacked
 from ckconv.quant.packed import INT, Scheme, rows_of
-from ckconv.quant.packings import (
+from ckconv.quant.packings.groups import grouped, ordered, said
+from ckconv.quant.packings.module import (
     I32,
     Arrays,
     Declared,
@@ -32,7 +33,6 @@ from ckconv.quant.packings import (
     in_rows,
     shaped,
 )
-from ckconv.quant.packings.groups import grouped, ordered, said
 from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckconv.core.tensors import Array
-from ckconv.quant.packings import Arrays, Declared, Misfit
+from ckconv.quant.packings.module import Arrays, Declared, Misfit
 
 
 def grouped(columns: int, groups: int, declared: Declared) -> int:

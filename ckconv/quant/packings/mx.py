@@ -25,7 +25,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
-from ckconv.quant.packings import FLOATS, FP8, U8, UE8, Arrays, Declared, Misfit, Module, Packing, shaped
+from ckconv.quant.packings.module import FLOATS, FP8, U8, UE8, Arrays, Declared, Misfit, Module, Packing, shaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

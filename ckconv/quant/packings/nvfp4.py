@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F32
-from ckconv.quant.mlx import unpack
+from ckconv.quant.codes import unpack
 from ckconv.quant.packed import E2M1, Scheme, rows_of
-from ckconv.quant.packings import FP8, U8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows, shaped
+from ckconv.quant.packings.module import FP8, U8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows, shaped
 from ckconv.quant.packings.mx import fit as fit_triple
 
 if TYPE_CHECKING:

@@ -1,0 +1,174 @@
+"""A packed module: its arrays, what a configuration declares of it, and what a packing makes of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import plain, transposed
+from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.quant.packed import Scheme
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Rows
+    from ckconv.quant.mlx import Triple
+
+#: Arrays of a module by suffix; those that are there.
+Arrays = Mapping[str, StoredTensor]
+
+I32, I64, I8, U8 = DTYPES["I32"], DTYPES["I64"], DTYPES["I8"], DTYPES["U8"]
+FP8, UE8 = DTYPES["F8_E4M3"], DTYPES["F8_E8M0"]
+FLOATS = (F32, BF16, F16)
+
+
+class Misfit(Exception):
+    """Why arrays are not what they are called, or not what is declared: the end of a sentence about the module."""
+
+
+class Unread(Exception):
+    """What a sound module is that is not read: a noun."""
+
+
+class Declared(NamedTuple):
+    """What the configuration says of one module; ``None`` for what it does not say.
+
+    Attributes:
+        method: ``quant_method``.
+        settings: keys of ``quantization_config``; of compressed-tensors, those of the module's group of ``weights``.
+        integers_of: reads a small array; gives ``None`` where there are only headers.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    integers_of: Callable[[StoredTensor], Any]
+
+    def number(self, key: str) -> int | None:
+        """A whole number."""
+        value = self.settings.get(key)
+        return value if type(value) is int else None
+
+    def agree(self, key: str, found: int) -> None:
+        """Raise what the arrays contradict.
+
+        Raises:
+            Misfit: another number is declared.
+        """
+        value = self.number(key)
+        if value is not None and value != found:
+            raise Misfit(f"quantization_config says {key} {value}, and the arrays hold {found}")
+
+
+class Tile(NamedTuple):
+    """What is stored for rows ``start`` to ``stop`` of a matrix.
+
+    Attributes:
+        arrays: bytes ``[n, bytes of a row]`` of the rows of each array that are for some of these rows; ``None`` for an
+            array that is not there.
+        per: rows of the matrix that one row of the array is for, 0 for all.
+        scheme: of the matrix.
+        columns: of the matrix.
+    """
+
+    start: int
+    stop: int
+    arrays: tuple[Rows | None, ...]
+    per: tuple[int, ...]
+    scheme: Scheme
+    columns: int
+
+    def own(self, number: int) -> Rows:
+        """The row of an array for each row of the tile."""
+        import numpy as np
+
+        array, per = self.arrays[number], self.per[number]
+        assert array is not None
+        if per == 0:
+            return np.repeat(array[:1], self.stop - self.start, axis=0)
+        return array if per == 1 else self.cut(np.repeat(array, per, axis=0), per)
+
+    def cut(self, rows: Any, per: int) -> Any:
+        """Of rows that were made of whole rows of an array, ``per`` of each, those of the tile."""
+        first = self.start % per
+        return rows[first : first + self.stop - self.start]
+
+
+class Module(NamedTuple):
+    """What the arrays of a module are, as :class:`ckconv.core.tensors.Packed` needs it.
+
+    Attributes:
+        scheme: type of the rows that ``unpack`` makes; a triple, whose rows are those of the arrays side by side.
+        shape: of the matrix; more than two axes for stacked ones.
+        arrays: in the order of ``Tile.arrays``; the second one is that of the scales.
+        words: bits and groups, for people.
+    """
+
+    scheme: Scheme | Triple
+    shape: tuple[int, ...]
+    arrays: tuple[Array | None, ...]
+    unpack: Callable[[Tile], Rows] | None
+    words: str
+
+
+class Packing(NamedTuple):
+    """A way to lay a matrix out.
+
+    Attributes:
+        name: for people.
+        methods: values of ``quant_method`` under which it occurs.
+        arrays: suffix -> types; what ends in ``?`` may be missing.
+        fit: what some arrays are, see above.
+        dense: suffix of the name that the decoded matrix has.
+        like: tells it from another packing of the same names and types, by shapes.
+        declared: it is one only where ``quant_method`` says so: bytes and a scale may be many things.
+    """
+
+    name: str
+    methods: frozenset[str]
+    arrays: Mapping[str, tuple[DType, ...]]
+    fit: Callable[[Arrays, Declared], Module]
+    dense: str = ".weight"
+    like: Callable[[Arrays], bool] = lambda stored: True
+    declared: bool = False
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Suffixes of arrays that a module cannot do without."""
+        return frozenset(suffix for suffix in self.arrays if not suffix.endswith("?"))
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of all arrays."""
+        return tuple(suffix.removesuffix("?") for suffix in self.arrays)
+
+    def types(self, suffix: str) -> tuple[DType, ...]:
+        """Types that an array may have; none for an array that is not of this packing."""
+        return self.arrays.get(suffix) or self.arrays.get(f"{suffix}?") or ()
+
+
+def in_rows(stored: StoredTensor, per: int = 1) -> Array:
+    """An array whose rows are stored one after the other; of a vector or a number, everything is one row."""
+    *rows, columns = stored.shape if len(stored.shape) > 1 else (1, *(stored.shape or (1,)))
+    return _array(stored, (math.prod(rows), columns), False, per)
+
+
+def in_columns(stored: StoredTensor, per: int = 1) -> Array:
+    """An array of which a row, as it is read, is a column."""
+    return _array(stored, (stored.shape[1], stored.shape[0]), True, per)
+
+
+def _array(stored: StoredTensor, shape: tuple[int, int], across: bool, per: int) -> Array:
+    layout = transposed(*shape) if across else plain(*shape)
+    return Array(Tensor(stored.name, stored.name, stored.dtype, shape, (stored.extent,), layout), per)
+
+
+def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
+    """Raise for an array of another shape.
+
+    Raises:
+        Misfit: it has another.
+    """
+    if stored.shape != shape:
+        name = stored.name.rpartition(".")[2]
+        raise Misfit(f"{name} has shape {list(stored.shape)}, the other arrays make it {list(shape)}")
