@@ -26,6 +26,7 @@ def main(sources: str) -> None:
     importlib.import_module("conversion").load_all_models()
     read = base.ModelBase.load_hparams
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    whole = {known: known.no_mtp for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     classes = {known: known.set_vocab for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     for line in sys.stdin:
         asked = json.loads(line)
@@ -35,6 +36,8 @@ def main(sources: str) -> None:
             return {**(plain if asked["plain"] else read(folder, is_mistral_format)), **asked["document"]}
 
         base.ModelBase.load_hparams = staticmethod(load)
+        for known, left in whole.items():
+            known.no_mtp = left  # a flag of its command line stays on the class
         for known, own in classes.items():
             known.set_vocab = own if asked["vocabulary"] else lambda self: self._set_vocab_gpt2()
         sys.argv = ["convert_hf_to_gguf.py", asked["model"], "--outfile", asked["out"], "--outtype", asked["type"]]

@@ -106,3 +106,9 @@ def test_a_pair_of_texts_is_one_text_to_llama_cpp_and_a_note_says_so(tmp_path: P
     for name, noted in ways.items():
         report = ckconv.convert(source(tmp_path / name, name), tmp_path / f"{name}.gguf")
         assert any("token_type_ids of 0" in note for note in report.plan.notes) is noted
+
+
+def test_inspect_names_the_labels(tmp_path: Path, ckconv) -> None:
+    found = ckconv("inspect", "--json", source(tmp_path / "hf")).json
+
+    assert found["overview"]["heads"] == ["a classifier of 3 labels: negative, neutral, positive"]

@@ -78,9 +78,9 @@ def test_a_tower_is_left_out_and_a_note_names_it(checkpoint: Path, tmp_path: Pat
     assert read_gguf(tmp_path / "part.gguf")["tensors"].keys() == wanted["tensors"].keys()
 
 
-def test_layers_that_predict_further_tokens_are_left_out_of_a_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_parts_of_layers_that_predict_further_tokens_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
     tensors = load_file(checkpoint / "model.safetensors")
-    names = ["fc", "norm", "pre_fc_norm_hidden", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"]
+    names = ["fc", "norm", "layers.0.self_attn.q_proj", "layers.0.mlp.up_proj"]
     extra = {f"mtp.{name}.weight": np.ones((2, 2), np.float32) for name in names}
     save_file(checkpoint / "model.safetensors", {**tensors, **extra}, {"format": "pt"})
     ckconv.convert(checkpoint, tmp_path / "out.gguf")

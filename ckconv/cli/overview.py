@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from ckconv.cli.render import cut
 from ckconv.core.metadata import Card
 from ckconv.core.tensors import MetadataKind, TensorIndex, parse
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, counted, listed
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
+from ckconv.families.schema import DRAFTS
 from ckconv.formats.gguf.values import MetaValue
 from ckconv.io.files import card_of
 from ckconv.plan import recipes
@@ -44,6 +45,7 @@ class Overview(NamedTuple):
         bits: stored bits of a weight, scales and padding counted.
         tokenizer: its kind, or the file that it is in.
         template: it has a chat template; ``None`` where that is not known.
+        heads: what there is besides a text model: layers that predict further tokens, a classifier, a tower.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Overview(NamedTuple):
     template: bool | None
     card: Card
     caches: tuple[Cache, ...]
+    heads: tuple[str, ...] = ()
 
 
 def overview(index: TensorIndex) -> Overview:
@@ -70,6 +73,7 @@ def overview(index: TensorIndex) -> Overview:
         else _template(index),
         card=card_of(index),
         caches=_caches(index),
+        heads=tuple(_heads(index)),
     )
 
 
@@ -77,6 +81,7 @@ def as_document(found: Overview) -> dict[str, Any]:
     """The same for JSON: what the model does not say is null."""
     facts = {**found._asdict(), "bits": round(found.bits, 3)}
     facts["card"] = {key: _listed(value) for key, value in found.card._asdict().items()}
+    facts["heads"] = [*found.heads]
     facts["caches"] = [cache._asdict() for cache in found.caches]
     return {key: None if value == "" else value for key, value in facts.items()}
 
@@ -97,6 +102,7 @@ def as_rows(found: Overview) -> Iterator[tuple[str, object]]:
     for key, value in found.card._asdict().items():
         if value:
             yield key, value if isinstance(value, str) else ", ".join(value)
+    yield from (("heads", head) for head in found.heads)
     yield from ((f"cache_{cache.tokens}", cache.nbytes) for cache in found.caches)
 
 
@@ -144,6 +150,16 @@ def _template(index: TensorIndex) -> bool | None:
         return None
 
 
+def _heads(index: TensorIndex) -> Iterator[str]:
+    own = index.config.own if index.config is not None else {}
+    if own.get(DRAFTS):
+        yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
+    if labels := own.get("labels"):
+        yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
+    if index.tower is not None:
+        yield f"the tower of a {index.tower.family}"
+
+
 def _caches(index: TensorIndex) -> tuple[Cache, ...]:
     """What is kept of all tokens, and of as many as the window of a sliding layer has."""
     config = index.config
@@ -152,7 +168,7 @@ def _caches(index: TensorIndex) -> tuple[Cache, ...]:
     whole = sliding = 0
     for name, tensor in index.tensors.items():
         pattern, layer, _ = parse(name)
-        if pattern in _CACHED and layer is not None:
+        if pattern in _CACHED and layer is not None and layer < config.num_layers:
             kinds = config.layer_types
             slides = bool(config.sliding_window) and (
                 kinds is None or (layer < len(kinds) and kinds[layer] == _SLIDING)

@@ -125,6 +125,7 @@ def _facts(d: Description) -> Iterable[tuple[str, str]]:
         heads = f"{c.num_heads:,}/{c.num_kv_heads:,}" if c.num_kv_heads != c.num_heads else f"{c.num_heads:,}"
         experts = f", {c.num_experts:,} experts, {c.experts_used:,} used" if c.num_experts else ""
         yield "layers", f"{c.num_layers:,}, hidden {c.hidden_size:,}, heads {heads} of {c.head_dim:,}{experts}"
+    yield "besides", "; ".join(o.heads)
     window = f", window of {c.sliding_window:,}" if c is not None and c.sliding_window else ""
     yield "context", f"{o.context:,} tokens{window}" if o.context else ""
     template = {None: "", True: ", chat template", False: ", no chat template"}[o.template]

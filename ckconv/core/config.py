@@ -264,7 +264,7 @@ FIELD_OF: Mapping[str, str] = {
 
 #: Parameters of what every reader leaves out: layers behind the last, which predict further tokens; the padding token,
 #: of which a GGUF says what the tokenizer does.
-LEFT_OUT = frozenset({"extra_layers", "pad"})
+LEFT_OUT = frozenset({"draft_tables", "drafts", "extra_layers", "pad"})
 
 #: Fields that mean the same in every format.
 SHARED_FIELDS = (

@@ -15,9 +15,9 @@ from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout, with_factor
-from ckconv.families.names import Names, Part, Stored
-from ckconv.families.schema import Family
-from ckconv.families.sizes import Sizes
+from ckconv.families.names import Names, Part, Stored, numbered_on
+from ckconv.families.schema import DRAFTS, MTP, Family
+from ckconv.families.sizes import Sizes, draft_layers
 from ckconv.families.tensor_rows import VALUES
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
@@ -145,7 +145,8 @@ class _Reading:
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
-        self.extra = int(config.own.get("extra_layers") or 0)
+        self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
+        self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
         self._kinds: dict[tuple[int, int | None], Kind] = {}
 
     def add(self, item: Item) -> None:
@@ -156,7 +157,8 @@ class _Reading:
             name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
         if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
             return
-        if name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra:
+        of_drafts = not self.drafts and numbered_on(item.tensor.source, self.family, 0) != item.tensor.source
+        if of_drafts or (name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra):
             self.dropped += [Dropped(stored, self.why, True, stored.name) for stored in item.stored]
         elif found is None:
             why = self.names.dropped.get(name.pattern)
@@ -181,6 +183,8 @@ class _Reading:
     def _left_aside(self, item: Item, canonical: Sequence[str]) -> bool:
         """Whether a glob names the tensor: the planner leaves it out, by either name."""
         names = [item.tensor.source, *(stored.name for stored in item.stored), *canonical]
+        layers = (parse(one).layer for one in canonical)
+        names += [MTP for layer in layers if self.drafts and layer is not None and layer >= self.config.num_layers]
         if not any(fnmatchcase(name, glob) for name in names for glob in self.drop):
             return False
         self.unknown += item.stored
@@ -212,6 +216,8 @@ class _Reading:
         return math.inf if part.stack and name.expert is None else self.sizes.layers(part.row)
 
     def _look_up(self, stored: str) -> tuple[Name, Stored | None]:
+        if self.drafts and self.family.of_drafts:
+            stored = numbered_on(stored, self.family, self.config.num_layers)
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
                 name = parse(instead + stored[len(prefix) :])

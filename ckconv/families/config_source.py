@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ckconv.core.tensors import StoredTensor
 
 
 class ConfigSource:
@@ -11,8 +13,8 @@ class ConfigSource:
 
     format = "hf"
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
+    def __init__(self, document: Mapping[str, Any], stored: Sequence[StoredTensor] = ()) -> None:
+        self._document, self._stored = document, stored
 
     def _found(self, key: str) -> tuple[bool, Any]:
         found: Any = self._document
@@ -31,8 +33,9 @@ class ConfigSource:
         return self._found(key)[1]
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """A document has no tensors."""
-        return None
+        """Of one that is stored beside the document, under this name or with a prefix before it."""
+        ends = (one for one in self._stored if one.name.endswith(tensor))
+        return next((one.shape for one in ends if one.name == tensor or one.name.endswith(f".{tensor}")), None)
 
     def numbers(self, tensor: str) -> list[float] | None:
         """A document has no tensors."""

@@ -196,7 +196,7 @@ _FORMS: dict[str, Form] = {
             **dict.fromkeys(("tokens", "embeddings"), _table_of(_text)),
         }
     ),
-    "prefix": _table_of(_many(_layer)),
+    "prefix": _table_of(_many(lambda value: _text(value) if isinstance(value, str) else _layer(value))),
     "axes": _table_of(_scalar),
     "layers": _table_of(_scalar),
     "stacks": _table_of(_table_of(_scalar)),

@@ -162,7 +162,7 @@ def huggingface_config(
     if named and not text_key(config) and not _is_class_of(named, family):
         overruled = (*overruled, f"architectures ({named}), because model_type is there")
     made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
-    made = _completed(own, family, made, reader, local, fail)
+    made = _completed(ConfigSource(own, stored), family, made, reader, local, fail)
     if family.path.parent != FOLDER:
         _check_taken(own, family, reader, made)
     return made
@@ -412,13 +412,13 @@ def _kinds(
 
 
 def _completed(
-    own: Mapping[str, Any], family: Family, config: ModelConfig, reader: str, local: object, fail: Fail
+    source: ConfigSource, family: Family, config: ModelConfig, reader: str, local: object, fail: Fail
 ) -> ModelConfig:
     """With what only some families have."""
     rows = family.parameters
     special = [name for name in ("final_cap", "query_scalar") if name in rows]
     given = {name: value for name, value in config.scope.items() if name not in (*special, "local_theta")}
-    values = Values(family, ConfigSource(own), reader, given)
+    values = Values(family, source, reader, given)
     try:
         found = {FIELD_OF[name]: values[name] for name in special}
         extra = {name: values[name] for name in family.own}

@@ -6,6 +6,7 @@ model costs one dictionary look-up a tensor, whatever its length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -279,6 +280,28 @@ def _segments(rows: Sequence[TensorRow], kind: str) -> shapes.Shape:
     parts = tuple(row.axes[0] for row in rows)
     first: shapes.Product = (shapes.Segments(parts),)
     return (first, *(rows[0].axes[1:] if kind == "weight" else ()))
+
+
+def numbered_on(stored: str, family: Family, layers: int) -> str:
+    """The name of a tensor of a draft layer as layers are called: ``mtp.layers.0.x`` and ``mtp.x`` of the first.
+
+    Args:
+        layers: how many there are besides.
+    """
+    found = re.fullmatch(rf"(?:model\.)?{re.escape(family.of_drafts)}(?:layers\.(\d+)\.)?(.+)", stored)
+    if found is None or not family.of_drafts:
+        return stored
+    return family.prefixes[HF][0][1].replace("{n}", str(layers + int(found[1] or 0))) + found[2]
+
+
+def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> str:
+    """What :func:`numbered_on` makes of a name, undone; any other as it is."""
+    layer = parse(canonical).layer
+    if not family.of_drafts or layer is None or layer < layers:
+        return called
+    rest = called.removeprefix(family.prefixes[HF][0][1].replace("{n}", str(layer)))
+    own = ".draft." in canonical
+    return f"{family.of_drafts}{'' if own else f'layers.{layer - layers}.'}{rest}"
 
 
 def heads_of(family: Family, canonical: str) -> str | None:

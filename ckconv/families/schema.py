@@ -64,6 +64,10 @@ class Fusion(NamedTuple):
 #: Families times formats of which compiled names are kept: a user's own files come and go in a long-running program.
 FAMILIES_KEPT = 256
 
+#: The parameter that says whether layers behind the last are there, which predict further tokens; ``--drop`` calls them
+#: so.
+DRAFTS, MTP = "drafts", "mtp"
+
 #: Parameters of RoPE's scaling, which the readers' own rules make: those that every type has, and one for each key of
 #: a type.
 SCALING = frozenset({"rope_type", "rope_factor", "rope_original"})
@@ -76,6 +80,8 @@ class Family:
 
     Attributes:
         name: what ckconv calls the family: the file's name.
+        of_drafts: what stands in a checkpoint before the names of layers that predict further tokens, which have
+            numbers of their own there; empty where they are numbered on.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Family:
     in_gguf: Match
     in_huggingface: Match
     prefixes: Mapping[str, tuple[tuple[str, str], ...]]
+    of_drafts: str
     axes: Mapping[str, Expression]
     layers: Mapping[str, Expression]
     stacks: Mapping[str, Stack]
@@ -176,6 +183,7 @@ class _Reader(Fields):
             self._match("gguf", "arch"),
             self._match("huggingface", "model_type"),
             self._prefixes(),
+            str(self.table.get("prefix", {}).get(DRAFTS, "")),
             {k: v for k, v in letters.items() if v},
             {k: v for k, v in kinds.items() if v},
             {letter: self._stack(letter, row) for letter, row in self.table.get("stacks", {}).items()},
@@ -212,6 +220,8 @@ class _Reader(Fields):
     def _prefixes(self) -> dict[str, tuple[tuple[str, str], ...]]:
         found = {}
         for name, row in self.table.get("prefix", {}).items():
+            if name == DRAFTS:
+                continue
             self.where = f"prefix.{name}"
             pairs = [self.fields(item, frozenset({"root", "layer"})) for item in listed(row)]
             found[name] = tuple((pair.get("root", ""), pair["layer"]) for pair in pairs)

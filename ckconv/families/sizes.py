@@ -9,7 +9,7 @@ from typing import Any
 
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression, ExpressionError
-from ckconv.families.schema import Family
+from ckconv.families.schema import DRAFTS, Family
 from ckconv.families.tensor_rows import TensorRow
 
 
@@ -40,7 +40,12 @@ class Scope(Mapping[str, Any]):
 def layers_of(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> int:
     """In how many layers a row's tensors may be."""
     stack = family.stacks.get(row.name.partition(".")[0])
-    return int(stack.count.value(scope) if stack else scope["layers"])
+    return int(stack.count.value(scope)) if stack else int(scope["layers"]) + draft_layers(family, scope)
+
+
+def draft_layers(family: Family, scope: Mapping[str, Any]) -> int:
+    """How many layers behind the last predict further tokens; they are of no kind that lists of layers say."""
+    return int(scope["extra_layers"] or 0) if DRAFTS in family.parameters and scope[DRAFTS] else 0
 
 
 def layers_with(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> Sequence[int]:
@@ -54,7 +59,7 @@ def _is(family: Family, kind: Expression, scope: Mapping[str, Any], layer: int) 
     """A layer is of a kind: a kind is a list over layers, or asks for ``n``."""
     here = ChainMap({"n": layer}, scope)  # type: ignore[arg-type]
     kinds = {name: family.layers[name].value(here) for name in kind.names}
-    listed = {name: kind[layer] for name, kind in kinds.items() if isinstance(kind, list | tuple)}
+    listed = {name: layer < len(kind) and kind[layer] for name, kind in kinds.items() if isinstance(kind, list | tuple)}
     return bool(kind.value({**kinds, **listed}))
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
+from ckconv.families.schema import DRAFTS, MTP
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
 from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
@@ -178,6 +179,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
     known.update(name for found in index.canonical_of.values() for name in found)
+    known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")

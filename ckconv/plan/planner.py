@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +24,7 @@ from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import differ, scope_of
-from ckconv.families.schema import Family
+from ckconv.families.schema import DRAFTS, MTP, Family
 from ckconv.families.words import document_words, said, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -123,10 +124,19 @@ class Planner(ABC):
     #: What the target is called in a plan; its version, 0 where it has none.
     format: str
     version: int = 0
+    #: The target has a place for layers that predict further tokens.
+    holds_drafts = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
-        self.index, self.options, self.source = index, options, source
+        self.options, self.source = options, source
+        config, self._last = index.config, 0
+        if config is not None and config.own.get(DRAFTS) and (MTP in options.drop or not self.holds_drafts):
+            self._last = config.num_layers
+            index = replace(index, config=replace(config, own={**config.own, DRAFTS: False}))
+        self.index = index
         self.notes: list[str] = list(index.notes)
+        if self._last and MTP not in options.drop:
+            self.notes.append("the layers that predict further tokens are left out: the target has no place for them")
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
         self.changes: tuple[Change, ...] = ()
@@ -171,8 +181,15 @@ class Planner(ABC):
         )
 
     def dropped(self, *names: str) -> bool:
-        """A flag leaves the tensor with these names out."""
-        return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop)
+        """A flag leaves the tensor with these names out, or the target has no place for a layer that predicts more."""
+        return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
+            map(self._is_left, names)
+        )
+
+    def _is_left(self, canonical: str) -> bool:
+        """It is of a layer behind the last, and these are left out."""
+        layer = parse(canonical).layer if self._last else None
+        return layer is not None and layer >= self._last and canonical.startswith("layers.")
 
     def note_unread(self) -> None:
         """Name the source's keys that llama.cpp does not read, and that are nowhere in the output."""
@@ -261,6 +278,8 @@ class Planner(ABC):
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""
+        if MTP not in self.options.drop and self._is_left(name):
+            reason = "of a layer that predicts further tokens, for which the target has no place"
         self.left_out.append(LeftOut(name, reason, nbytes))
 
     def leave_out_part(self, stored: StoredTensor) -> bool:

@@ -27,10 +27,12 @@ from ckconv.core.tensors import (
     Tensor,
     TensorIndex,
     is_bias,
+    parse,
     plain_tensor,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.names import IN_CONFIGURATION
+from ckconv.families.schema import MTP
 from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
 from ckconv.io.digests import Digests
@@ -290,6 +292,9 @@ class TensorComparison:
     def _may_be_left_out(self, tensor: Tensor) -> bool:
         """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
         names = (tensor.name, tensor.source)
+        layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
+        if MTP in self.left_out and layer is not None and config is not None and layer >= config.num_layers:
+            return True
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
 
     def _rows(self, tensor: Tensor, twin: Tensor) -> list[Fault]:

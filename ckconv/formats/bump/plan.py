@@ -205,7 +205,7 @@ class BumpPlanner(Planner):
         self.own_row = self.own.engines.get(self.engine)
         # Its documents name the architecture, as a GGUF does.
         told = written_as(self.own, self.engine) or told_by_architecture(self.own.name)
-        self.config = config = replace(index.config, family=told)
+        self.config = config = replace(self.index.config or index.config, family=told)
         self.family = FAMILIES[told]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}

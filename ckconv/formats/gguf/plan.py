@@ -221,6 +221,7 @@ class GgufPlanner(Planner):
     """Plans one GGUF, or the shards of a split set."""
 
     format = "gguf"
+    holds_drafts = True
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without files.

@@ -257,6 +257,7 @@ class HuggingFacePlanner(CheckpointPlanner):
     """What the classes of transformers load."""
 
     format = "safetensors"
+    holds_drafts = True
     loader = TRANSFORMERS
     scheme = "hf"
     written_by = "pt"

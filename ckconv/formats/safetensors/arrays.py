@@ -11,7 +11,7 @@ from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families.kinds import factor_of, layout_in
-from ckconv.families.names import Stored
+from ckconv.families.names import Stored, numbered_apart
 from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -60,7 +60,7 @@ class Spelling:
     """
 
     def __init__(self, family: Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()) -> None:
-        self._sizes = Sizes(family, parameters)
+        self._sizes, self._family = Sizes(family, parameters), family
         names = scheme_names(family, scheme)
         self._written, self._packed = dict(names.written), names.packed
         for whole in fuse:
@@ -94,6 +94,8 @@ class Spelling:
         places = layout_in(stored, self._sizes, layer)
         canonical, shift = with_layer(stored.canonical, layer), VALUES[part.value]
         factors = tuple(factor_of(one, self._sizes.scope) for one in stored.parts) if part.by is not None else ()
+        if self._family.of_drafts:
+            called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
         whole = Entry(called, canonical, parts, missing, places=places, shift=shift, factors=factors)
         if not part.stack:
             yield whole

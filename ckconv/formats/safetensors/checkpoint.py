@@ -347,7 +347,7 @@ class CheckpointPlanner(Planner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.config = index.config
+        self.config = self.index.config
         self.family: Family | None = FAMILIES[self.config.family] if self.config else None
         self.document = source_document(index)
         self.tensors, self.types = dict[str, Tensor](), dict[str, DType]()

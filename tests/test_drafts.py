@@ -1,0 +1,122 @@
+"""Layers that predict further tokens: kept where the target has a place for them, left out with a word elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import save_file
+from family_cases import cases, checkpoint
+from safetensors.numpy import load_file
+
+import ckconv
+from ckconv.errors import InputError
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe")
+#: The first tensor of the layer in a GGUF, and how many layers the model has besides.
+LAYERS = {"qwen3_5": 4, "qwen3_5_moe": 4, "qwen3_next": 4, "glm4_moe": 3}
+
+
+def source(root: Path, family: str = "qwen3_5", case: str = "drafts") -> Path:
+    one = next(one for one in cases(family) if one.name == case)
+    return checkpoint(one.recorded, root, one.tokenizer)
+
+
+def keys(path: Path, *names: str) -> list[Any]:
+    reader = gguf.GGUFReader(path)
+    fields = {key.partition(".")[2]: field for key, field in reader.fields.items()}
+    return [fields[name].contents() if name in fields else None for name in names]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_flag_leaves_them_out(family: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", family)
+    options = ckconv.Options(drop=("mtp",))
+
+    ckconv.convert(root, tmp_path / "m.gguf", options=options)
+    ckconv.convert(root, tmp_path / "whole.gguf")
+    ckconv.convert(tmp_path / "whole.gguf", f"{tmp_path / 'hf2'}/", to="safetensors", options=options)
+
+    count = LAYERS[family]
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert not [name for name in names if name.startswith(f"blk.{count}.") or "nextn" in name]
+    assert keys(tmp_path / "m.gguf", "block_count", "nextn_predict_layers") in ([count, None], [count, 0])
+    assert keys(tmp_path / "whole.gguf", "block_count", "nextn_predict_layers") == [count + 1, 1]
+    left = load_file(tmp_path / "hf2" / "model.safetensors").keys()
+    assert not [name for name in left if name.startswith("mtp.") or f".layers.{count}." in name]
+    assert ckconv.verify(tmp_path / "whole.gguf", root)
+    assert ckconv.verify(tmp_path / "m.gguf", root, options=options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlx_has_no_place_for_them_and_a_note_says_so(family: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", family)
+
+    report = ckconv.convert(root, f"{tmp_path / 'mlx'}/", to="mlx")
+
+    assert [note for note in report.plan.notes if "predict further tokens are left out" in note]
+    assert any("predicts further tokens" in item.reason for item in report.plan.left_out)
+    assert ckconv.verify(tmp_path / "mlx", root)
+
+
+def test_a_checkpoint_that_has_none_though_its_configuration_says_so_is_a_model_without(tmp_path: Path) -> None:
+    """Models that transformers saved again: its classes drop them."""
+    root = source(tmp_path / "hf")
+    kept = {name: array for name, array in load_file(root / "model.safetensors").items() if not name.startswith("mtp.")}
+    save_file(root / "model.safetensors", kept, {"format": "pt"})
+
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    assert keys(tmp_path / "m.gguf", "block_count", "nextn_predict_layers") == [4, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("mtp.fc.weight", (24, 24), r"'mtp.fc.weight' has shape \[24, 24\], the configuration makes it \[24, 48\]"),
+        ("mtp.layers.0.mlp.up_proj.weight", (30, 24), r"up_proj.weight' has shape \[30, 24\], .* \[40, 24\]"),
+    ],
+)
+def test_one_of_other_sizes_is_an_error_of_the_source(
+    name: str, shape: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    root = source(tmp_path / "hf")
+    tensors = load_file(root / "model.safetensors") | {name: np.ones(shape, np.float32)}
+    save_file(root / "model.safetensors", tensors, {"format": "pt"})
+
+    with pytest.raises(InputError, match=said):
+        ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "without.gguf", options=ckconv.Options(drop=("mtp",)))
+
+    assert keys(tmp_path / "without.gguf", "block_count") == [4]
+
+
+def test_one_that_is_not_whole_is_refused_by_the_name_of_what_is_missing(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf")
+    tensors = load_file(root / "model.safetensors")
+    del tensors["mtp.layers.0.self_attn.o_proj.weight"]
+    save_file(root / "model.safetensors", tensors, {"format": "pt"})
+
+    with pytest.raises(ckconv.CkconvError) as refused:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert refused.value.exit_code == 4
+    assert "layers.{n}.attention.output.weight in 1 layer" in " ".join((refused.value.message, *refused.value.details))
+
+
+def test_a_document_that_is_made_counts_them(tmp_path: Path) -> None:
+    ckconv.convert(source(tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    said = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (said["num_hidden_layers"], said["mtp_num_hidden_layers"]) == (4, 1)
+
+
+def test_inspect_counts_them(tmp_path: Path, ckconv) -> None:
+    found = ckconv("inspect", "--json", source(tmp_path / "hf")).json
+
+    assert found["overview"]["heads"] == ["1 layer to predict further tokens (mtp)"]
+    assert found["overview"]["caches"] == [{"tokens": 64, "nbytes": 8192}]  # of the one other layer with attention
