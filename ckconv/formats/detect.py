@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
+
+#: Files of a directory, and first bytes of a file, that may hold a model (:mod:`ckconv.formats.inside`), which takes
+#: long to import.
+_PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*")
+_AROUND = re.compile(rb".{257}ustar|MZqFpD|jartsr", re.DOTALL)
 
 # Files of other programs: what they are and what reads them, by their first bytes or by their names.
 #
@@ -209,15 +215,13 @@ def open_index(
         path = located(path)
     piped = ""
     if source is None:
-        from ckconv.formats.inside import inside
-
         if path == Path("-") and not os.path.lexists(path):
             from ckconv.io.spool import spooled
 
             path, nbytes = spooled()
             piped = f"read from a pipe: {nbytes:,} bytes of temporary space"
         with readable(path):
-            path = inside(path)
+            path = _within(path)
     with readable(path):
         is_directory = source is None and path.is_dir()
     away = _brought_back(path) if is_directory else []
@@ -252,6 +256,20 @@ def _brought_back(directory: Path) -> list[str]:
 def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Identity]]:
     with readable(path), remembered() as opened:
         return _open(path, *how), opened
+
+
+def _within(path: Path) -> Path:
+    """The stand-in of a model that is in other files, where there may be one."""
+    if path.is_dir():
+        may = any(fnmatchcase(entry.name, glob) for entry in path.iterdir() for glob in _PARTS)
+    else:
+        with open(path, "rb") if path.is_file() else BytesIO() as file:
+            may = path.suffix == ".npz" or _AROUND.match(file.read(512)) is not None
+    if not may:
+        return path
+    from ckconv.formats.inside import inside
+
+    return inside(path)
 
 
 def _may_be_named(path: Path) -> bool:
