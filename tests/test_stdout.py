@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -41,6 +43,39 @@ def test_the_bytes_are_those_of_the_file(what: str, tmp_path: Path) -> None:
     piped = subprocess.run(command(source, "-", *flags), cwd=ROOT, capture_output=True, check=False)
     assert (piped.returncode, piped.stderr) == (0, b"")
     assert piped.stdout == file.read_bytes()
+
+
+#: Target -> source, and flags; MLX's has no file that is one alone.
+ARCHIVES = {
+    "mlx": ("kquants/llama64.Q4_K_M.gguf", ("--dequantize", "--max-shard-size", "100KB")),
+    "hf": ("gguf/llama-tied-bf16.auto.gguf", ()),
+    "bump": ("gguf/qwen3-tied-bf16.auto.gguf", ("--bump-version", "5", "--no-source-record")),
+    "gguf": ("hf/gpt2-hub-f32", ("--max-shard-size", "100KB")),
+    "peft": ("lora/llama-r4-attn-mlp", ()),
+}
+
+
+@pytest.mark.parametrize("target", ARCHIVES)
+def test_an_archive_has_every_file_of_the_directory(target: str, tmp_path: Path) -> None:
+    source, flags = ARCHIVES[target]
+    flags = ("--to", target, *flags)
+    assert subprocess.run(command(source, f"{tmp_path}/made/", *flags), cwd=ROOT, check=False).returncode == 0
+    for name in ("tar:-", "-")[: 1 + (target == "mlx")]:
+        piped = subprocess.run(command(source, name, *flags), cwd=ROOT, capture_output=True, check=False)
+        assert (piped.returncode, piped.stderr) == (0, b"")
+        with tarfile.open(fileobj=io.BytesIO(piped.stdout)) as archive:
+            found = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+        wanted = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+        assert found.keys() == wanted.keys()
+        assert found == wanted
+
+
+def test_what_a_lone_file_is_without_is_said() -> None:
+    source, flags = RUNS["safetensors"]
+    loud = command(source, "-", *flags)[:-1]
+    done = subprocess.run(loud, cwd=ROOT, capture_output=True, check=False)
+    assert b"note: not written: config.json, " in done.stderr
+    assert b"tar:- is a tar archive with them" in done.stderr
 
 
 @pytest.mark.needs("posix")

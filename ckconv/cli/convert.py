@@ -93,8 +93,9 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
 
     Quantised blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
     which is exactly BF16 in a GGUF; F16 and BF16 widen to FP32 exactly where the target's engine wants that. What the
-    target cannot hold exactly is refused (exit 4) before anything is written. DST may be - for stdout, or end in / for
-    a directory. With MMPROJ, the tower beside a text model in a GGUF, DST is a checkpoint of both.
+    target cannot hold exactly is refused (exit 4) before anything is written. SRC may be - for a pipe. DST may be - for
+    stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
+    text model in a GGUF, DST is a checkpoint of both.
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
@@ -102,7 +103,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.conversion.sidefiles import late_files
     from ckconv.conversion.upload import uploading
     from ckconv.families.catalogue import own_families
-    from ckconv.formats.destination import STDOUT
+    from ckconv.formats.destination import ON_STDOUT
     from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once
     from ckconv.signals import interruptible, noted
@@ -110,9 +111,9 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     settings = settings_of(context)
     sources, dst = sources_and_output(paths, output)
     src, seen = one_or_two(sources)
-    if dst == STDOUT and sys.stdout.isatty():
+    if dst in ON_STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
-    if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
+    if dst in ON_STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
         raise OutputError("output.write", "stdout is closed; the model cannot be written to it")
     if seen is not None:
         check_alone({f"--{name.replace('_', '-')}": flags[name] for name in _OF_ONE_FILE} | {"--html": flags["page"]})
@@ -168,7 +169,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             check_place(flags["page"], outputs)
         shared = None
         if lasting:
-            if dst == STDOUT:
+            if dst in ON_STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
             from ckconv.conversion.cluster import sharing
             from ckconv.conversion.resume import requested
@@ -186,7 +187,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 places=places,
                 on_request=wanted,
                 late=late,
-                stdout=sys.stdout.fileno() if dst == STDOUT else None,
+                stdout=sys.stdout.fileno() if dst in ON_STDOUT else None,
                 digests=settings.json or settings.verbose,
                 watcher=line,
                 shared=shared,
@@ -202,14 +203,14 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 raise
         if not (tower and settings.json):  # that is one document
             with noted():
-                _print(report, None, settings, err=dst == STDOUT)
+                _print(report, None, settings, err=dst in ON_STDOUT)
         if tower:
             with ProgressLine(settings, str(beside)) as line:
                 checked = not flags["no_verify"]
                 done = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
             with noted():
                 first, beside_it = (report, done) if settings.json else (done, None)
-                _print(first, beside_it, settings, err=dst == STDOUT)
+                _print(first, beside_it, settings, err=dst in ON_STDOUT)
 
 
 def _executor(context: click.Context, address: str) -> Executor:
@@ -221,9 +222,9 @@ def _executor(context: click.Context, address: str) -> Executor:
 def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:
     """Refuse a page that could not be written when the output is there."""
     from ckconv.cli.page import check_new
-    from ckconv.formats.destination import STDOUT
+    from ckconv.formats.destination import ON_STDOUT
 
-    if dst == STDOUT or flags["dry_run"] or flags["side_files_only"]:
+    if dst in ON_STDOUT or flags["dry_run"] or flags["side_files_only"]:
         raise UsageError("usage.flag", "--html shows an output: it excludes -, --dry-run and --side-files-only")
     check_new(page)
 

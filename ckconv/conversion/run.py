@@ -22,7 +22,7 @@ from ckconv.conversion.sidefiles import (
     write_late,
     written,
 )
-from ckconv.conversion.write import Losses, digested, holes, write_frames, write_stdout
+from ckconv.conversion.write import Losses, digested, holes, write_archive, write_frames, write_stdout
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError
@@ -123,8 +123,14 @@ def run(
     watcher = watcher or Unwatched()
     container = plan.contents()
     plan = replace(plan, notes=(*plan.notes, *container.notes))
-    if target.parent is None and plan.index.adapter is not None and container.side_files:
-        raise UsageError("usage.target", "an adapter is two files, and stdout takes one", hint="name a directory")
+    beside = {name: it for name, it in container.side_files.items() if name not in container.on_request}
+    if target.parent is None and not target.archived and plan.index.adapter is not None and beside:
+        raise UsageError(
+            "usage.target", "an adapter is two files, and stdout takes one", hint="tar:- is a tar archive of both"
+        )
+    if target.parent is None and not target.archived and beside:
+        note = f"not written: {', '.join(sorted(beside))}; tar:- is a tar archive with them"
+        plan = replace(plan, notes=(*plan.notes, note))
     side = side_places(plan, container, target, places or {}, on_request)
     plan = replace(plan, notes=(*plan.notes, *own_names(side, target)))
     if target.file is not None:
@@ -141,7 +147,10 @@ def run(
             assert stdout is not None
             source.check()  # nothing can be taken back from there
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
-                found, losses = write_stdout(plan, container, files, stdout, watcher)
+                if target.archived:
+                    found, losses = b"", write_archive(plan, container, beside, files, stdout, watcher)
+                else:
+                    found, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
             digest_of_what = ("", found.hex()) if container.frames[0].header else (found.hex(), "")
             whole = Written(Path(target.name), plan.nbytes, *digest_of_what)

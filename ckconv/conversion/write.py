@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import sha256
@@ -16,7 +17,7 @@ from ckconv.core.tensors import Extent
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
-from ckconv.publish.files import write_code
+from ckconv.publish.files import SideFile, pieces_of, write_code
 from ckconv.quant.convert import Action, Conversion
 from ckconv.signals import blocking, check
 from ckconv.system import read_at, wait_for_reader, write_at, write_some
@@ -364,6 +365,46 @@ def holes(file: OutputFile) -> list[tuple[int, int]]:
 # A model on stdout: nothing can be taken back from there, and no header be written last.
 
 
+def write_archive(
+    plan: Plan, container: Container, beside: Mapping[str, SideFile], files: Files, fd: int, watcher: Watcher
+) -> Losses:
+    """Write a tar archive of the files of a plan, and of what lies ``beside`` them: ``tar x`` makes a directory of it.
+
+    Returns:
+        What could not be kept.
+
+    Raises:
+        as :func:`write_stdout`.
+    """
+    losses = Losses(plan)
+    for name, content in beside.items():
+        with _to_reader():
+            _write(fd, _head(name, len(content)))
+            for data in pieces_of(content):
+                _write(fd, data)
+            _write(fd, _filled(len(content)))
+    for file, frame in zip(plan.files, container.frames, strict=True):
+        with _to_reader():
+            _write(fd, _head(file.name, file.nbytes))
+            _, losses = _write_file(plan, file, frame, losses, files, fd, watcher)
+            _write(fd, _filled(file.nbytes))
+    with _to_reader():
+        _write(fd, bytes(2 * tarfile.BLOCKSIZE))
+    files.check_unchanged()
+    return losses
+
+
+def _head(name: str, nbytes: int) -> bytes:
+    """What stands before a file: the same bytes for the same model."""
+    info = tarfile.TarInfo(name)
+    info.size = nbytes
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _filled(nbytes: int) -> bytes:
+    return bytes(-nbytes % tarfile.BLOCKSIZE)
+
+
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
     """Write the one file of a plan to a pipe, in two passes where its header holds the digest of what follows.
 
@@ -378,9 +419,22 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         OutputError: ``output.write``, ``output.space`` or ``input.changed``.
     """
     if len(plan.files) != 1:
-        hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
+        hint = (
+            "leave out --max-shard-size; tar:- is a tar archive"
+            if plan.options.max_shard_bytes
+            else "tar:- is a tar archive"
+        )
         raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
-    file, frame = plan.files[0], container.frames[0]
+    with _to_reader():
+        digest, losses = _write_file(plan, plan.files[0], container.frames[0], Losses(plan), files, fd, watcher)
+    files.check_unchanged()
+    return digest, losses
+
+
+def _write_file(
+    plan: Plan, file: OutputFile, frame: Frame, known: Losses, files: Files, fd: int, watcher: Watcher
+) -> tuple[bytes, Losses]:
+    """Write one file; what it loses is added to what is known of others."""
     begin, end = frame.header_bytes, file.nbytes - len(frame.epilogue)
 
     def content(losses: Losses) -> Iterator[tuple[memoryview, str]]:
@@ -390,7 +444,7 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
             yield data, name
             watcher(len(data), name)
 
-    losses, first, digest = Losses(plan), b"", sha256()
+    losses, first, digest = known, b"", sha256()
     if frame.header or any(_may_lose(step) for step in file.steps):
         watcher.begin("hashing", plan.nbytes)
         for data, _ in content(losses):
@@ -398,16 +452,14 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         losses.check()
         first, digest = digest.digest(), sha256()
     watcher.begin("writing", plan.nbytes)
-    with _to_reader():
-        _write(fd, frame.header(first) if frame.header else b"")
-        for data, _ in content(Losses(plan) if first else losses):
-            _write(fd, data)
-            digest.update(data)
-        if first and digest.digest() != first:
-            raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
-        _write(fd, frame.epilogue)
+    _write(fd, frame.header(first) if frame.header else b"")
+    for data, _ in content(Losses(plan) if first else losses):
+        _write(fd, data)
+        digest.update(data)
+    if first and digest.digest() != first:
+        raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+    _write(fd, frame.epilogue)
     watcher(begin + len(frame.prologue) + len(frame.epilogue), "")
-    files.check_unchanged()
     return digest.digest(), losses
 
 

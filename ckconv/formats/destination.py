@@ -21,8 +21,9 @@ from ckconv.plan.steps import Plan
 
 # Where an output goes, and what its name says about its format.
 
-#: The name that writes to standard output.
-STDOUT = "-"
+#: The names that write to standard output: the one file of an output, and a tar archive of its directory.
+STDOUT, ARCHIVED = "-", "tar:-"
+ON_STDOUT = (STDOUT, ARCHIVED)
 
 
 class Destination(NamedTuple):
@@ -47,6 +48,12 @@ class Destination(NamedTuple):
         return self.directory or (self.file.parent if self.file else None)
 
     @property
+    def archived(self) -> bool:
+        """A tar archive of the directory goes to standard output: no loader opens a file of such a format alone."""
+        alone = format_of(self.format)
+        return self.parent is None and (self.name == ARCHIVED or not (alone.suffix or alone.file))
+
+    @property
     def file_name(self) -> str:
         """What the user calls the file; empty where nobody named one."""
         return self.file.name if self.file else ""
@@ -54,7 +61,7 @@ class Destination(NamedTuple):
 
 def says_nothing(target: str) -> bool:
     """A directory, or standard output: its name does not say what is to be written there."""
-    return target == STDOUT or (_is_directory(target) and not named_by_directory(target))
+    return target in ON_STDOUT or (_is_directory(target) and not named_by_directory(target))
 
 
 def named_by_directory(target: str) -> str:
@@ -71,7 +78,7 @@ _SUFFIXES = {format.suffix: format.name for format in FORMATS if format.suffix}
 
 
 def _is_directory(target: str) -> bool:
-    return target.endswith("/") or (target != STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
+    return target.endswith("/") or (target not in ON_STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
 
 
 def _is_same(target: str, source: str) -> bool:
@@ -113,7 +120,7 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
                 hint="--to gguf or --to mlx names one",
             )
     format = to or said or ""
-    if target == STDOUT:
+    if target in ON_STDOUT:
         return Destination(target, format)
     if said not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
         ending = format_of(format).suffix
