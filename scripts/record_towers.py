@@ -137,6 +137,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "vision_config": {**_INTERN, "image_size": [24, 24], "patch_size": [6, 6], "num_hidden_layers": 5}},
         {**_PREPARED, "size": {"height": 24, "width": 24}}, _INTERN_NAMES,
     ),
+    "smolvlm-f16": (
+        "SmolVLM", "F16",
+        {"text_config": {**_TEXT, "model_type": "llama"}, "scale_factor": 2,
+         "vision_config": {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2,
+                           "image_size": 16, "patch_size": 4}},
+        {**_PREPARED, "size": {"longest_edge": 64}}, {},
+    ),
+    "smolvlm-bf16": (
+        "SmolVLM", "BF16",
+        {"text_config": {**_TEXT, "model_type": "llama"}, "scale_factor": 3,
+         "vision_config": {"hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 2,
+                           "image_size": 24, "patch_size": 4}},
+        {**_PREPARED, "size": {"longest_edge": 48}}, {},
+    ),
     "llava-f16": (
         "Llava", "F16",
         {"text_config": {**_TEXT, "model_type": "llama"}, "image_token_index": 377,

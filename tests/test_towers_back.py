@@ -31,6 +31,7 @@ BEHIND = {"llava-f16": ("layers.2.", "post_layernorm."), "llava-f32": ("layers.2
 #: Keys of a document that a GGUF does not say: how weights were drawn and dropped, who wrote it, how values are stored,
 #: and how many tokens a picture is, which only a processor reads.
 UNSAID = {
+    "_pad_token_id", "use_cache",  # of SmolVLM
     "_sliding_window_pattern", "attention_dropout", "dtype", "hidden_dropout_prob", "image_seq_length",
     "initializer_range", "layer_scale_init_value", "layer_types", "max_window_layers", "mrope_interleaved",
     "projection_dropout", "router_aux_loss_coef", "transformers_version", "use_bidirectional_attention",

@@ -65,6 +65,7 @@ _TOKENS = {
     },
     "internvl_chat": {"image_token_id": "<IMG_CONTEXT>"},
     "ultravox": {},
+    "smolvlm": {"image_token_id": "<image>"},
     "internvl": {"image_token_id": "<IMG_CONTEXT>"},
     "qwen": {
         "image_token_id": "<|image_pad|>",

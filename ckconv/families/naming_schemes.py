@@ -26,7 +26,7 @@ TEXT_PART = "_text"
 
 #: Where a configuration has a ``text_config``, or is one, the decoder's tensors are under one of these: transformers 5
 #: and 4.
-NESTED = (("model.language_model.", "model."), ("language_model.", ""))
+NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
 
 #: What ``--fuse`` calls them -> canonical module of the fused tensor.
 FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
@@ -39,7 +39,8 @@ OTHER_SCHEMES = ("max", "canonical", GGUF)
 #: or hear, and what projects their output to the text part's embeddings.
 _BESIDE = frozenset(
     {
-        "audio_tower", "embed_audio", "embed_vision", "image_newline", "mlp1", "mm_projector", "multi_modal_projector",
+        "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "mlp1", "mm_projector",
+        "multi_modal_projector",
         "multimodal_projector", "patch_merger", "pre_mm_projector_norm", "vision_encoder", "vision_language_adapter",
         "vision_model", "vision_tower", "visual",
     }
