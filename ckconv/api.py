@@ -323,7 +323,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found right, and what lies beside it and agrees.
+    """Result of a verification: the checks that passed, and the side files.
 
     Attributes:
         record: the conversion record, or what it is a member of.

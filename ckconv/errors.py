@@ -30,7 +30,7 @@ MAX_LISTED = 10
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A path as people know it: of a stand-in, the address of what it stands in for.
+    """A path for messages; of a stand-in, the remote address.
 
     Who asks for an address, and what proves it, is nobody's business: ``USER:PASSWORD@``, ``?signature=...``.
     """
@@ -211,7 +211,7 @@ def quoted(text: str, limit: int = 120) -> str:
 
 
 def short(text: str, limit: int = 200) -> str:
-    """What a server or a library says, of any length, cut."""
+    """Shorten the message of a server or a library."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

@@ -1,4 +1,4 @@
-"""First lines of docstrings: a verb or a noun first, no pronoun without its noun, at most 72 characters; plain words."""
+"""First lines of docstrings: verb or noun first, no pronoun without its noun, 72 characters, no private words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_COLUMNS = 72
 
 #: Openings that name nothing.
 OPENINGS = re.compile(
-    r"(What|Of|That|It|Its|They|Those|These|This|Whoever|Who|There|Likewise|Besides|One|Others?|Such|So|For what)\b"
+    r"(What|Of|That|It|Its|They|Those|These|This|Whoever|Who|There|Likewise|Besides|One of them|Others?|Such|So)\b"
 )
 #: Words that stand for a noun of another sentence.
 PRONOUNS = re.compile(r"\b(it|its|they|them|those|one|ones|other|others|what|whoever|such|somebody|anybody)\b", re.I)
@@ -22,7 +22,7 @@ MOST_PRONOUNS = 2
 PRIVATE = re.compile(r"\b(homeless|fellows|twins?|misfits|undecoded|turned|told|meant|besides|wherever)\b", re.I)
 
 #: First lines that are not so. The number only falls: write down what is left, at the latest when it is `SLACK` less.
-REFUSED, SLACK = 1964, 40
+REFUSED, SLACK = 1815, 40
 
 
 def first_lines() -> Iterator[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""Adapters: what they change, and a model with them merged."""
+"""Adapters: their changes, and models with adapters merged."""

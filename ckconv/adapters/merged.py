@@ -102,7 +102,7 @@ def _is_tied(base: TensorIndex, config: ModelConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Adapting:
-    """One adapter to be merged, and how much of it: its change is multiplied by ``weight``."""
+    """An adapter to merge; its change is multiplied by ``weight``."""
 
     index: TensorIndex
     weight: float = 1.0
@@ -270,7 +270,7 @@ def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> 
 
 
 def _changed(tensor: Tensor, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
-    """The tensor as the adapters make it, ``None`` where they leave it alone."""
+    """The changed tensor; ``None`` where no adapter changes it."""
     start = tensor
     changes: list[Delta | Rescale | Replacement] = []
     for adapter in adapters:

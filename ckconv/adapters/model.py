@@ -70,7 +70,7 @@ def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | Non
 
 
 def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Change, ...]:
-    """What an adapter changes of the canonical tensor ``name`` (``layers.0.attention.q.weight``).
+    """Changes of the canonical tensor ``name`` (``layers.0.attention.q.weight``).
 
     Args:
         config: the base model's, for the rows of fused modules.
@@ -154,7 +154,7 @@ class Outputs(NamedTuple):
         return Layout(self.rows, rank, *stored, strips)
 
     def layout_of_a(self, rank: int, cols: int) -> Layout:
-        """Of the ``lora_a`` beside it, which is stored ``[rank, in]``."""
+        """Layout of ``lora_a``, stored ``[rank, in]``."""
         moved = self.inputs or Side(0, ((cols, 1),))
         strips = (Strip(moved.first, merged([(rank, cols)]), merged(moved.axes)),)
         return Layout(rank, cols, rank, cols, strips)
@@ -240,7 +240,7 @@ def _module(name: Name, rule: Rule) -> str | None:
 
 
 def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
-    """What a family stores for the module at a path, of Hugging Face or of MLX."""
+    """Stored names of the module at a Hugging Face or MLX path."""
     for format in (HF, MLX):
         stored = names_of(family, format).stored
         for prefix, instead in (("", ""), *NESTED):

@@ -178,7 +178,7 @@ class AdapterPlanner(Planner):
         return self.index.tensors[f"{module.name}.{role.value}"]
 
     def stacked(self, module: AdapterModule) -> bool:
-        """It is all experts of a layer: its matrices have an axis of them in front."""
+        """Whether the matrices have a leading axis of experts."""
         return Role.A in module.roles and len(self.tensor(module, Role.A).shape) == 3
 
     def placed(self, path: str) -> Outputs | None:
@@ -223,7 +223,7 @@ class AdapterPlanner(Planner):
         return tuple(found)
 
     def _refuse_roles(self) -> None:
-        """What the target has no place for, by kind."""
+        """Refuse kinds of matrices that the target cannot hold."""
         lacking: Counter[Role] = Counter(role for m in self.modules for role in m.roles if role not in self.roles)
         for role, count in lacking.items():
             modules = "1 module" if count == 1 else f"{count} modules"

@@ -31,7 +31,7 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What two models have in common.
+    """Result of a comparison of two models.
 
     Attributes:
         equal: tensors whose every value is the same.
@@ -148,7 +148,7 @@ def diff(
 
 
 def _badness(found: Difference) -> tuple[bool, float]:
-    """What comes first: tensors that cannot be compared, then the largest relative error."""
+    """Sort key: incomparable tensors first, then the largest relative error."""
     error = found.relative_error
     return bool(found.reason), math.inf if math.isnan(error) else error
 
@@ -159,7 +159,7 @@ def _are_named_alike(a: TensorIndex, b: TensorIndex) -> bool:
 
 
 def _tensors(index: TensorIndex, files: Files) -> Mapping[str, Tensor]:
-    """What a model has, without a head that is the embedding."""
+    """Tensors of a model, without a head that equals the embedding."""
     return _without(index.everything, {"output.weight"} if head_is_embedding(index, files) else ())
 
 

@@ -1,4 +1,4 @@
-"""What two tensors of one name differ by."""
+"""The difference between two tensors of one name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Difference(NamedTuple):
-    """One tensor that is in both models and not the same.
+    """A tensor that both models have with different values.
 
     Attributes:
         values: how many values differ, of ``elements``; 0 where the shapes or types cannot be compared.

@@ -1,4 +1,4 @@
-"""In what two models of any formats differ besides their tensors, as far as that can be known.
+"""Differences between two models besides their tensors.
 
 Two of one format are compared as they are. Of two formats one is planned into the other's: what it would say there is
 held against what that one says.
@@ -39,7 +39,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 
 class Facts(NamedTuple):
-    """What was found.
+    """Differences found.
 
     Attributes:
         different: what the two say different things of.
@@ -91,7 +91,7 @@ def _counts(fact: Fact, *, ruled: bool) -> bool:
 
 
 def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
-    """What ``other`` says, and what ``source`` would say in its format."""
+    """Facts of ``other``, and those of ``source`` in the same format."""
     try:
         plan = plan_again(source, other, Options(source_record=False), directory=other.path.is_dir())
         plan.check()

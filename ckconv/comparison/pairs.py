@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def difference(
     one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, tell: Callable[[int], None], *, spread: bool
 ) -> Difference | None:
-    """What the two differ by, ``None`` where nothing does.
+    """The difference between two tensors; ``None`` for equal ones.
 
     Args:
         shifts: what has to be added to the stored values of each.

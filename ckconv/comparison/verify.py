@@ -183,7 +183,7 @@ _ENOUGH = 1_000
 
 
 class Verified(NamedTuple):
-    """What was found right.
+    """Result of a verification: the checks that passed.
 
     Attributes:
         tensors: tensors of the output that were compared, or only looked at where no source was given.
@@ -364,7 +364,7 @@ def verify_index(
 def verify_alone(
     out: TensorIndex, named: Mapping[str, Path] | None = None, *, progress: Progress | None = None
 ) -> Verified:
-    """An output without its source: what it holds is well-formed.
+    """Verify an output without its source: its files are well-formed.
 
     Raises:
         VerifyError: ``verify.*`` or ``bump.checksum``.
@@ -553,7 +553,7 @@ Prepare = Callable[[str, str, Options], "tuple[Plan, Destination]"]
 
 
 class Rebuilt(NamedTuple):
-    """What was found to be the same, byte for byte."""
+    """Files that were made again, byte for byte the same."""
 
     files: int
     nbytes: int
@@ -570,11 +570,11 @@ class Held:
         self.tensor = ""
 
     def begin(self, at: int) -> None:
-        """What comes next stands at byte ``at``."""
+        """Continue at byte ``at``."""
         self.at = at
 
     def named(self, tensor: str) -> None:
-        """What comes next belongs to this tensor, or to none."""
+        """Attribute the bytes that follow to a tensor, or to none."""
         self.tensor = tensor
 
     @property

@@ -108,7 +108,7 @@ class Progress:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """No more is written; those who wait are told."""
+        """End the file: wake all threads that wait for bytes."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
@@ -308,7 +308,7 @@ def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Pa
 
 
 def _parts(file: OutputFile, frame: Frame, header: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Everything that is no tensor: what it is, where it lies, its bytes."""
+    """The parts of a file that are not tensors: label, offset, bytes."""
     yield "the header", 0, header
     yield "the header", frame.header_bytes, frame.prologue
     at = frame.header_bytes + len(frame.prologue)

@@ -81,7 +81,7 @@ def left_documents(plan: Plan, target: Destination, written: Collection[Path]) -
 
 
 def gone_notes(gone: Collection[Path]) -> list[str]:
-    """What to say of documents that were taken away."""
+    """Notes about documents that were removed."""
     names, them = ", ".join(path.name for path in gone), "it" if len(gone) == 1 else "them"
     return [f"removed, as loaders would take {them} for part of the output: {names}"] if gone else []
 

@@ -104,7 +104,7 @@ def requested(
     verify: bool,
     force: bool,
 ) -> Request:
-    """What ``plan`` was made of, wherever another process is."""
+    """The request that another process needs to make the same plan."""
     named = tuple((absolute_path(path), weight) for path, weight in adapters)
     place = target._replace(
         directory=target.directory and target.directory.absolute(), file=target.file and target.file.absolute()
@@ -141,7 +141,7 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
 
 
 class Fingerprint(NamedTuple):
-    """What two runs of the same conversion have in common, as digests.
+    """Digests that are equal for all runs of one conversion.
 
     Attributes:
         source: sizes, times and headers of every file that is read.
@@ -166,7 +166,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(plan: Plan, container: Container, request: Request) -> Fingerprint:
-    """What is the same for every run of a conversion.
+    """The fingerprint of a conversion.
 
     Raises:
         InputError: a file cannot be read.
@@ -379,7 +379,7 @@ class SharedFiles:
     # Finished files
 
     def result(self, number: int) -> FileResult | None:
-        """What became of a file; ``None`` while it is not finished."""
+        """The result of a file; ``None`` while unfinished."""
         status = self._made.status(self._name(number))
         if status is None or status.st_size != self._plan.files[number].nbytes:
             return None
@@ -522,7 +522,7 @@ class SharedFiles:
         return self.publishes
 
     def published(self, verified: int | None) -> None:
-        """Everything has its name: those who wait are told."""
+        """Tell the waiting runs that the output is published."""
         write_at(self._turn, json.dumps({"verified": verified, "files": self._facts}).encode(), 0)
         self._is_published = True
 
@@ -547,7 +547,7 @@ class SharedFiles:
             self._close()
 
     def _is_of_machine(self, error: BaseException | None) -> bool:
-        """What is finished is of use after this error: one of the machine, and not of the model."""
+        """Whether finished files survive this error (machine) or not (model)."""
         if isinstance(error, OutputError):
             named = error.code == "output.exists" and all(map(self._has_name, range(len(self._plan.files))))
             return error.code != "input.changed" and not named
@@ -578,7 +578,7 @@ class SharedFiles:
 
 
 def _document(fd: int) -> Any:
-    """What a file holds, ``None`` where that makes no sense."""
+    """The JSON object in a file; ``None`` for anything else."""
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(read_at(fd, _MOST, 0))
     return None

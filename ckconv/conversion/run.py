@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did.
+    """Report of a conversion.
 
     Attributes:
         target: what was written, as the user named it.
@@ -254,7 +254,7 @@ class _Staged:
         return result
 
     def written(self, results: Sequence[FileResult]) -> tuple[Losses, list[Written]]:
-        """What could not be kept, and the files, of which another run looks at the whole."""
+        """Losses and files of one run; another run checks the whole."""
         losses = Losses(self._plan)
         for result in results:
             losses.join(result.losses)
@@ -300,7 +300,7 @@ class _Staged:
         return zip(self._plan.files, self._container.frames, self._paths, strict=True)
 
     def _checked(self, pipeline: Pipeline, results: Sequence[FileResult]) -> int | None:
-        """Look at what is around the tensors, then at what they were found to be."""
+        """Check the bytes around the tensors, then the comparisons of tensors."""
         for place in self._places:
             with self._as_target(always=True):
                 self._container.check(place)
@@ -343,7 +343,7 @@ class _Staged:
                 yield Written(path, file.nbytes, of_whole, found)
 
     def _check_restored(self, files: Sequence[Written]) -> None:
-        """Check by its digest that a file that is restored is the one that it was."""
+        """Check the digest of a restored file."""
         digests = self._plan.restores.digests if self._plan.restores else {}
         for file in files:
             was = digests.get(file.path.name, file.sha256)
@@ -365,7 +365,7 @@ class _Staged:
 
     @contextmanager
     def _as_target(self, *, always: bool = False) -> Iterator[None]:
-        """Within the block, an error about what is staged is one about the target: nobody knows its temporary name."""
+        """Name the target instead of the staged file in errors of the block."""
         try:
             yield
         except VerifyError as error:

@@ -71,7 +71,7 @@ def _beside(target: Destination, name: str, content: SideFile) -> Path | None:
 
 
 def own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
-    """What there is to say of side files that are not called what the engine reads."""
+    """Notes about side files that had to get another name."""
     own = {small.name: path.name for path, small in side.items() if path.name == f"{target.file_name}.{small.name}"}
     if own:
         yield (
@@ -254,7 +254,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, path: Path) -> str:
-        """Of a whole file, as hex.
+        """SHA-256 of a whole file, in hexadecimal.
 
         Raises:
             InputError: it is not a regular file, or cannot be read.
@@ -291,7 +291,7 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path |
 
 
 def names_in(path: Path) -> list[str]:
-    """What a list of checksums names.
+    """Names in a list of checksums.
 
     Raises:
         InputError: ``checksum.line``, a line is none; the list cannot be read.
@@ -331,7 +331,7 @@ def _fault(path: Path, digest: str, digests: FileDigests) -> str:
 
 
 def check_listed(path: Path, pairs: Sequence[tuple[str, str]], digests: FileDigests) -> list[str]:
-    """What is wrong with files that a document beside them lists with their digests."""
+    """Faults of files that a document lists with their digests."""
     return [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]
 
 
@@ -346,7 +346,7 @@ Recorded = Callable[[Sequence[Written]], bytes]
 
 
 def recorded(facts: Facts, place: Destination) -> Recorded:
-    """What makes the record of a conversion.
+    """The maker of a conversion record.
 
     Raises:
         UsageError: ``usage.side-file``, standard output has no place beside it.

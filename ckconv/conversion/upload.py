@@ -25,7 +25,7 @@ _READ_ONLY = ("http", "https", "hf", "ollama")
 
 
 class Upload:
-    """One output.
+    """An output on another machine.
 
     Attributes:
         local: what it is called while it is made.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Losses:
-    """What steps could not keep: values that changed, and groups that no block can hold."""
+    """Losses of steps: changed values, and groups that no block holds."""
 
     def __init__(
         self, plan: Plan, changed: Mapping[str, int] | None = None, merged: Mapping[str, float] | None = None
@@ -47,7 +47,7 @@ class Losses:
 
     @property
     def path(self) -> Path:
-        """What is converted."""
+        """The file that is converted."""
         return self._plan.index.path
 
     def add(self, step: Step, count: int) -> None:
@@ -352,7 +352,7 @@ def payload(file: OutputFile, frame: Frame, path: Path) -> Extent:
 
 
 def digested(file: OutputFile, frame: Frame, path: Path) -> Extent:
-    """What is hashed while it is written: the part whose digest the header holds, or all of the file."""
+    """The byte range to hash: the part with a digest in the header, or all."""
     behind = len(frame.epilogue) if frame.header else 0
     return Extent(path, frame.header_bytes, file.nbytes - frame.header_bytes - behind)
 

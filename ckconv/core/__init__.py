@@ -1,1 +1,1 @@
-"""What a model is: types, shapes, names, hyper-parameters, and the plan as data. No input or output, no format."""
+"""Models as data: types, shapes, names, hyper-parameters; no I/O."""

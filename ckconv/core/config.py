@@ -57,7 +57,7 @@ LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max
 
 
 def scaled(kind: str, config: ModelConfig) -> str:
-    """That RoPE is scaled, and where a configuration says so."""
+    """A sentence that RoPE is scaled, with the configuration key."""
     if config.raw:
         return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
     keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
@@ -84,7 +84,7 @@ def scales_by_one(scaling: Mapping[str, Any]) -> bool:
 
 
 def behind_note(config: ModelConfig) -> str:
-    """That a scaling is left out because it starts behind the output's context."""
+    """The note for a scaling that starts beyond the output's context."""
     return f"{scaled('dynamic', config)} behind {config.context_length:,} tokens only: nothing is scaled up to there"
 
 
@@ -152,7 +152,7 @@ def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool)
 def yarn_scale(
     factor: float, attention: float | None = None, mscale: float | None = None, all_dim: float | None = None
 ) -> float:
-    """What YaRN multiplies cosines and sines by.
+    """The factor of YaRN for cosines and sines.
 
     Source: ``_compute_yarn_parameters`` of transformers' modeling_rope_utils.py; ``mscale`` counts with
     ``mscale_all_dim`` only, and neither beside an ``attention_factor``.
@@ -417,7 +417,7 @@ def build_config(
     modifiers: tuple[str, ...] = (),
     raw: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """Fill in what follows from other fields, and check the fields against each other.
+    """Derive missing fields, and check the fields against each other.
 
     ``values`` are the parameters found, ``names`` what the file calls each field, ``vocab_size`` the rows of the
     embedding (0 where the file holds none), ``position_rows`` the rows of a learned position table.
@@ -534,7 +534,7 @@ def rope_factors(
     high: float = HIGH_FREQ_FACTOR,
     context: int = ORIGINAL_CONTEXT,
 ) -> Floats:
-    """What each of the ``rotary_dim / 2`` frequencies is divided by, as float32."""
+    """Divisors of the ``rotary_dim / 2`` frequencies, as float32."""
     import numpy as np
 
     powers = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)

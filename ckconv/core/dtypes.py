@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.Enum):
-    """What the bytes of a type are."""
+    """Kind of a type: floats, integers, or blocks."""
 
     FLOAT = "float"
     INTEGER = "integer"
@@ -181,7 +181,7 @@ _IK: dict[int, str] = {
 
 
 def ik_type(number: int) -> str:
-    """What ik_llama.cpp means by a type that no matrix is of; empty for any other."""
+    """The name of a type of ik_llama.cpp; empty for any other."""
     return f"{_IK[number]} of ik_llama.cpp, which no matrix is of" if number in _IK else ""
 
 

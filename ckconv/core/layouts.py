@@ -84,7 +84,7 @@ class Strip:
         return at
 
     def between(self, start: int, stop: int) -> Iterator[Box]:
-        """What lies between two stored elements, as ranges of the axes in stored order."""
+        """Ranges of the axes, in stored order, between two stored elements."""
         sizes = [axis[0] for axis in self.stored]
         yield from boxes(sizes, self._behind(start), self._behind(stop))
 

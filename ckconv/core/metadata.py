@@ -149,7 +149,7 @@ QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config"
 
 
 def unquantised(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
-    """A configuration without what it says of quantisation, in its inner ones too.
+    """A configuration without quantization keys, inner ones included.
 
     Args:
         by: of objects that have this key, what they say stays.
@@ -187,7 +187,7 @@ _MOST = 64
 
 
 class Card(NamedTuple):
-    """What is said of a model. Models and datasets are ``ORGANIZATION/NAME``, or a name alone."""
+    """Model card. Models and datasets are ``ORGANIZATION/NAME`` or ``NAME``."""
 
     license: str = ""
     license_name: str = ""

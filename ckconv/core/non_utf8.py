@@ -11,7 +11,7 @@ _ESCAPED = re.compile(r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})")
 
 
 def is_text(text: str) -> bool:
-    """It has no half of a surrogate pair."""
+    """Whether a text has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """What became this text."""
+    """The original of an escaped text."""
     return _ESCAPED.sub(_unescape, text)
 
 

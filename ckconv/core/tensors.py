@@ -154,7 +154,7 @@ def parted(index: TensorIndex) -> tuple[TensorIndex, dict[str, Tensor]]:
 
 
 class Role(enum.StrEnum):
-    """What a tensor of an adapter is to its module.
+    """Role of an adapter's tensor in its module.
 
     ``lora_a`` ``[rank, in]`` and ``lora_b`` ``[out, rank]``; ``lora_bias`` ``[out]``, which the scale multiplies too;
     ``magnitude``, what DoRA makes the norms of the merged rows (of an embedding: columns); ``ia3``, what the module's
@@ -177,7 +177,7 @@ BY_BASE = "which follows from the base model"
 
 
 class AdapterModule(NamedTuple):
-    """One module of the base model, and what changes it.
+    """A module of the base model, and the matrices that change it.
 
     Attributes:
         name: canonical (``layers.0.attention.q``), or as the file has it where there is no rule for it.
@@ -316,7 +316,7 @@ Identity = tuple[int, int, int, int, int]
 
 
 def identity(status: os.stat_result) -> Identity:
-    """What is remembered of a file between two times that it is opened.
+    """Identity of a file: equal as long as the file is unchanged.
 
     Programs set the modification time back (``cp -p``, ``rsync -t``); nobody can set the time of the last change
     (``st_ctime``).
@@ -492,7 +492,7 @@ class Tensor:
 
     @property
     def as_stored(self) -> bool:
-        """Its rows are runs of one array's bytes: nothing puts them together or computes them."""
+        """Whether rows can be read as stored (not packed, not merged)."""
         return not (self.planes or self.packed) and self.merge is None
 
     @property
@@ -609,7 +609,7 @@ class Checksum(NamedTuple):
 
 
 class MetadataKind(enum.Enum):
-    """What the metadata of a model is."""
+    """Kind of a model's metadata."""
 
     #: The document ``config.json`` of Hugging Face; other documents lie beside it.
     DOCUMENT = enum.auto()

@@ -28,7 +28,7 @@ _BUMP = _ROWS | _QUANTISED | {"bump_version", "engine", "template"}
 
 
 class Reader(NamedTuple):
-    """What opens a path: headers only.
+    """Reader of a format: opens a path, headers only.
 
     Attributes:
         takes: what it is told besides the path: ``source`` (the bytes of a pipe), ``config_path``, ``base`` and
@@ -68,7 +68,7 @@ class Output(NamedTuple):
 
 
 class Format(NamedTuple):
-    """One row.
+    """A format: one row of the table.
 
     Attributes:
         name: as ``--from`` and ``--to`` have it.
@@ -133,7 +133,7 @@ class Format(NamedTuple):
 
     @property
     def endings(self) -> tuple[str, ...]:
-        """Of names of its files; a format that is a directory has none."""
+        """Endings of file names; none for a format that is a directory."""
         return (self.suffix, *self.further) if self.suffix else ()
 
     def stores_float32(self, options: Options, tensor: Tensor) -> bool:
@@ -304,12 +304,12 @@ def named(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Of all formats."""
+    """Names of all formats."""
     return [format.name for format in FORMATS]
 
 
 def recorded() -> list[str]:
-    """Of the formats whose models a source record may hold."""
+    """Names of the formats whose models a source record may hold."""
     return [format.name for format in FORMATS if format.of_headers]
 
 
@@ -319,7 +319,7 @@ def format_of(name: str) -> Format:
 
 
 def model_outputs() -> list[Output]:
-    """What models are converted to."""
+    """Kinds of outputs that models are converted to."""
     return [output for format in FORMATS for output in format.outputs if not output.adapter]
 
 
@@ -340,6 +340,6 @@ def whole_format() -> str:
 
 
 def load(place: Place) -> Any:
-    """What is at a place."""
+    """Import the object at a place."""
     module, name = place
     return getattr(import_module(module), name)

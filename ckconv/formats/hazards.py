@@ -37,7 +37,7 @@ _HIDDEN = "[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066
 
 
 class Hazard(NamedTuple):
-    """One of them.
+    """A hazard that travels with a model.
 
     Attributes:
         kind: ``template``, ``hidden``, ``code`` or ``pickle``.
@@ -54,7 +54,7 @@ class Hazard(NamedTuple):
 
 
 def hazards(index: TensorIndex) -> tuple[Hazard, ...]:
-    """What there is, by kind."""
+    """Hazards of a source, by kind."""
     return (*_of_templates(index), *_of_texts(index), *_of_files(index))
 
 
@@ -73,7 +73,7 @@ def noted(index: TensorIndex, *, strict: bool) -> tuple[str, ...]:
 
 
 def reaches(template: str) -> list[str]:
-    """What of Python a chat template names, each once."""
+    """Python names that a chat template reaches, each once."""
     return [*dict.fromkeys(" ".join(found.split()) for found in re.findall(_REACHES, template))]
 
 

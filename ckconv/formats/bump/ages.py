@@ -98,12 +98,12 @@ def age_of(options: Options) -> Age:
 
 
 def numbering(options: Options) -> str:
-    """Of a bump 3 dtype table."""
+    """Numbering of a bump 3 dtype table."""
     return options.dtype_codes or (age_of(options).codes if options.engine else "") or "v3"
 
 
 class Made(NamedTuple):
-    """What the engine gets to see of a model.
+    """Facts of a bump file that decide which engines compute it right.
 
     Attributes:
         version: of the file.
@@ -127,7 +127,7 @@ class Made(NamedTuple):
 
     @property
     def words(self) -> dict[str, Any]:
-        """What a fragment's condition is about."""
+        """Values that the condition of a fragment may name."""
         words: dict[str, set[str]] = {}
         for slot, dtype in self.types.items():
             words.setdefault(slot.rpartition(".")[2], set()).add(TYPE_WORDS.get(dtype.name, ""))
@@ -233,7 +233,7 @@ def _template_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def later_faults(age: Age, made: Made) -> Iterator[str]:
-    """What is known once every slot has its type."""
+    """Faults that show once every slot has its type."""
     yield from _type_faults(age, made)
     yield from _template_faults(age, made)
 

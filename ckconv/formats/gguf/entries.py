@@ -242,7 +242,7 @@ FREQUENCIES_NAME = "rope_freqs.weight"
 
 
 class Entry(NamedTuple):
-    """One tensor of the output.
+    """A tensor of the output.
 
     Attributes:
         name: in GGUF.
@@ -263,7 +263,7 @@ class Entry(NamedTuple):
 
     @property
     def matrix(self) -> bool:
-        """It is no vector: what the type of the file is called after."""
+        """Whether the tensor is a matrix, which counts for the file type."""
         return len(self.shape) > 1
 
 

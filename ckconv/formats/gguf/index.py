@@ -260,7 +260,7 @@ class KeySource:
         return self.value(key) is not None
 
     def value(self, key: str) -> Any:
-        """What stands under a key."""
+        """The value of a key."""
         for name in keys_of(self._architecture, key):
             found = value_of(self._file.metadata, name)
             if found is not None:

@@ -54,7 +54,7 @@ def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
 
 
 def card_keys(index: TensorIndex) -> dict[str, Value]:
-    """What the card of a model says."""
+    """Metadata keys of a model card."""
     return {key: _said(value) for key, value in keys_of_card(card_of(index)).items()}
 
 
@@ -311,7 +311,7 @@ def container(
 
 
 def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
-    """What a GGUF, or a set of them, declares."""
+    """Metadata of a GGUF or a split set."""
     keys: dict[str, Any] = {"version": VERSION}
     for number, own in enumerate(metadata):
         keys |= {numbered(key, number): value for key, value in own.items() if not key.startswith(SPLIT_KEYS)}

@@ -433,7 +433,7 @@ class GgufPlanner(Planner):
         return importance_keys(file.name, len(source.importance), *source.importance_of) if file else {}
 
     def _file_type(self, entries: Sequence[Entry], types: Sequence[DType]) -> int:
-        """What llama-quantize says of a recipe, otherwise what most matrices are."""
+        """The file type: of the recipe, else that of most matrices."""
         return file_type(entries, types) if self.quantised.file_type is None else self.quantised.file_type
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
@@ -447,7 +447,7 @@ class GgufPlanner(Planner):
         return made
 
     def _name(self, tokenizer: TokenizerKeys) -> str:
-        """What the source calls itself, or the directory that it is in."""
+        """The name of the source, or of its directory."""
         from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]

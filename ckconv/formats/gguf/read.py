@@ -76,7 +76,7 @@ class Records:
         self.offsets, self.at = array("Q"), array("Q")
 
     def add(self, name: str, form: Form, offset: int, at: int) -> None:
-        """One more tensor."""
+        """Add a tensor."""
         self.names.append(name)
         self.forms.append(form)
         self.offsets.append(offset)
@@ -103,7 +103,7 @@ def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
 
 
 class _Fault(NamedTuple):
-    """What is wrong with one record; ``sentence`` follows the tensor's name."""
+    """Fault of one record; ``sentence`` follows the tensor's name."""
 
     code: str
     sentence: str
@@ -214,7 +214,7 @@ def _type_fault(type_id: int) -> _Fault:
 
 
 def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
-    """What is wrong with a shape (outermost first), as the end of a sentence about its tensor."""
+    """Fault of a shape (outermost first), as the end of a sentence."""
     if not shape:
         return _Fault("gguf.dims", "has 0 dimensions; GGUF needs at least 1", 0, 1)
     if shape[-1] % dtype.block:
@@ -474,7 +474,7 @@ __all__ = ["ArrayRef", "GgufFile", "GgufShard", "MetaValue", "read_gguf"]
 
 
 class GgufFile(NamedTuple):
-    """What the headers of a model say.
+    """Headers of a GGUF model.
 
     Attributes:
         path: what the user named.

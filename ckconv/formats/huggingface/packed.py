@@ -38,7 +38,7 @@ BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_
 
 
 def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, Any]:
-    """What is declared of the quantisation, wherever: with ``quant_method``, where that is known."""
+    """The declared quantization, with ``quant_method`` if known."""
     text = config.get("text_config")
     for place in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
@@ -147,7 +147,7 @@ _KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
 
 
 class Found(NamedTuple):
-    """What the arrays of a checkpoint are.
+    """Packed modules of a checkpoint.
 
     Attributes:
         items: every tensor, packed or not, in order; each array of a module once. None where nothing is packed.

@@ -94,7 +94,7 @@ _MODELOPT = Form("NVFP4", ("weight", _U8), _E4M3, {"num_bits": 4, "type": "float
 
 
 def form_of(dtype: DType) -> Form:
-    """What the type of an output is in its layout."""
+    """The form of an output type in its layout."""
     scheme = scheme_of(dtype)
     if scheme is None:
         return _MX
@@ -170,7 +170,7 @@ def arrays_of(name: str, shape: tuple[int, ...], dtype: DType) -> list[StoredArr
 
 
 def beside(entry: Entry, shape: tuple[int, ...], dtype: DType, factor: float) -> Module:
-    """What else a module has: the number for all scales, or its shape."""
+    """Further arrays of a module: a tensor scale, or its shape."""
     scheme, module = scheme_of(dtype), entry.name.removesuffix(".weight")
     if scheme is None:
         return ()
@@ -254,7 +254,7 @@ _ONE_SCALE = {
 
 
 class HuggingFacePlanner(CheckpointPlanner):
-    """What the classes of transformers load."""
+    """Planner of checkpoints that the classes of transformers load."""
 
     format = "safetensors"
     holds_drafts = True
@@ -265,7 +265,7 @@ class HuggingFacePlanner(CheckpointPlanner):
     library = "transformers"
 
     def _keeps_names(self) -> bool:
-        """What is laid out so already is copied."""
+        """Whether the source has this layout already, and is copied."""
         said = self.document.get("quantization_config")
         method = said.get("quant_method") if isinstance(said, dict) else None
         return super()._keeps_names() and self.options.pack in ("", method)

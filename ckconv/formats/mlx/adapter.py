@@ -183,11 +183,11 @@ class MlxAdapterPlanner(AdapterPlanner):
             super()._refuse_roles()
 
     def has_place(self, module: str, base: ModelConfig) -> bool:
-        """It has a path of its own."""
+        """Whether the module has an MLX path."""
         return path_of(module, (base.family,), MLX) is not None
 
     def check(self) -> None:
-        """One rank; embeddings that mean the same."""
+        """Check that all ranks are equal, and embeddings mean the same."""
         self.paths = paths_in(self, MLX, same=self.index.format == "mlx")
         ranks = sorted({module.rank for module in self.modules if module.rank})
         self.rank = ranks[-1] if ranks else 0
@@ -247,7 +247,7 @@ class MlxAdapterPlanner(AdapterPlanner):
         return entry._replace(shape=(self.rank, shape[1]))
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
-        """One file of tensors, and the configuration."""
+        """Plan the file of tensors and the configuration."""
         shards = lay_out([(piece,) for piece in pieces], MLX_NAME, 0, {}, always_index=False)
         document = self.adapter.document if self.index.format == "mlx" else self._document()
         return self.made(shards.files, partial(container, shards, document), rope_layout="split")

@@ -47,7 +47,7 @@ def _modules() -> Mapping[str, Mapping[str, list[str]]]:
 
 
 def asked_of(text: str) -> Asked:
-    """What the flag says.
+    """Parse the flag.
 
     Raises:
         UsageError: ``usage.quantize``, MLX has no such type.
@@ -142,7 +142,7 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -
 
 
 class MlxPlanner(CheckpointPlanner):
-    """What mlx-lm's loader and classes want."""
+    """Planner of directories that mlx-lm loads."""
 
     format = "mlx"
     loader = MLX_LM

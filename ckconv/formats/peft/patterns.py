@@ -26,11 +26,11 @@ _MAX_DEPTH = 32
 
 
 class NoPattern(ValueError):
-    """It is not a regular expression."""
+    """Not a regular expression."""
 
 
 class NotMatched(ValueError):
-    """It is one, with something in it that is not accepted."""
+    """A regular expression with an unsupported construct."""
 
 
 class At(enum.Enum):
@@ -192,7 +192,7 @@ class _Parser:
         return self._times(part, least, most)
 
     def _numbers(self) -> tuple[int, int | None]:
-        """What is between braces."""
+        """Parse the numbers between braces."""
         close = self._text.find("}", self._at)
         first, comma, second = self._text[self._at : close].partition(",") if close > 0 else ("", "", "")
         if not all(number.isascii() and len(number) <= 2 for number in (first, second)):
@@ -382,7 +382,7 @@ class Steps:
 
 
 class Pattern:
-    """One expression.
+    """A regular expression, compiled to an automaton.
 
     Raises:
         NoPattern, NotMatched: as :func:`ckconv.formats.peft.patterns.automaton`.

@@ -73,7 +73,7 @@ class PeftPlanner(AdapterPlanner):
             self.parameters |= dict.fromkeys(parameter.modules, parameter)
 
     def _one_change(self, modules: Sequence[AdapterModule]) -> bool:
-        """They have the same ``lora_a`` and the same scale."""
+        """Whether parts share ``lora_a`` and scale."""
         first, *others = modules
         one = self.tensor(first, Role.A)
         with Files(self.index.identities) as files:

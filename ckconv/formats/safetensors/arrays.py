@@ -25,7 +25,7 @@ from ckconv.quant.triples import plane_types, triple_of, viewed
 
 
 class Entry(NamedTuple):
-    """One tensor of a checkpoint.
+    """A tensor of a checkpoint.
 
     Attributes:
         name: what it is called there.
@@ -132,7 +132,7 @@ def decoded_piece(canonical: str, tensor: Tensor, dtype: DType) -> Piece:
 
 
 def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
-    """What is written for ``entry``.
+    """The module that is written for ``entry``.
 
     Args:
         parts: the tensors of ``entry.parts``.

@@ -112,7 +112,7 @@ def unpacks(planner: CheckpointPlanner) -> bool:
 
 
 def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
-    """What the source's rules leave out."""
+    """Tensors that the source's rules leave out."""
     return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
 
 
@@ -217,7 +217,7 @@ _UNFOUND = {
 
 
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
-    """What is asked for and cannot be."""
+    """Reasons to refuse options."""
     family, layout = FAMILIES[config.family], options.rope_layout
     interleaved = any(tensor.layout.interleaved for tensor in index.tensors.values())
     if family.rope and (layout == "interleaved" or (layout == "source" and interleaved)):
@@ -510,7 +510,7 @@ class CheckpointPlanner(Planner):
         return self.decoded_type(tensor) if self.decoded(tensor) else self._block_type(tensor)
 
     def decoded_type(self, tensor: Tensor) -> DType:
-        """What blocks are decoded to."""
+        """The type that blocks are decoded to."""
         if not decodable(tensor.dtype):
             self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
         if why := self.unsound(tensor):

@@ -105,7 +105,7 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
 
 
 def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
-    """What :func:`fitting` takes away, for people.
+    """Notes about keys that :func:`fitting` removes.
 
     Args:
         target: format.
@@ -157,7 +157,7 @@ def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, A
 
 
 def _cells(config: ModelConfig) -> Iterator[ParameterCell]:
-    """What a document says of the family's parameters."""
+    """Values of the family's parameters in a document."""
     return (cell for row in _family(config).parameters.values() for cell in row.key_cells("hf"))
 
 
@@ -181,7 +181,7 @@ def _family(config: ModelConfig) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a document says besides the hyper-parameters.
+    """Facts of a document besides the hyper-parameters.
 
     Attributes:
         tied: there is no output head of its own.
@@ -282,7 +282,7 @@ _TIED = {"tie_word_embeddings": True}
 
 
 class Said(NamedTuple):
-    """What there is to say of an output.
+    """The document of an output, and notes about it.
 
     Attributes:
         format: ``safetensors`` or ``mlx``.
@@ -511,7 +511,7 @@ def strict(value: Any) -> Any:
 
 
 class Scaling(NamedTuple):
-    """What was found.
+    """RoPE scaling of a source, in Hugging Face's words.
 
     Attributes:
         document: ``rope_scaling`` of a ``config.json``; ``None`` for none.
