@@ -22,8 +22,11 @@ from ckconv.core.version import __version__
 if TYPE_CHECKING:
     from ckconv.api import convert as convert
     from ckconv.api import diff as diff
+    from ckconv.api import dry_run as dry_run
     from ckconv.api import edit as edit
+    from ckconv.api import hash as hash
     from ckconv.api import open_model as open_model
+    from ckconv.api import targets as targets
     from ckconv.api import verify as verify
     from ckconv.comparison.compare import Comparison as Comparison
     from ckconv.comparison.verify import Verified as Verified
@@ -46,7 +49,10 @@ _HOMES = {
     "convert_tower": "ckconv.conversion.towers",
     "diff": "ckconv.api",
     "edit": "ckconv.api",
+    "hash": "ckconv.api",
     "open_model": "ckconv.api",
+    "dry_run": "ckconv.api",
+    "targets": "ckconv.api",
     "verify": "ckconv.api",
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.core.tensors import TensorIndex, require_tensors
-from ckconv.errors import UsageError, counted, quoted
+from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, named_by_directory, says_nothing
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
-    from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
     from ckconv.plan.steps import Late
@@ -163,7 +162,7 @@ def convert(
     jobs: int | None = None,
     executor: Executor | None = None,
     resume: bool = False,
-    progress: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Convert a model; the output is complete and verified when this returns, or is not there.
 
@@ -185,7 +184,8 @@ def convert(
         executor: its workers make the files of an output of several, each one at a time; they need source and target
             under the same paths, and the same ckconv. A worker converts one piece of a tensor at once, or ``jobs``.
         resume: finished files of an output of several stay where the work ends early, and are gone on with.
-        progress: hears of phases and bytes, in the calling thread.
+        progress: called with bytes just done and the tensor they belong to, in the calling thread; if it has a method
+            ``begin(phase, total)``, that hears of each phase.
 
     Raises:
         UsageError: target and options say nothing that can be done.
@@ -194,6 +194,7 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
+    from ckconv.conversion.follow import watching
     from ckconv.conversion.run import run
     from ckconv.conversion.sidefiles import late_files
     from ckconv.conversion.upload import uploading
@@ -224,8 +225,66 @@ def convert(
 
             request = requested(plan, place, source, source_format, adapters, verify=verify, force=force)
             shared = sharing(request, executor=executor, resume=resume, jobs=jobs)
-        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, shared=shared)
-        return upload.publish(report, progress) if upload else report
+        watcher = watching(progress)
+        report = run(plan, place, force=force, verify=verify, late=late, watcher=watcher, shared=shared)
+        return upload.publish(report, watcher) if upload else report
+
+
+def dry_run(
+    source: StrPath,
+    target: StrPath,
+    *,
+    to: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    options: Options | None = None,
+) -> Plan:
+    """What :func:`convert` would do; nothing is written.
+
+    ``refusals`` are the reasons why it would not, ``nbytes``, ``steps`` and ``notes`` what it would write.
+
+    Raises:
+        UsageError, InputError, UnsupportedError: as :func:`convert`.
+    """
+    options = options or Options()
+    with own_families(options.families):
+        return prepare(source, os.fspath(target), to=to, adapters=adapters, options=options)[0]
+
+
+def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
+    """Format -> why it cannot hold the model as it is; empty for one that can.
+
+    Raises:
+        InputError, UnsupportedError: as :func:`open_model`.
+    """
+    from ckconv.conversion.planning import judged
+    from ckconv.formats import adapter_outputs, model_outputs
+    from ckconv.io.files import head_is_embedding
+    from ckconv.plan.probe import SourceFacts
+
+    index = open_index(as_path(path))
+    if index.adapter is not None:
+        outputs, source = adapter_outputs(), SourceFacts()
+    else:
+        outputs = {output.name: output for output in model_outputs() if output.judged or output.general}
+        source = SourceFacts(head_is_embedding(index))
+    found = {}
+    for name, output in outputs.items():
+        try:
+            found[name] = tuple(reason.text for reason in judged(index, output, source).refusals)
+        except CkconvError as error:
+            found[name] = (error.message,)
+    return found
+
+
+def hash(path: StrPath, *, progress: Progress | None = None) -> str:
+    """The SHA-256 of a model's canonical names, shapes and values: the same in every format (``inspect --hash``).
+
+    Raises:
+        InputError, UnsupportedError: as :func:`open_model`, or there is nothing to hash.
+    """
+    from ckconv.comparison.hash import hash_index
+
+    return hash_index(open_index(as_path(path)), progress).model
 
 
 def edit(
@@ -235,7 +294,7 @@ def edit(
     set_meta: Sequence[tuple[str, str]] = (),
     drop_meta: Sequence[str] = (),
     force: bool = False,
-    progress: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Write a model again with other metadata; its tensors stay byte for byte.
 
@@ -252,11 +311,12 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
+    from ckconv.conversion.follow import watching
     from ckconv.conversion.run import run
 
     plan, place, late = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
     in_place = target is None
-    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=progress)
+    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=watching(progress))
 
 
 def prepare_edit(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -219,3 +221,71 @@ def test_a_directory_that_may_not_be_searched(source: Path, tmp_path: Path, monk
     with pytest.raises(InputError, match="cannot be read: Permission denied") as info:
         ckconv.open_model(tmp_path / "locked" / "m.gguf")
     assert info.value.code == "input.unreadable"
+
+
+# What programs print, slice and hand on
+
+
+def test_what_is_returned_prints_as_one_line_and_is_plain_data(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    report = ckconv.convert(source, out)
+    count = len(ckconv.open_model(source).tensors)
+    assert repr(report) == f"<Report {out}: gguf, {out.stat().st_size:,} bytes, {count} tensors verified>"
+    assert json.loads(json.dumps(report.to_dict()))["files"][0]["sha256"] == report.sha256
+    assert repr(ckconv.dry_run(source, tmp_path / "x.gguf")) == f"<Plan of gguf: {out.stat().st_size:,} bytes>"
+    assert ckconv.verify(out, source).to_dict()["tensors"] == count
+    found = ckconv.diff(out, source)
+    assert repr(found) == f"<Comparison: the same, {count} equal, 0 near, 0 different>"
+    assert json.loads(json.dumps(found.to_dict()))["same"] is True
+
+
+def test_progress_is_a_function_everywhere(source: Path, tmp_path: Path) -> None:
+    def run(name: str, call: Callable[[Callable[[int, str], None]], object]) -> None:
+        heard = list[int]()
+        call(lambda nbytes, tensor: heard.append(nbytes))
+        assert sum(heard) > 0, name
+
+    out, key = tmp_path / "o.gguf", [("general.license", "mit")]
+    run("convert", lambda tell: ckconv.convert(source, out, progress=tell))
+    run("verify", lambda tell: ckconv.verify(out, source, progress=tell))
+    run("diff", lambda tell: ckconv.diff(out, source, progress=tell))
+    run("edit", lambda tell: ckconv.edit(out, tmp_path / "e.gguf", set_meta=key, progress=tell))
+    run("hash", lambda tell: ckconv.hash(out, progress=tell))
+
+
+def test_tensors_by_source_name_and_rows_by_slices() -> None:
+    path = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
+    with ckconv.open_model(path) as model:
+        for name in ("blk.0.ffn_down.weight", "blk.1.attn_q.weight", "token_embd.weight", "output_norm.weight"):
+            tensor = model.tensors[name]
+            whole = tensor.values()
+            assert model.tensors[tensor.name] == tensor
+            for at in (slice(3, 7), slice(None, None, 5), slice(-2, None), slice(7, 2, -2), slice(5, 5), 0, -1):
+                assert np.array_equal(tensor[at], whole[at]), (name, at)
+            assert np.array_equal(np.asarray(tensor), whole)
+            assert (len(tensor), np.asarray(tensor, dtype="f8").dtype.name) == (len(whole), "float64")
+        with pytest.raises(IndexError):
+            model.tensors["token_embd.weight"][10**6]
+        assert "no.such" not in model.tensors
+        assert model.tensors["blk.0.ffn_down.weight"].nbytes == sum(
+            t.n_bytes for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_down.weight"
+        )
+
+
+def test_a_slice_reads_its_own_rows_alone(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckconv.io.rows import RowReader
+
+    read, rows = list[tuple[int, int]](), RowReader.rows
+    monkeypatch.setattr(RowReader, "rows", lambda self, a, b: read.append((a, b)) or rows(self, a, b))
+    assert ckconv.open_model(source).tensors["token_embd.weight"][2:5].shape[0] == 3
+    assert read == [(2, 5)]
+
+
+def test_plan_targets_and_hash(source: Path, tmp_path: Path) -> None:
+    assert not ckconv.dry_run(source, tmp_path / "x.gguf").refusals
+    refused = ckconv.dry_run(FIXTURES / "hf" / "gpt2-hub-f32", tmp_path / "x.bump")
+    assert (len(refused.refusals), list(tmp_path.glob("x.*"))) == (2, [])
+    found = ckconv.targets(FIXTURES / "hf" / "gpt2-hub-f32")
+    assert (found["gguf"], len(found["bump 3"])) == ((), 1)
+    ckconv.convert(source, tmp_path / "hf", to="hf")
+    assert ckconv.hash(tmp_path / "hf") == ckconv.hash(source)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckconv.cli.settings import Settings
+from ckconv.conversion.facts import errors_of, made_by
 from ckconv.conversion.run import Report
 from ckconv.errors import MAX_LISTED, counted
 from ckconv.plan.steps import Plan
 
 if TYPE_CHECKING:
-    from ckconv.quant.quantise import Error
+    pass
 
 
 def rounded_lines(report: Report, settings: Settings) -> list[str]:
@@ -36,24 +37,11 @@ def merged_lines(report: Report, settings: Settings) -> list[str]:
     return lines
 
 
-def errors_of(plan: Plan) -> Mapping[str, Error]:
-    """Type -> how far quantising moved values."""
-    return plan.errors.of_types if plan.errors else {}
-
-
 def quantised_lines(plan: Plan, settings: Settings) -> list[str]:
     """How far quantising moved values, type by type, and what made the blocks."""
     lines = [(name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g}") for name, one in errors_of(plan).items()]
     made = {name: f", made by {made_by(name)}" if settings.verbose and made_by(name) else "" for name, _ in lines}
     return [f"  {name}: {text}{made[name]}" for name, text in lines]
-
-
-def made_by(name: str) -> str:
-    """The package that made blocks of the type of this name, with its version; empty where none did."""
-    from ckconv.quant.quantise import GGML_TYPES, quantiser_of
-
-    dtype = GGML_TYPES.get(name.lower())
-    return quantiser_of(dtype) if dtype else ""
 
 
 def names_beside(report: Report) -> Iterator[str]:

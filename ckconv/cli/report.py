@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckconv.cli.changes import errors_of, made_by, merged_lines, names_beside, quantised_lines, rounded_lines
+from ckconv.cli.changes import merged_lines, names_beside, quantised_lines, rounded_lines
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.cli.steps import step_facts, step_lines
+from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, facts_of_plan, facts_of_report, ways_of
 from ckconv.conversion.run import Report
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import counted, shown
-from ckconv.formats import format_of
+from ckconv.errors import counted
 from ckconv.formats.destination import Destination
-from ckconv.plan.planner import HEAD
-from ckconv.plan.steps import Plan, Step
+from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
 
@@ -64,13 +62,13 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     """
     plan = report.plan
     if settings.json:
-        document = _with_tower(_reported(report), _reported(tower) if tower else None, _REPORT_SCHEMA)
+        document = _with_tower(facts_of_report(report), facts_of_report(tower) if tower else None, _REPORT_SCHEMA)
         print_json(document, err=err, schema=_REPORT_SCHEMA)
         return
     if settings.quiet:
         return
-    ways = _ways(plan)
-    written = _counts(ways)
+    ways = ways_of(plan)
+    written = counts_of(ways)
     # What comes back out of a record is not in the bump file that the others are compared with.
     total = sum(written.values())
     # A head that is stored beside the embedding which it is, is verified for itself; so are the
@@ -109,32 +107,7 @@ def _with_tower(document: dict[str, Any], tower: dict[str, Any] | None, schema: 
 
 
 def _planned(plan: Plan, target: str) -> dict[str, Any]:
-    return {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [step_facts(s) for s in plan.steps]}
-
-
-def _reported(report: Report) -> dict[str, Any]:
-    return {
-        "target": report.target,
-        "side_files": [str(path) for path in report.side_files],
-        "sha256": report.sha256 or None,
-        "payload_sha256": report.payload_sha256 or None,
-        "files": [
-            {
-                "path": str(file.path),
-                "bytes": file.nbytes,
-                "sha256": file.sha256 or None,
-                "payload_sha256": file.payload_sha256 or None,
-            }
-            for file in report.files
-        ],
-        "verified": report.verified,
-        "seconds": round(report.seconds, 3),
-        "peak_memory": peak_memory() or None,
-        "changed_values": dict(report.changed),
-        "largest_changes": dict(report.merged),
-        "quantised": {name: {**error._asdict(), "by": made_by(name)} for name, error in errors_of(report.plan).items()},
-        **_plan_facts(report.plan),
-    }
+    return {"dry_run": True, "target": target, **facts_of_plan(plan), "steps": [step_facts(s) for s in plan.steps]}
 
 
 def _change_lines(plan: Plan) -> list[str]:
@@ -173,6 +146,13 @@ def _format(plan: Plan) -> str:
 
 
 def _in_files(plan: Plan) -> str:
+    """Bits per weight of an output with blocks, and how many files it has."""
+    blocks = any(step.target.dtype.block > 1 for step in plan.steps)
+    bits = f" ({bits_per_weight(plan):.2f} bits per weight)" if blocks else ""
+    return bits + _count_of_files(plan)
+
+
+def _count_of_files(plan: Plan) -> str:
     return f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
 
 
@@ -209,56 +189,7 @@ def _model(index: TensorIndex) -> str:
     return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
 
 
-class _Way(NamedTuple):
-    """One way in which tensors are written.
-
-    Attributes:
-        action: the conversion of their values.
-        reordered, transposed: their rows change places; become columns.
-        packed: values are copied, but not as one run of bytes (rows of several tensors, padding).
-    """
-
-    action: Action
-    reordered: bool
-    transposed: bool
-    packed: bool
-
-
-def _ways(plan: Plan) -> Counter[_Way]:
-    """How many canonical tensors go which way, each by the first step that writes of it.
-
-    A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
-    """
-    found: Counter[_Way] = Counter()
-    seen: set[str] = set()
-    for step in plan.steps:
-        names = {name for name in _names(step, plan.index) if name not in seen}
-        if names:
-            action, reordered, transposed = step.action, step.reordered, step.transposed
-            lies = action is not Action.COPY or reordered or transposed or step.copied is not None
-            found[_Way(action, reordered, transposed, not lies)] += len(names)
-            seen |= names
-    return found
-
-
-def _names(step: Step, index: TensorIndex) -> Iterator[str]:
-    """Canonical names of what a step writes."""
-    if step.target.name == HEAD:  # a tied head that is stored is read from the embedding
-        yield HEAD
-        return
-    for tensor in step.sources:
-        name = tensor.name
-        yield from (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
-
-
-def _counts(ways: Counter[_Way]) -> Counter[Action]:
-    counts: Counter[Action] = Counter()
-    for way, tensors in ways.items():
-        counts[way.action] += tensors
-    return counts
-
-
-def _transposed(ways: Counter[_Way]) -> int:
+def _transposed(ways: Counter[Way]) -> int:
     """Tensors whose values are copied one by one, and whose rows become columns."""
     return sum(n for way, n in ways.items() if way.action is Action.COPY and way.transposed)
 
@@ -272,7 +203,7 @@ def _types(plan: Plan, action: Action) -> str:
     return sources if sources == targets else f"{sources} -> {targets}"
 
 
-def _moved(plan: Plan, ways: Counter[_Way], action: Action) -> str:
+def _moved(plan: Plan, ways: Counter[Way], action: Action) -> str:
     """How the rows of these tensors move, for a bracket: empty where bytes are copied as they lie."""
     reordered = sum(n for way, n in ways.items() if way.action is action and way.reordered)
     packed = sum(n for way, n in ways.items() if way.action is action and way.packed)
@@ -284,31 +215,18 @@ def _moved(plan: Plan, ways: Counter[_Way], action: Action) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-_VERBS = {
-    Action.COPY: "copied",
-    Action.WIDEN: "widened",
-    Action.NARROW: "narrowed",
-    Action.DECODE: "decoded",
-    Action.REPACK: "re-packed",
-    Action.QUANTIZE: "quantised",
-    Action.SHIFT: "shifted",
-    Action.SCALE: "scaled",
-    Action.MERGE: "merged",
-}
-
-
 def summary(plan: Plan) -> str:
     """What is done to how many tensors, in one line."""
-    return _summary(plan, _ways(plan))
+    return _summary(plan, ways_of(plan))
 
 
-def _summary(plan: Plan, ways: Counter[_Way]) -> str:
-    counts, transposed = _counts(ways), _transposed(ways)
+def _summary(plan: Plan, ways: Counter[Way]) -> str:
+    counts, transposed = counts_of(ways), _transposed(ways)
     parts = [f"copied {counts[Action.COPY] - transposed} byte for byte{_moved(plan, ways, Action.COPY)}"]
     parts += [f"transposed {transposed}"] if transposed else []
     parts += [
-        f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, ways, action)}"
-        for action in _VERBS
+        f"{VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, ways, action)}"
+        for action in VERBS
         if counts[action] and action is not Action.COPY
     ]
     parts.append(f"dropped {len(plan.left_out)}")
@@ -316,8 +234,8 @@ def _summary(plan: Plan, ways: Counter[_Way]) -> str:
 
 
 def _action_lines(plan: Plan) -> list[str]:
-    ways = _ways(plan)
-    counts, transposed = _counts(ways), _transposed(ways)
+    ways = ways_of(plan)
+    counts, transposed = counts_of(ways), _transposed(ways)
     words = {
         Action.COPY: f"values unchanged, {transposed} transposed" if transposed else "bytes unchanged",
         Action.WIDEN: "exact",
@@ -364,27 +282,3 @@ def _layout_line(plan: Plan) -> str:
     )
     rows = f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   " if plan.rope_layout else ""
     return rows.rstrip() if plan.index.adapter is not None else f"{rows}head: {head}"
-
-
-def _plan_facts(plan: Plan) -> dict[str, Any]:
-    counts = _counts(_ways(plan))
-    return {
-        "format": plan.format,
-        "version": plan.version or format_of(plan.format).version or None,
-        "bytes": plan.nbytes,
-        "source": {
-            "path": shown(plan.index.path),
-            "format": plan.index.format,
-            "version": plan.index.version or None,
-            "architecture": plan.index.architecture,
-        },
-        "tensors": {action.value: counts[action] for action in _VERBS},
-        "reordered": sum(step.reordered for step in plan.steps),
-        "content": sum(step.content is not None for step in plan.steps),
-        "placeholders": sum(step.zero_filled for step in plan.steps),
-        "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
-        "rope_layout": plan.rope_layout or None,
-        "source_record": plan.record.nbytes if plan.record else None,
-        "changes": [change._asdict() for change in plan.changes],
-        "notes": list(plan.notes),
-    }

@@ -198,6 +198,10 @@ class Verified(NamedTuple):
     compared: bool
     rounded: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return self._asdict()
+
 
 class Request(NamedTuple):
     """The scope of a verification.

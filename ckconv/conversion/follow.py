@@ -36,8 +36,29 @@ class Watcher(Protocol):
     def begin(self, phase: str, total: int) -> None:
         """A phase of ``total`` bytes begins."""
 
-    def __call__(self, nbytes: int, name: str) -> None:
+    def __call__(self, nbytes: int, name: str, /) -> None:
         """``nbytes`` more are done."""
+
+
+def watching(progress: Callable[[int, str], None] | None) -> Watcher:
+    """A watcher out of what a program gives: nothing, a function of bytes and a name, or a watcher."""
+    if progress is None:
+        return Unwatched()
+    return progress if hasattr(progress, "begin") else _Told(progress)
+
+
+class _Told:
+    """A function, which hears of bytes alone."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+
+    def begin(self, phase: str, total: int) -> None:
+        """Ignored."""
+
+    def __call__(self, nbytes: int, name: str, /) -> None:
+        """Pass them on."""
+        self._tell(nbytes, name)
 
 
 class Unwatched:
@@ -46,7 +67,7 @@ class Unwatched:
     def begin(self, phase: str, total: int) -> None:
         """Ignored."""
 
-    def __call__(self, nbytes: int, name: str) -> None:
+    def __call__(self, nbytes: int, name: str, /) -> None:
         """Ignored."""
 
 

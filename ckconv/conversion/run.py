@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.follow import Unwatched, Watcher, check_frame, check_kept, compare_restored
 from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
@@ -25,7 +25,7 @@ from ckconv.conversion.sidefiles import (
 from ckconv.conversion.write import Losses, digested, holes, write_archive, write_frames, write_stdout
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.errors import InputError, UsageError, VerifyError
+from ckconv.errors import InputError, UsageError, VerifyError, counted
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ckconv.conversion.resume import SharedFiles
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """Report of a conversion.
 
@@ -69,6 +69,16 @@ class Report:
     seconds: float
     changed: Mapping[str, int] = field(default_factory=dict)
     merged: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        checked = "not verified" if self.verified is None else f"{counted(self.verified, 'tensor')} verified"
+        return f"<Report {self.target}: {self.plan.target_name}, {self.plan.nbytes:,} bytes, {checked}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of ``ckconv convert --json``: plain values, which :mod:`json` takes."""
+        from ckconv.conversion.facts import facts_of_report
+
+        return facts_of_report(self)
 
     @property
     def sha256(self) -> str:

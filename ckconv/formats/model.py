@@ -53,6 +53,33 @@ class ModelTensor:
         """Canonical shape in elements, outermost first."""
         return self.tensor.shape
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.tensor.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = self.values()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __getitem__(self, at: int | slice) -> NDArray[np.float32]:
+        """Values of some of the outermost rows, which alone are read: ``tensor[10:20]``, ``tensor[-1]``."""
+        count = len(self)
+        if len(self.shape) < 2:
+            part: NDArray[np.float32] = self.values()[at]
+            return part
+        if isinstance(at, slice):
+            numbers = range(count)[at]
+            start, stop = (min(numbers), max(numbers) + 1) if numbers else (0, 0)
+            read = self._decoded(start, stop)
+            return read[:: numbers.step]
+        number = range(count)[at]
+        one: NDArray[np.float32] = self._decoded(number, number + 1)[0]
+        return one
+
     def rows(self) -> NDArray[np.uint8]:
         """The canonical rows as stored bytes, ``[rows, bytes of a row]``: un-permuted, un-packed, blocks as they are.
 
@@ -63,12 +90,12 @@ class ModelTensor:
         """
         return self._rows()[0]
 
-    def _rows(self) -> tuple[NDArray[np.uint8], DType]:
+    def _rows(self, start: int = 0, stop: int | None = None) -> tuple[NDArray[np.uint8], DType]:
         from ckconv.io.rows import RowReader
 
         with Files(self.identities) as files:
             reader = RowReader(self.tensor, files)
-            return reader.rows(0, self.tensor.layout.rows), reader.dtype
+            return reader.rows(start, self.tensor.layout.rows if stop is None else stop), reader.dtype
 
     def values(self) -> NDArray[np.float32]:
         """The canonical values, decoded exactly, in the tensor's shape.
@@ -79,6 +106,10 @@ class ModelTensor:
             UnsupportedError: ``tensor.values``, the type has no float32 values.
             OutputError: ``input.changed``, the file is not what it was.
         """
+        return self._decoded(0, len(self))
+
+    def _decoded(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Values of outermost rows ``start`` to ``stop``."""
         from ckconv.core.dtypes import WIDENS_TO_F32
         from ckconv.errors import UnsupportedError
         from ckconv.quant.convert import decodable, decode
@@ -86,7 +117,10 @@ class ModelTensor:
         dtype = self.tensor.dtype
         if dtype not in WIDENS_TO_F32 and not decodable(dtype):
             raise UnsupportedError("tensor.values", f"{dtype} has no float32 values", tensor=self.name)
-        return decode(*self._rows()).reshape(self.shape)
+        whole = (start, stop) == (0, len(self))
+        each = self.tensor.layout.rows // len(self) if not whole else 0
+        rows = self._rows() if whole else self._rows(start * each, stop * each)
+        return decode(*rows).reshape(stop - start, *self.shape[1:]) if not whole else decode(*rows).reshape(self.shape)
 
 
 class Metadata(Mapping[str, Any]):
@@ -111,15 +145,40 @@ class Metadata(Mapping[str, Any]):
         return len(self._values)
 
 
+class Tensors(Mapping[str, ModelTensor]):
+    """Tensors by canonical name; one is also found by the name that it has in the file."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self._tensors = {name: ModelTensor(tensor, index.identities) for name, tensor in index.everything.items()}
+
+    def __getitem__(self, name: str) -> ModelTensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        found = next((tensor for tensor in self._tensors.values() if tensor.source == name), None)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class Model:
     """A model of any format, opened: headers only. ``index`` is everything that is known of it."""
 
     def __init__(self, index: TensorIndex) -> None:
         self.index = index
         self.metadata = Metadata(index.metadata)
-        self.tensors: Mapping[str, ModelTensor] = {
-            name: ModelTensor(t, index.identities) for name, t in index.everything.items()
-        }
+        self.tensors: Mapping[str, ModelTensor] = Tensors(index)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open: files are read when values are asked for."""
 
     @property
     def format(self) -> str:

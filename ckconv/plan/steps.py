@@ -358,7 +358,7 @@ def _nothing() -> Container:
     return Container(())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Everything about an output but its bytes.
 
@@ -396,6 +396,10 @@ class Plan:
     importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
     changes: tuple[Change, ...] = ()
+
+    def __repr__(self) -> str:
+        what = f"refused, {len(self.refusals)} reasons" if self.refusals else f"{self.nbytes:,} bytes"
+        return f"<Plan of {self.target_name}: {what}>"
 
     @property
     def steps(self) -> Sequence[Step]:
