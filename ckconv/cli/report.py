@@ -10,7 +10,7 @@ from ckconv.cli.changes import merged_lines, names_beside, quantised_lines, roun
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.cli.steps import step_facts, step_lines
-from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, facts_of_plan, facts_of_report, ways_of
+from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, facts_of_plan, ways_of
 from ckconv.conversion.run import Report
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
@@ -62,7 +62,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     """
     plan = report.plan
     if settings.json:
-        document = _with_tower(facts_of_report(report), facts_of_report(tower) if tower else None, _REPORT_SCHEMA)
+        document = _with_tower(report.to_dict(), tower.to_dict() if tower else None, _REPORT_SCHEMA)
         print_json(document, err=err, schema=_REPORT_SCHEMA)
         return
     if settings.quiet:

@@ -12,10 +12,8 @@ from ckconv.formats import format_of
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
-from ckconv.system import peak_memory
 
 if TYPE_CHECKING:
-    from ckconv.conversion.run import Report
     from ckconv.quant.quantise import Error
 
 VERBS = {
@@ -92,32 +90,6 @@ def made_by(name: str) -> str:
 
     dtype = GGML_TYPES.get(name.lower())
     return quantiser_of(dtype) if dtype else ""
-
-
-def facts_of_report(report: Report) -> dict[str, Any]:
-    """The fields of ``ckconv convert --json``."""
-    return {
-        "target": report.target,
-        "side_files": [str(path) for path in report.side_files],
-        "sha256": report.sha256 or None,
-        "payload_sha256": report.payload_sha256 or None,
-        "files": [
-            {
-                "path": str(file.path),
-                "bytes": file.nbytes,
-                "sha256": file.sha256 or None,
-                "payload_sha256": file.payload_sha256 or None,
-            }
-            for file in report.files
-        ],
-        "verified": report.verified,
-        "seconds": round(report.seconds, 3),
-        "peak_memory": peak_memory() or None,
-        "changed_values": dict(report.changed),
-        "largest_changes": dict(report.merged),
-        "quantised": {name: {**error._asdict(), "by": made_by(name)} for name, error in errors_of(report.plan).items()},
-        **facts_of_plan(report.plan),
-    }
 
 
 def bits_per_weight(plan: Plan) -> float:

@@ -76,9 +76,33 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``ckconv convert --json``: plain values, which :mod:`json` takes."""
-        from ckconv.conversion.facts import facts_of_report
+        from ckconv.conversion.facts import errors_of, facts_of_plan, made_by
+        from ckconv.system import peak_memory
 
-        return facts_of_report(self)
+        return {
+            "target": self.target,
+            "side_files": [str(path) for path in self.side_files],
+            "sha256": self.sha256 or None,
+            "payload_sha256": self.payload_sha256 or None,
+            "files": [
+                {
+                    "path": str(file.path),
+                    "bytes": file.nbytes,
+                    "sha256": file.sha256 or None,
+                    "payload_sha256": file.payload_sha256 or None,
+                }
+                for file in self.files
+            ],
+            "verified": self.verified,
+            "seconds": round(self.seconds, 3),
+            "peak_memory": peak_memory() or None,
+            "changed_values": dict(self.changed),
+            "largest_changes": dict(self.merged),
+            "quantised": {
+                name: {**error._asdict(), "by": made_by(name)} for name, error in errors_of(self.plan).items()
+            },
+            **facts_of_plan(self.plan),
+        }
 
     @property
     def sha256(self) -> str:
