@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterator
@@ -165,6 +166,18 @@ def test_the_command_writes_a_file_that_converts(pair: tuple[Path, Path], tmp_pa
     made = ckconv("convert", pair[0], tmp_path / "made.gguf", "--family", tmp_path / "new.toml")
     assert made.code == 0, made.err
     assert "was not measured" in made.err + made.out
+
+
+def test_inspect_of_an_unknown_architecture_gives_the_command(pair: tuple[Path, Path], ckconv) -> None:
+    source, model = pair
+    document = json.loads((source / "config.json").read_text())
+    own = {**document, "model_type": "mylmo", "architectures": ["MylmoForCausalLM"]}
+    (source / "config.json").write_text(json.dumps(own))
+    for path, wanted in ((source, f"{source} MODEL.gguf"), (model, f"CHECKPOINT {model}")):
+        targets = ckconv("inspect", path, "--json").json["targets"]
+        hints = {reason["hint"] for target in targets for reason in target["reasons"]}
+        assert hints
+        assert all(f"ckconv learn {wanted} -o FILE" in hint for hint in hints)
 
 
 def test_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:

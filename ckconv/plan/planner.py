@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,8 +51,8 @@ _CONFIG = "config.json"
 
 #: What holds a model without rules.
 _COPIED = {
-    MetadataKind.DOCUMENT: "--to safetensors copies it as it is, and ",
-    MetadataKind.TYPED: "--to safetensors --names gguf writes its tensors as they are called there, and ",
+    MetadataKind.DOCUMENT: "--to safetensors copies it as it is; ",
+    MetadataKind.TYPED: "--to safetensors --names gguf writes its tensors as they are called there; ",
 }
 
 #: What becomes of a tower.
@@ -66,6 +67,10 @@ _SHOWN_KEYS = 8
 
 #: Way out of what another tool quantised, and nobody reads, or reads alike.
 ORIGINAL = "convert the original, unquantised checkpoint"
+
+
+#: Kind of metadata -> the two that ``ckconv learn`` takes, of which the model is one.
+_PAIR = {MetadataKind.DOCUMENT: "{} MODEL.gguf", MetadataKind.TYPED: "CHECKPOINT {}"}
 
 
 def unknown_architecture(index: TensorIndex) -> Reason:
@@ -113,9 +118,11 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     elif index.architecture and "expert_count" not in what:
         what += f"; {known_by(index.architecture, classes_of(index.metadata))}"
     copied = _COPIED.get(index.metadata_kind, "")
-    return Reason(
-        what, f"{copied}--family FILE names a file that describes its family; ckconv formats lists those it knows"
+    pair = _PAIR.get(index.metadata_kind, "")
+    learned = (
+        f"; ckconv learn {pair.format(shlex.quote(shown(index.path)))} -o FILE makes it of the two" if pair else ""
     )
+    return Reason(what, f"{copied}--family FILE names a file that describes its family{learned}")
 
 
 class Planner(ABC):
