@@ -430,7 +430,7 @@ def _completed(
     except (ParameterError, ExpressionError) as error:
         raise fail(str(error)) from None
     for name, value in found.items():
-        key = document_words(family, name)[0]
+        key = next(iter(document_words(family, name)), name)
         if value is not None and checked_number(key, value, REAL, fail) == 0 and name == "query_scalar":
             raise fail(f"{key} is 0")
     if "local_theta" in rows:

@@ -25,6 +25,7 @@ class Guess(Mapping[str, Any]):
     def __init__(self, family: Family, pair: Pair, only: str = "") -> None:
         self.family, self.pair, self._only = family, pair, only
         self._known: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
         self._open: set[str] = set()
 
     def __iter__(self) -> Iterator[str]:
@@ -41,6 +42,11 @@ class Guess(Mapping[str, Any]):
             self._known[name] = self._read(self.family.parameters[name])
             self._open.discard(name)
         return self._known[name]
+
+    def told(self, name: str, value: Any) -> None:
+        """Take a parameter's value from elsewhere; what was computed without it is forgotten."""
+        self._told[name] = value
+        self._known = dict(self._told)
 
     def _read(self, row: Parameter) -> Any:
         for format in ("hf", "gguf"):

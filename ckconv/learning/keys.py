@@ -26,6 +26,9 @@ _NEAR = 1e-6
 #: Words of a key that say nothing of what it is.
 _PLAIN = {"", "num", "n", "count", "attention", "length", "size"}
 
+#: Words of ``config.json`` -> those that the metadata has for the same.
+_ALIKE = {"experts": "expert", "moe": "expert", "epsilon": "eps", "heads": "head", "layers": "block"}
+
 #: Keys of ``config.json`` whose tables have rules of their own.
 _ROPE = ("rope_parameters", "rope_scaling")
 
@@ -125,10 +128,42 @@ class Keys:
         found = self._of_others(key, owners + others)
         if found is not None:
             family, name = found
-            self._adopt(family, name, (*owners, *others, name)[0])
+            called = (*owners, *others, name)[0]
+            self._adopt(family, name, called)
             self._explain(family, name, key)
+            for n, pair in self._said(key):
+                self._mine[n].told(called, Guess(family, pair, "hf")[name])
             return
-        self._by_value(key, (*owners, *others, self._usual(key))[0])
+        name = (*owners, *others, self._usual(key))[0]
+        rule = self._rule(key)
+        if rule:
+            self.parameters[name] = {**self._cleared(name), "hf": [], "gguf": [self._typed(key)], "default": rule}
+            self.explained.add(key)
+            return
+        self._by_value(key, name)
+        for n, pair in self._said(key):
+            self._mine[n].told(name, pair.keys[key])
+
+    def _typed(self, key: str) -> str:
+        kind = self._said(key)[0][1].types[key]
+        return key if kind == "u32" else f"{key}:{kind}"
+
+    def _rule(self, key: str) -> str:
+        """What some family's class takes where config.json has no key: ``4 * hidden``."""
+        if any(_words(one) == _words(key) for one in self._pairs[0].flat):
+            return ""
+        for family in self._families.values():
+            for row in family.parameters.values():
+                expression = row.defaults.get("transformers") or row.value
+                names = expression.names if expression else frozenset()
+                fits = any(cell.key == key and not (cell.alias or cell.write) for cell in row.key_cells("gguf"))
+                if fits and names and names <= self._base.parameters.keys() - {row.name} and expression is not None:
+                    try:
+                        if all(same(expression.value(self._mine[n]), pair.keys[key]) for n, pair in self._said(key)):
+                            return str(expression)
+                    except FAILS:
+                        continue
+        return ""
 
     def _explain(self, family: Family, name: str, key: str) -> None:
         """The key is made by a rule: the keys of config.json that the rule reads are free where the rule was tried."""
@@ -424,7 +459,7 @@ def _alias(cell: Any) -> bool:
 
 
 def _words(key: str) -> set[str]:
-    return set(re.split(r"[_.]", key)) - _PLAIN
+    return {_ALIKE.get(word, word) for word in re.split(r"[_.]", key)} - _PLAIN
 
 
 def _shown(value: Any) -> str:

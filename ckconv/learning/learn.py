@@ -34,7 +34,7 @@ _TRIED = 16
 _ROUNDS = 4
 
 #: Rules of a whole class, which no file inherits.
-_STYLES = ("rope", "window", "within")
+_STYLES = ("rope", "within")
 
 _SHOWN = 5
 
@@ -104,12 +104,13 @@ def learn(
     order = [base] if base else ranked(opened, traced, families, guesses)[:_TRIED]
     failed: list[tuple[int, str, str]] = []
     for one in order:
-        draft = _Draft(opened, traced, families, guesses, tables, one, name, confirmed or {})
-        found = draft.mended(values)
-        if found is not None:
-            found.nbytes, found.tried = numbers.nbytes, tuple(order)
-            return found
-        failed.append((draft.wrong, one, draft.fault))
+        for window in _windows(opened, families, one):
+            draft = _Draft(opened, traced, families, guesses, tables, one, name, confirmed or {}, window)
+            found = draft.mended(values)
+            if found is not None:
+                found.nbytes, found.tried = numbers.nbytes, tuple(order)
+                return found
+            failed.append((draft.wrong, one, draft.fault))
     _, one, fault = min(failed)
     raise InputError(
         "learn.check",
@@ -117,6 +118,14 @@ def learn(
         f" back; the nearest extends {one}: {fault}",
         details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
     )
+
+
+def _windows(pairs: Sequence[Pair], families: Mapping[str, Family], base: str) -> list[Mapping[str, Any]]:
+    """Rules by which classes choose layers that slide: the base's own, and of a model that slides every other one."""
+    own = read_file(families[base].path).get("config", {}).get("window", {})
+    slides = any("sliding_window" in pair.document or "attention.sliding_window" in pair.keys for pair in pairs)
+    words = sorted({family.document.window.transformers for family in families.values()} - {""}) if slides else []
+    return [own, *({"transformers": word} for word in words if {"transformers": word} != own)]
 
 
 def _of_text(family: Family) -> bool:
@@ -186,7 +195,9 @@ class _Draft:
         base: str,
         name: str,
         confirmed: Mapping[str, str],
+        window: Mapping[str, Any],
     ) -> None:
+        self._window = window
         self._pairs, self._traced, self._base, self._name = pairs, traced, families[base], name
         self._rows = Rows(pairs, traced, self._base, families, guesses)
         self._keys = Keys(pairs, self._base, families, self._rows, tables, confirmed)
@@ -276,6 +287,7 @@ class _Draft:
         config = {
             style: value for style, value in read_file(self._base.path).get("config", {}).items() if style in _STYLES
         }
+        config |= {"window": dict(self._window)} if self._window else {}
         config |= {
             word: value for word, value in (("harmless", keys.harmless), ("written", self._more["written"])) if value
         }

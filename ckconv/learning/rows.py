@@ -59,8 +59,8 @@ class Rows:
         return name_in(source, self.root, self.layer)
 
     def _make(self) -> None:
-        for pattern, hits in self._traced.found.items():
-            self._place(pattern, hits)
+        for pattern in sorted(self._traced.found, key=lambda pattern: pattern.endswith(".bias")):
+            self._place(pattern, self._traced.found[pattern])
         for row in self._base.tensors.values():
             gone = row.cells["gguf"] and row.name not in self._placed and row.name not in self.without
             if gone and row.name != _HEAD and self._there(row) is not False:
@@ -115,7 +115,8 @@ class Rows:
         best = min(hits, key=lambda hit: (hit.form.row not in {name for name, _ in rows}, plainness(hit.form)))
         chosen = [best]
         if best.form.gguf.axes and shapes.segment_count(best.form.gguf.axes) > 1:
-            chosen = [hit for hit in parts.values() if hit.form.family == best.form.family]
+            theirs = [hit for hit in hits if hit.form.family == best.form.family and hit.form.fused == best.form.fused]
+            chosen = list({hit.form.gguf.part: hit for hit in theirs}.values())
         for hit in chosen:
             name = rows[0][0] if rows and len(chosen) == 1 else hit.form.row
             if name in self._placed and gguf_name(next(iter(self._placed[name]))).module != gguf_name(pattern).module:
@@ -128,6 +129,7 @@ class Rows:
             if any(shapes.segment_count(axes) > 1 for axes in fused):
                 key = (hit.source if hit.form.hf.parts > 1 else "", pattern if hit.form.gguf.parts > 1 else "")
                 self._fused.setdefault((*key, hit.form.fused), []).append((name, pattern, hit))
+                self._anew(name)
             else:
                 self._new(name, pattern, hit)
 
@@ -140,12 +142,17 @@ class Rows:
         if shapes.segment_count(cell.axes or ()) > 1:
             row["hf"] = [{"name": spelled, "axes": written(cell.axes or ())}]
             self._fused.setdefault((hit.source, "", hit.form.fused), []).append((name, pattern, hit))
+            self._anew(name)
         else:
             row["hf"] = [{"name": spelled, "axes": written(cell.axes)} if cell.axes else spelled]
 
-    def _new(self, name: str, pattern: str, hit: Hit) -> None:
+    def _anew(self, name: str) -> None:
+        """The base's row does not count."""
         if name in self._base.tensors and name not in self.without:
             self.without.append(name)
+
+    def _new(self, name: str, pattern: str, hit: Hit) -> None:
+        self._anew(name)
         theirs, ours = gguf_name(pattern), self._name(hit.source)
         plain = theirs.kind == ours.kind != ""
         cell: dict[str, Any] = {"name": theirs.module if plain else "=" + theirs.whole}
@@ -160,10 +167,11 @@ class Rows:
         for (source, pattern, fused), items in self._fused.items():
             items.sort(key=lambda item: max(item[2].form.hf.part, item[2].form.gguf.part))
             names = [name for name, _, _ in items]
+            beside: dict[str, Any] = {}
             for name in names:
-                self.tensors.pop(name, None)
-                if name in self._base.tensors and name not in self.without:
-                    self.without.append(name)
+                own = self.tensors.pop(name, {})
+                beside |= {field: own[field] for field in ("bias", "when", "layers") if field in own}
+                self._anew(name)
             form = items[0][2].form
             ours = [self._name(hit.source).module for _, _, hit in items]
             theirs = [gguf_name(each).module for _, each, _ in items]
@@ -175,7 +183,7 @@ class Rows:
                     text = "=" + (whole if one else text)
                 other = bool(one) and cell.axes is not None and cell.axes != fused
                 row[field] = {"name": text, "axes": written(cell.axes or ())} if other else text
-            self.tensors[braced(names)] = row
+            self.tensors[braced(names)] = {**row, **beside}
 
     def _letters(self, form: Form) -> None:
         """Letters of another family's row, where the base has none, or means another size by them."""

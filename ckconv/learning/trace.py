@@ -251,7 +251,7 @@ class Tracer:
         value: str,
     ) -> bool:
         one, other, experts = moves
-        if len(ours) != experts or _squeezed(ours[0].shape) != _squeezed(one.stored):
+        if len(ours) != experts or tuple(ours[0].shape) != tuple(one.stored):
             return False
         if _squeezed(theirs.shape) != _squeezed(other.stored):
             return False
