@@ -284,7 +284,10 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
     values = Values(family, KeySource(file, architecture), given=given)
     try:
         found = {FIELD_OF[name]: _exact(values[name]) for name in special}
-        if found.get("layer_types") and SLIDING not in found["layer_types"]:
+        kinds = found.get("layer_types")
+        if kinds is not None and not isinstance(kinds, tuple):
+            raise fail(f"layer_types is {kinds!r}, and no list over layers: {family.path.name} says how it is read")
+        if kinds and SLIDING not in kinds:
             found["sliding_window"] = None
         return replace(config, **found, own={name: _number(values[name]) for name in family.own})
     except (ParameterError, ExpressionError) as error:
