@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ckconv.core.tensors import Extent
 from ckconv.errors import OutputError
 from ckconv.io.files import ByteSource, FileSource, open_source
+from ckconv.io.standing import Near
 
 
 class Box(NamedTuple):
@@ -49,7 +50,7 @@ class Whole(NamedTuple):
 Part = bytes | Extent | Whole
 
 
-class Pieces:
+class Pieces(Near):
     """The file: see :class:`ckconv.io.standing.Origin`."""
 
     whole = False
@@ -96,11 +97,14 @@ class Pieces:
         high = min(count, -(-(first + len(view) - begin) // pitch))
         if low >= high:
             return
-        stored = self._read(box.extent, low * run, (high - low) * run)
+        # Of the first and the last run only what is asked for is read: one may be the whole part.
+        source = low * run + max(0, first - begin - low * pitch)
+        until = (high - 1) * run + min(run, first + len(view) - begin - (high - 1) * pitch)
+        stored = self._read(box.extent, source, until - source)
         for number in range(low, high):
-            place, source = begin + number * pitch - first, (number - low) * run
+            place, at = begin + number * pitch - first, number * run - source
             skip, end = max(0, -place), min(run, len(view) - place)
-            view[place + skip : place + end] = stored[source + skip : source + end]
+            view[place + skip : place + end] = stored[at + skip : at + end]
 
     def _read(self, extent: Extent, offset: int, nbytes: int) -> bytes:
         source = self._sources.get(extent.path)
