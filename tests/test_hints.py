@@ -179,7 +179,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         lambda folder: _tensors(
             folder,
             {"model_type": "unheard_of", "text_config": json.loads((LLAMA / "config.json").read_text())},
-            "model.text_model.layers.0.mlp.up_proj.weight", "model.connector.weight",
+            "model.text_decoder.layers.0.mlp.up_proj.weight", "model.connector.weight",
         ),
         ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors copies it as it is",
     ),
