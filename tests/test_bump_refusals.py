@@ -54,8 +54,10 @@ FAMILIES_RUN = {
 
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
-    "bert", "falcon_h1", "falcon_mamba", "granite4", "granitehybrid", "granitemoehybrid", "jamba", "kimi_linear",
-    "mamba", "mamba2", "minimax_m2", "modernbert", "nomic_bert", "roberta", "t5", "t5_encoder", "xlm_roberta",
+    "bert", "bert_classifier", "distilbert", "falcon_h1", "falcon_mamba", "gemma_embedding", "granite4",
+    "granitehybrid", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2", "minimax_m2", "modernbert",
+    "modernbert_classifier", "nomic_bert", "roberta", "roberta_classifier", "t5", "t5_encoder", "umt5_encoder",
+    "xlm_roberta", "xlm_roberta_classifier",
 }  # fmt: skip
 
 

@@ -64,4 +64,4 @@ def test_nothing_is_wider_than_the_terminal(width: int, flags: tuple[str, ...], 
         assert max(map(len, lines)) <= width
         steps += re.search("token_emb|embed_tokens", shown) is not None
     assert steps == 3 * bool(flags)
-    assert on_a_terminal("diff", MODEL, MODEL, COLUMNS=str(width)).endswith("\nthe same model\n")
+    assert "\nthe same model\n" in on_a_terminal("diff", MODEL, MODEL, COLUMNS=str(width))

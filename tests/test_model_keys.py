@@ -61,11 +61,12 @@ def test_a_modifier_says_who_reads_it_and_what_changes_nothing(table: Keys) -> N
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_file_says_beside_a_modifier_where_that_was_read(path: Path) -> None:
-    section = ""
+    section = above = before = ""
     for line in path.read_text().splitlines():
-        section = line if line.startswith("[") else section
-        if section.split("]")[0] in ("[config.modifiers", "[metadata.modifiers") and "=" in line:
-            said = "#" in line or "#" in section or '"absent"' in line
+        above, before = before, line
+        section = f"{line} {above if above.startswith('#') else ''}" if line.startswith("[") else section
+        if section.split("]")[0] in ("[config.modifiers", "[metadata.modifiers") and "=" in line and line[0] != "#":
+            said = "#" in line or "#" in section or above.startswith("#") or '"absent"' in line
             assert said, line
 
 

@@ -66,9 +66,9 @@ def test_nothing_is_written_for_show_nor_over_what_is_there(fixtures: Path, tmp_
 @pytest.mark.parametrize(
     ("target", "flags", "code"),
     [
-        ("out.gguf", [], "usage.side-file"),
+        ("out.gguf", [], "usage.target"),
         ("out/", ["--to", "gguf"], "usage.side-file"),
-        ("out.bump", [], "usage.side-file"),
+        ("out.bump", [], "usage.target"),
         ("out/", ["--to", "mlx"], "usage.side-file"),
         ("out.safetensors", [], "usage.side-file"),
         ("out/", ["--to", "hf", "--record"], "usage.flag"),
