@@ -93,7 +93,7 @@ def command(
 
 
 def _listed(path: Path) -> Iterator[Path]:
-    """The sources that a file names, one a line; empty lines count for nothing."""
+    """Sources that a file names, one a line; empty lines count for nothing."""
     from ckconv.io.addresses import as_path
     from ckconv.io.json import Document, read_document
 

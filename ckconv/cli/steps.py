@@ -1,4 +1,4 @@
-"""The steps of a plan, one by one: ``-v``, and ``--json`` of ``--dry-run``."""
+"""Steps of a plan, one by one: ``-v``, and ``--json`` of ``--dry-run``."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
 
 
 def file_name_of(out: TensorIndex) -> str:
-    """The file name that the user gave; of shards, the name without the number."""
+    """File name that the user gave; of shards, the name without the number."""
     name = out.path.name
     if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)

@@ -100,7 +100,7 @@ def array(type: str, values: Sequence[str | int | float | bool]) -> Value:
 
 
 def raw_array(type: str, count: int, elements: bytes) -> Value:
-    """An array whose elements are there as a file of version 2 or 3 stores them."""
+    """Array whose elements are there as a file of version 2 or 3 stores them."""
     return Value(f"arr[{type}]", U32.pack(VALUE_TYPES_BY_NAME[type].id) + U64.pack(count) + elements)
 
 

@@ -114,7 +114,7 @@ class _Reader:
 
 
 def letters(shape: Shape) -> Iterator[str]:
-    """The axis letters and numbers of a shape, in order, those of segments too."""
+    """Axis letters and numbers of a shape, in order, those of segments too."""
     for product in shape:
         yield from _letters(product)
 

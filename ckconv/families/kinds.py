@@ -103,7 +103,7 @@ def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
 
 
 def with_factor(tensor: Tensor, factor: float) -> Tensor:
-    """The values times the factor that the format's class multiplies them with.
+    """Values times the factor that the format's class multiplies them with.
 
     Raises:
         UnsupportedError: ``model.config``, they are blocks.

@@ -255,7 +255,7 @@ class Step(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A source tensor that is not written, and the rule or flag that allows it."""
+    """Source tensor that is not written, and the rule or flag that allows it."""
 
     name: str
     reason: str

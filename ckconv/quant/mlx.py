@@ -144,7 +144,7 @@ def quantization(
 
 
 def _shown(value: object) -> str:
-    """A value from a file for a message: escaped, and never longer than a line."""
+    """Value from a file for a message: escaped, and never longer than a line."""
     if isinstance(value, (str, bytes)):
         return repr(value[:40])
     if isinstance(value, int) and abs(value) >= 10**18:

@@ -283,7 +283,7 @@ def find(quantization: Quantization, block: DType) -> Recipe | None:
 
 
 def candidates(quantization: Quantization) -> tuple[Recipe, ...]:
-    """The recipes that take triples of this kind, the most compact block first."""
+    """Recipes that take triples of this kind, the most compact block first."""
     return tuple(recipe for recipe in RECIPES if recipe.takes(quantization))
 
 

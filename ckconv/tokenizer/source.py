@@ -143,7 +143,7 @@ def equal_tokens_of(index: TensorIndex) -> str:
 
 
 def texts_of(index: TensorIndex) -> dict[str, str]:
-    """The chat template and what the model calls itself, where the source says."""
+    """Chat template and what the model calls itself, where the source says."""
     if index.metadata_kind is MetadataKind.TYPED:
         found = {key: _value(index.metadata, theirs) for key, theirs in _GGUF_TEXTS.items()}
     else:

@@ -292,7 +292,7 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
 
 
 def huggingface_config(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The ``config`` of a manifest or of the metadata under Hugging Face's keys."""
+    """``config`` of a manifest or of the metadata under Hugging Face's keys."""
     config = (document or {}).get("config")
     if not isinstance(config, dict):
         return {}

@@ -357,7 +357,7 @@ def container5(bump: Bump5) -> Container:
 
 
 def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
-    """The 128 bytes of the header, once the digest is known; zeros follow them."""
+    """128 bytes of the header, once the digest is known; zeros follow them."""
     g = bump.geometry
     return HeaderV4(
         g.num_layers,

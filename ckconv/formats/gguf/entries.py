@@ -72,7 +72,7 @@ def key_patterns(family: Family) -> dict[str, str]:
 
 
 def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iterator[Tensor]:
-    """The tensors that a file's keys are, where their numbers lie in the header.
+    """Tensors that a file's keys are, where their numbers lie in the header.
 
     Raises:
         InputError: ``model.config``, a key has another type, or not a number a layer.

@@ -71,7 +71,7 @@ def extent_of(name: str, view: View, held: Extent | None, path: Path) -> Extent:
 
 
 def _stored(name: str, view: View, held: Extent | None, faults: Faults) -> StoredTensor | None:
-    """A tensor as a run of bytes; ``None`` with a fault noted where it is none."""
+    """Tensor as a run of bytes; ``None`` with a fault noted where it is none."""
     storage, dtype = view.storage, view.dtype
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME or len(view.shape) > MAX_DIMS:
         faults.add("pt.tensor", f"tensor {quoted(name)} has too long a name, or too many dimensions", tensor=name)
