@@ -140,11 +140,11 @@ import ckconv.core.tensors as made
 import ckconv.formats.safetensors.write as reference
 made.KEPT = reference._MAX_HEADER = 0
 """
-    few, many = (of(tmp_path / f"{count}.{format}", count) for count in (8_000, 56_000))
+    few, many = (of(tmp_path / f"{count}.{format}", count) for count in (32_000, 80_000))
     for command in (("convert", "{}", "{}.out", "--to", format), ("verify", "{}.out", "{}")):
         less, more = (peak(settings + COMMAND, *(word.format(path) for word in command)) for path in (few, many))
         each = (more - less) / 48_000
-        assert less + each * (1_000_000 - 8_000) < 600 * MB
+        assert less + each * (1_000_000 - 32_000) < 600 * MB
 
 
 def test_tensors_that_are_not_kept_are_written_and_compared_as_those_that_are(
