@@ -81,6 +81,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
     "pyodide": lambda: shutil.which("node") is not None and "PYODIDE" in os.environ,
     "ggml_python": lambda: find_spec("ggml") is not None,
+    "learn": lambda: "CKCONV_LEARN" in os.environ,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+
+from ckconv.api import convert
 
 ADAPTERS = FIXTURES / "adapters"
 LORA = FIXTURES / "lora"
@@ -265,8 +269,18 @@ def test_models_and_adapters_are_not_mistaken_for_each_other(tmp_path: Path, ckc
     assert (result.code, "it holds models, and this is an adapter" in result.err) == (4, True)
     result = ckconv("convert", QWEN2, tmp_path / "out", "--to", "peft")
     assert (result.code, "it holds adapters, and this is a model" in result.err) == (4, True)
-    for to in ("peft", "mlx"):
-        assert ckconv("convert", LORA / "gpt2-r4", "-", "--to", to).code == 2
+
+
+@pytest.mark.parametrize("to", ["peft", "mlx"])
+def test_an_adapter_on_stdout_is_an_archive_of_its_directory(to: str, tmp_path: Path) -> None:
+    adapter = LORA / "gpt2-r4"
+    command = [sys.executable, "-m", "ckconv", "convert", adapter, "-", "--to", to]
+    done = subprocess.run(command, capture_output=True, check=True)
+    convert(adapter, f"{tmp_path}/made/", to=to)
+
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        found = {member.name: archive.extractfile(member).read() for member in archive}
+    assert found == {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
 
 
 def test_blocks_are_decoded_only_when_asked(tmp_path: Path, ckconv: Any) -> None:

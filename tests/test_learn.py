@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +79,7 @@ def test_a_family_that_is_not_known_is_learned_from_one_pair(
     assert set(others) <= {"right", "refused"}, others
 
 
-@pytest.mark.skipif(not os.environ.get("CKCONV_LEARN"), reason="make learn")
+@pytest.mark.needs("learn")
 @pytest.mark.parametrize("name", sorted({case.family for case in cases()} & SHIPPED.keys()))
 def test_no_family_is_learned_wrong_in_silence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, others = held_out(name, tmp_path, monkeypatch)
