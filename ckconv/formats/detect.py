@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +21,15 @@ from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
 
-#: Files of a directory, and first bytes of a file, that may hold a model (:mod:`ckconv.formats.inside`), which takes
-#: long to import.
+#: Names of files in a directory that may hold a model, which reads as another one.
 _PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*")
-_AROUND = re.compile(rb".{257}ustar|MZqFpD|jartsr", re.DOTALL)
+
+#: Kind of a file that holds a model -> its first bytes; :mod:`ckconv.formats.inside` reads it, and is slow to import.
+_AROUND = {
+    "tar": re.compile(rb".{257}ustar", re.DOTALL),
+    "llamafile": re.compile(rb"MZqFpD|jartsr"),
+    "npz": re.compile(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", re.DOTALL),
+}
 
 # Files of other programs: what they are and what reads them, by their first bytes or by their names.
 #
@@ -259,17 +263,19 @@ def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Ident
 
 
 def _within(path: Path) -> Path:
-    """The stand-in of a model that is in other files, where there may be one."""
+    """The stand-in of a model that is in other files; the path itself where there is none."""
+    kind = ""
     if path.is_dir():
-        may = any(fnmatchcase(entry.name, glob) for entry in path.iterdir() for glob in _PARTS)
-    else:
-        with open(path, "rb") if path.is_file() else BytesIO() as file:
-            may = path.suffix == ".npz" or _AROUND.match(file.read(512)) is not None
-    if not may:
+        kind = "directory" if any(fnmatchcase(e.name, glob) for e in path.iterdir() for glob in _PARTS) else ""
+    elif path.is_file() and path.suffix != ".nemo":  # a tar, too, of another program's
+        with open(path, "rb") as file:
+            head = file.read(512)
+        kind = next((kind for kind, first in _AROUND.items() if first.match(head)), "")
+    if not kind or (kind == "npz" and path.suffix.lower() != ".npz"):
         return path
     from ckconv.formats.inside import inside
 
-    return inside(path)
+    return inside(path, kind)
 
 
 def _may_be_named(path: Path) -> bool:

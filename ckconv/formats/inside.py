@@ -15,12 +15,11 @@ program); NumPy's ``lib/format.py``.
 from __future__ import annotations
 
 import ast
-import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.metadata import CONFIG_NAME
@@ -35,9 +34,6 @@ from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.pieces import Part, Pieces
 
-#: Bytes of a file that say what it is.
-_HEAD = 512
-
 #: Files of an archive: a model has hundreds at most.
 _MEMBERS = 10_000
 
@@ -48,25 +44,21 @@ _Tensor = tuple[str, DType, tuple[int, ...], Part]
 _FSDP = "pytorch_model_fsdp_*"
 
 
-def inside(path: Path) -> Path:
+def inside(path: Path, kind: str) -> Path:
     """The stand-in of a model that is in a file or a directory; the path itself where there is none.
+
+    Args:
+        kind: ``directory``, or a file's (:mod:`ckconv.formats.detect`).
 
     Raises:
         InputError: what it is in is malformed; ``input.missing``.
         UnsupportedError: nothing of it is a model.
     """
-    if path.is_dir():
+    if kind == "directory":
         return _in_directory(path)
-    if not path.is_file():
-        return path
-    if path.suffix == ".nemo":  # a tar, too, of another program's
-        return path
     source = open_source(path)
     try:
-        head = source.read_at(0, _HEAD)
-        found = next((row for row in _HEADS if re.match(row.head, head, re.DOTALL)), None)
-        found = found if found is None or path.name.lower().endswith(found.suffix) else None
-        return found.place(path, source) if found else path
+        return _PLACES[kind](path, source)
     finally:
         source.close()
 
@@ -224,16 +216,5 @@ def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
     return dtype, shape, skip
 
 
-class _Head(NamedTuple):
-    """What a file begins with, how its name ends, and what finds the model in it."""
-
-    head: bytes
-    suffix: str
-    place: Callable[[Path, FileSource], Path]
-
-
-_HEADS = (
-    _Head(rb".{257}ustar", "", _tar),
-    _Head(rb"MZqFpD|jartsr", "", _llamafile),
-    _Head(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", ".npz", _npz),
-)
+#: Kind of a file -> what finds the model in it.
+_PLACES: Mapping[str, Callable[[Path, FileSource], Path]] = {"tar": _tar, "llamafile": _llamafile, "npz": _npz}
