@@ -576,7 +576,7 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
     extended = _extended(path, between, header.num_layers, version)
     if not extended and not any(head[0x70:0x78]):  # the checksum ends before these bytes or covers them
         header = HeaderV4.unpack(head, tokenizer_fields=False)
-    _check_reserved(path, header)
+    check_reserved(path, header.reserved, header.reserved_at)
     if header.num_merges and not header.total_vocab_bytes:
         raise InputError(
             "bump.header",
@@ -642,25 +642,23 @@ def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool
     older = {n for f in FLAVOURS[version] if not f.extended for n in table_lengths(f, num_layers)}
     newer = {n for f in FLAVOURS[version] if f.extended for n in table_lengths(f, num_layers)}
     if here not in older and there in newer:
-        at = next(i for i, byte in enumerate(zeros) if byte)
-        raise InputError(
-            "bump.header",
-            f"reserved byte {HEADER_BYTES + at:#x} is {zeros[at]:#04x}, not zero",
-            path=path,
-            offset=HEADER_BYTES + at,
-        )
+        check_reserved(path, zeros, HEADER_BYTES)
     return False
 
 
-def _check_reserved(path: Path, h: HeaderV4) -> None:
-    if any(h.reserved):
-        at = next(i for i, byte in enumerate(h.reserved) if byte)
-        raise InputError(
-            "bump.header",
-            f"reserved byte {h.reserved_at + at:#x} is {h.reserved[at]:#04x}, not zero",
-            path=path,
-            offset=h.reserved_at + at,
-        )
+def check_reserved(path: Path, reserved: bytes, start: int) -> None:
+    """Refuse reserved bytes that are not zero.
+
+    Args:
+        start: offset of the first one in the file.
+
+    Raises:
+        InputError: ``bump.header``, with the first such byte.
+    """
+    at = next((i for i, byte in enumerate(reserved) if byte), None)
+    if at is not None:
+        message = f"reserved byte {start + at:#x} is {reserved[at]:#04x}, not zero"
+        raise InputError("bump.header", message, path=path, offset=start + at)
 
 
 def _check_sizes(path: Path, h: HeaderV4) -> None:

@@ -32,6 +32,7 @@ from ckconv.formats.bump.header import (
     Manifest,
     Metadata,
     by_slot,
+    check_reserved,
     check_room,
     checked_manifest,
     code_error,
@@ -150,14 +151,7 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
 
 def _check_header(path: Path, h: HeaderV3) -> None:
     """The header must describe a file that the loader's own arithmetic gives."""
-    if any(h.reserved):
-        at = next(i for i, byte in enumerate(h.reserved) if byte)
-        raise InputError(
-            "bump.header",
-            f"reserved byte {0x60 + at:#x} is {h.reserved[at]:#04x}, not zero",
-            path=path,
-            offset=0x60 + at,
-        )
+    check_reserved(path, h.reserved, 0x60)
     faults = [
         f"{name} is {value}"
         for name, value in (
