@@ -24,7 +24,7 @@ from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
-from ckconv.record.read import record_path
+from ckconv.record import record_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -238,7 +238,7 @@ def dry_run(
     adapters: Sequence[tuple[StrPath, float]] = (),
     options: Options | None = None,
 ) -> Plan:
-    """What :func:`convert` would do; nothing is written.
+    """Plan a conversion without writing anything.
 
     ``refusals`` are the reasons why it would not, ``nbytes``, ``steps`` and ``notes`` what it would write.
 

@@ -144,7 +144,12 @@ class Outputs(NamedTuple):
     inputs: Side | None = None
 
     def layout(self, rank: int, *, turned: bool = False, stored_rank: int = 0) -> Layout:
-        """Of a ``lora_b``; ``turned``: stored ``[rank, out]``; ``stored_rank``: zeros make it one of this rank."""
+        """Layout of ``lora_b`` ``[out, rank]``.
+
+        Args:
+            turned: stored as ``[rank, out]``.
+            stored_rank: rank of the stored matrix, filled with zeros; 0 for ``rank``.
+        """
         width = stored_rank or rank
         step, along = (1, self.rows) if turned else (width, 1)
         strips = tuple(

@@ -89,7 +89,7 @@ def _parts(
 
 
 def _beginnings(parts: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """What the first of some parts are together, and how many; the most first."""
+    """Name of the first parts together and their number, longest first."""
     yield from ((whole, len(of)) for whole, of in PARTS.items() if of == parts[: len(of)] and len(of) < len(parts))
     yield parts[0], 1
 

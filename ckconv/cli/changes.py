@@ -40,8 +40,8 @@ def merged_lines(report: Report, settings: Settings) -> list[str]:
 def quantised_lines(plan: Plan, settings: Settings) -> list[str]:
     """How far quantising moved values, type by type, and what made the blocks."""
     lines = [(name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g}") for name, one in errors_of(plan).items()]
-    made = {name: f", made by {made_by(name)}" if settings.verbose and made_by(name) else "" for name, _ in lines}
-    return [f"  {name}: {text}{made[name]}" for name, text in lines]
+    by = {name: made_by(name) for name, _ in lines} if settings.verbose else {}
+    return [f"  {name}: {text}{f', made by {by[name]}' if by.get(name) else ''}" for name, text in lines]
 
 
 def names_beside(report: Report) -> Iterator[str]:

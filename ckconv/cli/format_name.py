@@ -11,7 +11,7 @@ from ckconv.formats import ALIASES, named, names
 
 
 class Word(click.Choice[str]):
-    """One of a few words, in any case.
+    """Parameter type: a word of a list, or its alias, in any case.
 
     Args:
         aliases: what other tools call it -> the word.

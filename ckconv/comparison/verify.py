@@ -36,8 +36,9 @@ from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Container, Plan, Written
 from ckconv.publish.files import holds, opened_regular, pieces_of, there
+from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
-from ckconv.record.read import CONVERSION_NAME, OpenRecord, open_record, record_beside, record_path
+from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.verification.content import check_json, content_of_index, differences
 from ckconv.verification.statements import HINT, faults_of

@@ -1,4 +1,4 @@
-"""What a conversion did, as facts: for the report, for JSON, and for programs."""
+"""Counts of a conversion for the report, its JSON and programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERBS = {
 
 
 class Way(NamedTuple):
-    """One way in which tensors are written.
+    """Conversion of values and places that several tensors share.
 
     Attributes:
         action: the conversion of their values.

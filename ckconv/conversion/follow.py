@@ -349,7 +349,7 @@ def _padding(start: int, stop: int) -> Iterator[tuple[str, int, bytes]]:
 
 
 def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
-    """What a restored source has out of its record and not out of the bump file is what the record keeps.
+    """Compare bytes that a restored source has of its record with the record.
 
     Raises:
         VerifyError: ``verify.file``.

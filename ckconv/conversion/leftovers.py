@@ -20,7 +20,7 @@ from ckconv.formats.destination import Destination
 from ckconv.plan.steps import Along, Plan
 from ckconv.publish.files import failing, holds
 from ckconv.publish.staging import Small
-from ckconv.record.read import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
 
 _HINT = "remove what is left over, or name another directory"
 

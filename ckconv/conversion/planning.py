@@ -83,7 +83,7 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
     row = format_of(index.format)
     if row.keeps_source or not (row.single and options.source_record):
         return row.keeps_source
-    from ckconv.record.read import record_path
+    from ckconv.record import record_path
 
     return os.path.lexists(record_path(index.files[0]))
 

@@ -26,8 +26,8 @@ from ckconv.options import Records, asked
 from ckconv.plan.steps import Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, digest_of, opened_regular, there
 from ckconv.publish.staging import Room, Small
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
 from ckconv.record.conversion import SCHEMA, sealed
-from ckconv.record.read import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
 from ckconv.system import sync, write_at
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> Late:
 
 
 class Facts:
-    """What a conversion was asked for, and of what it is made; a source is hashed once."""
+    """Options, sources and adapters of a conversion record; hash a source once."""
 
     def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
         self._plan, self._adapters, self._digests = plan, adapters, FileDigests()

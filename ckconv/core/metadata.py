@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from struct import Struct, pack
+from struct import Struct, pack, unpack_from
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import Kind
@@ -339,3 +339,55 @@ class Content:
 def numbered(key: str, number: int) -> str:
     """Only the first file of a set says anything of the model."""
     return key if number == 0 else f"file {number + 1}: {key}"
+
+
+# Keys of a GGUF that were made here, in the words of a reader of one.
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A value: of a scalar type, or an array that is decoded where it is asked for."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MadeArray:
+    """The elements of an array.
+
+    Attributes:
+        type: of an element, by name.
+        count: elements.
+        elements: their bytes.
+    """
+
+    type: str
+    count: int
+    elements: bytes
+
+    def decode(self) -> list[Any]:
+        """All of them."""
+        if self.type == STRING.name:
+            return list(self.each())
+        return list(unpack_from(f"<{self.count}{VALUE_TYPES_BY_NAME[self.type].code}", self.elements))
+
+    def each(self) -> Iterator[str]:
+        """The strings of an array of them."""
+        at = 0
+        for _ in range(self.count):
+            start = at + U64.size
+            at = start + U64.unpack_from(self.elements, at)[0]
+            yield self.elements[start:at].decode("utf-8", "surrogateescape")
+
+
+def as_read(metadata: Mapping[str, Value]) -> dict[str, Made]:
+    """Key -> its value."""
+    return {key: Made(_as_read(value)) for key, value in metadata.items()}
+
+
+def _as_read(value: Value) -> object:
+    name = value.type.removeprefix("arr[").removesuffix("]")
+    if name != value.type:
+        return MadeArray(name, U64.unpack_from(value.payload, U32.size)[0], value.payload[U32.size + U64.size :])
+    text = MadeArray(name, 1, value.payload)
+    return text.decode()[0]

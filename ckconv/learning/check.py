@@ -13,7 +13,7 @@ from typing import Any
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.write import Losses, chunks
 from ckconv.core.config import FIELD_OF
-from ckconv.core.metadata import document_of
+from ckconv.core.metadata import as_read, document_of
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import CkconvError
 from ckconv.families.catalogue import FAMILIES, own_families
@@ -26,7 +26,6 @@ from ckconv.learning.pair import FLOATS, Pair, value_of
 from ckconv.options import Options
 from ckconv.plan.steps import Plan
 from ckconv.system import read_at
-from ckconv.tokenizer.gguf import as_read
 from ckconv.verification.content import parameter_differences
 
 #: Keys of config.json that say who wrote it, not what the model is.

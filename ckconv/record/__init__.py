@@ -1,1 +1,34 @@
-"""The source record: what a bump file does not hold of its source."""
+"""The source record: what a bump file does not hold of its source; here the names of records beside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.formats.gguf.values import parse_shard_name
+
+#: What the record of a file is called, behind the name of that.
+SUFFIX = ".source.zip"
+
+#: The member that is the conversion record, if there is one.
+CONVERSION_NAME = "ckconv.json"
+
+#: What its name ends in beside a model that is one file.
+CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
+
+
+def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
+    """Return the paths that a document beside a model may have: its names with ``suffix``; of shards, the whole's.
+
+    Args:
+        opened: the path that the user named.
+    """
+    first = index.files[0]
+    shard = parse_shard_name(first.name)
+    names = [opened.name, first.name, *([f"{shard.stem}.gguf"] if shard else [])]
+    return [first.parent / f"{name}{suffix}" for name in dict.fromkeys(names)]
+
+
+def record_path(made: Path) -> Path:
+    """Where the record of a file lies."""
+    return made.with_name(made.name + SUFFIX)

@@ -21,7 +21,7 @@ from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.choices import check_values
 from ckconv.publish.files import there
-from ckconv.record.read import CONVERSION_NAME, CONVERSION_SUFFIX, named_after
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after
 
 if TYPE_CHECKING:
     from ckconv.record.read import OpenRecord

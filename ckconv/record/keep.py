@@ -23,9 +23,9 @@ from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Triple
 from ckconv.quant.repack import Recipe, find
 from ckconv.quant.triples import triple_of
+from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record import zip as zipstore
 from ckconv.record.read import (
-    CONVERSION_NAME,
     DOCUMENT_NAME,
     DOCUMENTS,
     MAX_DOCUMENT,
@@ -36,7 +36,6 @@ from ckconv.record.read import (
     Run,
     SourceFile,
     plain_name,
-    record_path,
 )
 
 # The bytes of a source record.

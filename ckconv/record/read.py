@@ -17,12 +17,12 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load, recorded
-from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source
 from ckconv.io.json import Document, parse_object, shown
 from ckconv.publish.files import there
+from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record import zip as zipstore
 
 # The source record: what an output does not hold of its source, so that the source can be made again byte for byte.
@@ -40,9 +40,6 @@ from ckconv.record import zip as zipstore
 # instead, and what is made again is that file or is not published (schema 3). A model that sees is two of them, the
 # text model, beside which the record lies, and its tower: both are needed.
 
-#: What the record of a file is called, behind the name of that.
-SUFFIX = ".source.zip"
-
 #: Without and with a conversion record, and of an output whose header holds no digest.
 SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED = 1, 2, 3
 
@@ -52,12 +49,6 @@ MAX_DOCUMENT = 16 << 20
 
 #: The member that says what the others are.
 DOCUMENT_NAME = "record.json"
-
-#: The member that is the conversion record, if there is one.
-CONVERSION_NAME = "ckconv.json"
-
-#: What its name ends in beside a model that is one file.
-CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
 
 DOCUMENTS = (DOCUMENT_NAME, CONVERSION_NAME)
 
@@ -152,23 +143,6 @@ class Record(NamedTuple):
             ],
         }
         return (json.dumps(document) + "\n").encode()
-
-
-def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
-    """Return the paths that a document beside a model may have: its names with ``suffix``; of shards, the whole's.
-
-    Args:
-        opened: the path that the user named.
-    """
-    first = index.files[0]
-    shard = parse_shard_name(first.name)
-    names = [opened.name, first.name, *([f"{shard.stem}.gguf"] if shard else [])]
-    return [first.parent / f"{name}{suffix}" for name in dict.fromkeys(names)]
-
-
-def record_path(made: Path) -> Path:
-    """Where the record of a file lies."""
-    return made.with_name(made.name + SUFFIX)
 
 
 def plain_name(name: str) -> bool:

@@ -25,7 +25,8 @@ from ckconv.formats.safetensors.write import check_opens
 from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
-from ckconv.record.read import IGNORED, OpenRecord, SourceFile, open_skeleton, record_beside, record_path
+from ckconv.record import record_path
+from ckconv.record.read import IGNORED, OpenRecord, SourceFile, open_skeleton, record_beside
 from ckconv.record.read import Run as Bytes
 
 

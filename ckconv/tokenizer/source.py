@@ -45,8 +45,9 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
     """
     if index.metadata_kind is MetadataKind.TYPED:
         return index.metadata
+    from ckconv.core.metadata import as_read
     from ckconv.tokenizer.checkpoint import tokenizer_files
-    from ckconv.tokenizer.gguf import as_read, keys_of_words
+    from ckconv.tokenizer.gguf import keys_of_words
 
     try:
         return as_read(keys_of_words(tokenizer_files(index), vocab_size).metadata)

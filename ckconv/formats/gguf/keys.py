@@ -14,9 +14,12 @@ from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
     Content,
+    Made,
+    MadeArray,
     Value,
     ValueType,
     array,
+    as_read,
     beside,
     keys_of_card,
     numbered,
@@ -36,7 +39,6 @@ from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef,
 from ckconv.io.files import card_of, open_source, text_of_card
 from ckconv.plan.planner import HEAD, Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
-from ckconv.tokenizer.gguf import Made, MadeArray, as_read
 
 # The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop.
 

@@ -9,10 +9,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from ckconv.core.metadata import Value
+from ckconv.core.metadata import MadeArray, Value, as_read
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import families_of_gguf
-from ckconv.tokenizer.gguf import MadeArray, as_read
 
 KNOWN = Path(__file__).with_name("known_keys.toml")
 

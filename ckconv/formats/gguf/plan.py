@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
-from ckconv.core.metadata import Value, scalar
+from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex, Tower, made, parse, plain_tensor, with_layer
 from ckconv.errors import InputError, listed
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
@@ -401,8 +401,6 @@ class GgufPlanner(Planner):
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""
-        from ckconv.tokenizer.gguf import as_read
-
         found = as_read({key: metadata[key] for key in metadata.keys() & {_TOKENS}})
         count = found[_TOKENS].value.count if found else 0
         for key, _ in self.options.set_meta if count else ():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckconv.core.metadata import METADATA, root_of
+from ckconv.core.metadata import METADATA, as_read, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE
@@ -19,7 +19,7 @@ from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import tokenizer_files
 from ckconv.tokenizer.files import LeftOut
-from ckconv.tokenizer.gguf import as_read, keys_of_words
+from ckconv.tokenizer.gguf import keys_of_words
 from ckconv.tokenizer.huggingface import (
     ACCENTS,
     also_ending,
