@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
-from ckconv.families.catalogue import own_families
+from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, named_by_directory, says_nothing
 from ckconv.formats.detect import open_index
@@ -58,7 +58,7 @@ def open_model(
 
     Raises:
         InputError: malformed, missing or unreadable; exit status 3 of the command line.
-        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+        UnsupportedError: nothing but pickles, or tensors of a quantizer that is not read.
     """
     with own_families([Path(file) for file in families]):
         index = open_index(as_path(path), format=format, follow_links=follow_links)
@@ -129,11 +129,11 @@ def prepare(
 
 
 def _kept_blocks(plan: Plan) -> Iterator[str]:
-    """A type of values was asked for, and matrices are quantised all the same."""
+    """A type of values was asked for, and matrices are quantized all the same."""
     kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
     if kept and plan.options.dtype in ("f32", "f16", "bf16"):
         what = counted(len(kept), "tensor")
-        yield f"--dtype {plan.options.dtype} leaves {what} quantised: --dequantize decodes them"
+        yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:

@@ -33,10 +33,10 @@ class Options:
     Attributes:
         dtype: ``engine``, ``keep``, ``f32``, ``f16``, ``bf16`` or ``source``.
         rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
-        dequantize: decode quantised matrices.
-        quantize: what floats are quantised to: a type or a recipe, then GLOB=TYPE for tensors that get another.
-        imatrix: a file of llama-imatrix: how much the error of each column counts where floats are quantised.
-        decode: globs over canonical and source names of quantised matrices to decode.
+        dequantize: decode quantized matrices.
+        quantize: what floats are quantized to: a type or a recipe, then GLOB=TYPE for tensors that get another.
+        imatrix: a file of llama-imatrix: how much the error of each column counts where floats are quantized.
+        decode: globs over canonical and source names of quantized matrices to decode.
         allow_lossy: steps may change values.
         context: context length in the output, 0 for the source's.
         drop: globs over canonical and source names of tensors to leave out.
@@ -55,7 +55,7 @@ class Options:
         drop_meta: globs over keys of metadata that the output does not have.
         fuse: which tensors are stored as one where the target may: ``qkv``, ``gate-up``.
         names: naming scheme of a safetensors or MLX output: ``hf``, ``canonical``, ``gguf`` or ``max``.
-        pack: whose layout quantised matrices of a safetensors output have: ``compressed-tensors`` or ``modelopt``.
+        pack: whose layout quantized matrices of a safetensors output have: ``compressed-tensors`` or ``modelopt``.
         tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
             empty leaves it as it is.
         source_record: write the record that makes the source of a bump file again, ``"always"`` also that of a GGUF,
@@ -205,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
         "--dtype",
         Takes.WORD,
         "engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse; "
-        "source: with --dequantize, values as the quantiser's library computes them.",
+        "source: with --dequantize, values as the quantizer's library computes them.",
         words=_words("engine", "keep", "f32", "f16", "bf16", "source"),
         aliases={"fp32": "f32", "float32": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16"},
         records=Records.BOTH,
@@ -236,13 +236,13 @@ OPTIONS: tuple[Option, ...] = (
         records=Records.BOTH,
     ),
     Option(
-        "decode", "--decode", Takes.GLOB, "Decode only the quantised matrices named; repeatable.", records=Records.BOTH
+        "decode", "--decode", Takes.GLOB, "Decode only the quantized matrices named; repeatable.", records=Records.BOTH
     ),
     Option(
         "quantize",
         "--quantize",
         Takes.TYPES,
-        "Quantise floats: a ggml type (q4_k: all matrices), a recipe (q4_k_m); MLX: affine:BITS:GROUP, mxfp4.",
+        "Quantize floats: a ggml type (q4_k: all matrices), a recipe (q4_k_m); MLX: affine:BITS:GROUP, mxfp4.",
         limited=True,
         records=Records.BOTH,
     ),

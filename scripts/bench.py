@@ -27,7 +27,7 @@ from bench_inputs import (
     FLOATS,
     HEADER,
     MANY,
-    QUANTISED,
+    QUANTIZED,
     SHARDED,
     WIDENED,
     many_gguf,
@@ -108,7 +108,7 @@ class Result:
 
 def cases(place: Path) -> list[Case]:
     """What is measured; yardsticks come before what they measure."""
-    quantised, widened, header = (str(place / name) for name in (QUANTISED, WIDENED, HEADER))
+    quantized, widened, header = (str(place / name) for name in (QUANTIZED, WIDENED, HEADER))
     done, wide = place / "done" / "out.bump", place / "wide" / "out.bump"
     new = place / "new"
     out, copy = str(new / "out.bump"), str(new / "copy")
@@ -116,13 +116,13 @@ def cases(place: Path) -> list[Case]:
     unsynced = [*UNSYNCED, *CONVERT]
     quick = [*unsynced, "--no-verify"]
     return [
-        Case(hash_in, ["openssl", "dgst", "-sha256", quantised], hash_in),
-        Case("cp", ["cp", quantised, copy], hash_in, makes=new),
-        Case("read, write and hash in a loop", [*NAIVE, quantised, copy], hash_in, makes=new),
-        Case("convert --no-verify, without fsync", [*quick, quantised, out], hash_in, 0.95, 0.85, new),
-        Case("convert, without fsync", [*unsynced, quantised, out], hash_in, 1.1, 1.0, new),
-        Case("convert", [*CKCONV, *CONVERT, quantised, out], hash_in, 1.15, 1.05, new),
-        Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantised], hash_in, 1.1, 1.0),
+        Case(hash_in, ["openssl", "dgst", "-sha256", quantized], hash_in),
+        Case("cp", ["cp", quantized, copy], hash_in, makes=new),
+        Case("read, write and hash in a loop", [*NAIVE, quantized, copy], hash_in, makes=new),
+        Case("convert --no-verify, without fsync", [*quick, quantized, out], hash_in, 0.95, 0.85, new),
+        Case("convert, without fsync", [*unsynced, quantized, out], hash_in, 1.1, 1.0, new),
+        Case("convert", [*CKCONV, *CONVERT, quantized, out], hash_in, 1.15, 1.05, new),
+        Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantized], hash_in, 1.1, 1.0),
         Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
         Case("FP32: convert --no-verify, without fsync", [*quick, widened, out], hash_wide, 1.6, 1.2, new),
         Case("FP32: verify OUT SRC", [*CKCONV, "verify", "-q", str(wide), widened], hash_wide),
@@ -132,14 +132,14 @@ def cases(place: Path) -> list[Case]:
         Case(bare, BARE, bare, short=True),
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
         *_many(place),
-        Case("convert --dry-run", [*CKCONV, *CONVERT, "--dry-run", quantised, out], bare, short=True),
+        Case("convert --dry-run", [*CKCONV, *CONVERT, "--dry-run", quantized, out], bare, short=True),
         Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
         Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
     ]
 
 
 def _decoding(place: Path) -> list[Case]:
-    """Decoding beside hashing of its output; decoding and quantising one piece and two pieces at a time."""
+    """Decoding beside hashing of its output; decoding and quantizing one piece and two pieces at a time."""
     new = place / "new"
     decode = [*CKCONV, *DECODE, str(place / BLOCKS), f"{new}/"]
     quick = [*CKCONV, "convert", "-q", str(place / FLOATS), str(new / "out.gguf"), "--quantize", "q8_0"]
@@ -196,7 +196,7 @@ def prepare(place: Path, gigabytes: float) -> None:
     for script, *given in (("bench_inputs", gigabytes), ("bench_converters", gigabytes * 2 / 3, *CKCONV)):
         made = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), str(place), *map(str, given)]
         subprocess.run(made, check=True)
-    for source, directory in ((QUANTISED, "done"), (WIDENED, "wide")):
+    for source, directory in ((QUANTIZED, "done"), (WIDENED, "wide")):
         (place / directory).mkdir()
         subprocess.run([*CKCONV, *CONVERT, "--no-verify", place / source, place / directory / "out.bump"], check=True)
     subprocess.run([*CKCONV, *DECODE, "--no-verify", place / BLOCKS, f"{place / 'decoded'}/"], check=True)
@@ -274,7 +274,7 @@ def rounds(results: Sequence[Result], count: int, nbytes: int, say: Callable[[st
                 result.samples.append(sample)
 
 
-def summarise(results: Sequence[Result]) -> list[dict[str, object]]:
+def summarize(results: Sequence[Result]) -> list[dict[str, object]]:
     """One record a case. Ratios are medians of the ratios of each round."""
     by_name = {result.case.name: result for result in results}
     records: list[dict[str, object]] = []
@@ -344,7 +344,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=5, help="measured rounds [5]")
-    parser.add_argument("--size", type=float, default=1.5, help="gigabytes of the quantised model [1.5]")
+    parser.add_argument("--size", type=float, default=1.5, help="gigabytes of the quantized model [1.5]")
     parser.add_argument("--dir", type=Path, help="where to work [TMPDIR]")
     parser.add_argument("--quick", action="store_true", help="one round of a small model: does it run at all?")
     parser.add_argument(
@@ -367,7 +367,7 @@ def main() -> None:
         results = [Result(case) for case in chosen]
         largest = max((place / name / "out.bump").stat().st_size for name in ("done", "wide"))
         rounds(results, count, largest, say)
-        records = summarise(results)
+        records = summarize(results)
         others = statistics.median(sample.others for result in results for sample in result.samples)
     if options.json:
         print(json.dumps({"runs": count, "gigabytes": size, "cases": records}, indent=2))

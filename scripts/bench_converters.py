@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_inputs import quantised_shape, write_gguf
+from bench_inputs import quantized_shape, write_gguf
 
 NUMBERS, CHECKPOINT = "numbers.gguf", "checkpoint"
 _TOKENIZER = Path(__file__).resolve().parent.parent / "fixtures" / "hf" / "llama-tied-bf16"
@@ -74,7 +74,7 @@ def _absent(name: str, why: str) -> None:
 def prepare(place: Path, gigabytes: float, ckconv: Sequence[str]) -> None:
     """Make a checkpoint of BF16 with a tokenizer, and the same as GGUF."""
     plain, checkpoint = place / "plain.gguf", place / CHECKPOINT
-    write_gguf(plain, quantised_shape(gigabytes / 4), lambda _, shape: "BF16" if len(shape) > 1 else "F32", [])
+    write_gguf(plain, quantized_shape(gigabytes / 4), lambda _, shape: "BF16" if len(shape) > 1 else "F32", [])
     subprocess.run([*ckconv, "convert", "-q", str(plain), f"{checkpoint}/", "--to", "hf", "--no-verify"], check=True)
     plain.unlink()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):

@@ -15,11 +15,11 @@ from pathlib import Path
 #: Name -> ggml id, elements and bytes of a block.
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
 
-QUANTISED, WIDENED, HEADER = "quantised.gguf", "widened.gguf", "header.gguf"
-#: As the quantised one, but small: as numbers it takes six times the space. And numbers to be quantised, and fewer of
+QUANTIZED, WIDENED, HEADER = "quantized.gguf", "widened.gguf", "header.gguf"
+#: As the quantized one, but small: as numbers it takes six times the space. And numbers to be quantized, and fewer of
 #: them to types that take long.
 BLOCKS, FLOATS, FEW = "blocks.gguf", "floats.gguf", "few.gguf"
-#: Numbers, as large as the quantised one, to be written in several files.
+#: Numbers, as large as the quantized one, to be written in several files.
 SHARDED = "sharded.gguf"
 
 #: Tensors of headers whose time should be linear in their size. A safetensors header of 100 MB holds no more of these.
@@ -88,16 +88,16 @@ class Shape:
         ]
 
 
-def quantised_shape(gigabytes: float) -> Shape:
+def quantized_shape(gigabytes: float) -> Shape:
     """As many layers of an 8 B model, in Q4_K and Q6_K, as make about this size."""
     one = Shape(1, 4096, 14336, 32, 8, 32_000)
     two = Shape(2, 4096, 14336, 32, 8, 32_000)
-    sizes = [sum(nbytes(shape, quantised_type(name, shape)) for name, shape in s.tensors().items()) for s in (one, two)]
+    sizes = [sum(nbytes(shape, quantized_type(name, shape)) for name, shape in s.tensors().items()) for s in (one, two)]
     layer = sizes[1] - sizes[0]
     return Shape(max(1, round((gigabytes * 1e9 - sizes[0]) / layer) + 1), 4096, 14336, 32, 8, 32_000)
 
 
-def quantised_type(name: str, shape: tuple[int, ...]) -> str:
+def quantized_type(name: str, shape: tuple[int, ...]) -> str:
     """The types of a Q4_K_M file."""
     if len(shape) == 1:
         return "F32"
@@ -236,14 +236,14 @@ def _write_sparse(path: Path, header: bytes, nbytes: int) -> None:
 def main(directory: str, gigabytes: str) -> None:
     """Write the models into ``directory``."""
     place, size = Path(directory), float(gigabytes)
-    write_gguf(place / QUANTISED, quantised_shape(size), quantised_type, [])
+    write_gguf(place / QUANTIZED, quantized_shape(size), quantized_type, [])
     write_gguf(place / WIDENED, widened_shape(size), widened_type, [])
-    write_gguf(place / BLOCKS, quantised_shape(size / 6), quantised_type, [])
-    write_gguf(place / FLOATS, quantised_shape(size / 6), widened_type, [])
+    write_gguf(place / BLOCKS, quantized_shape(size / 6), quantized_type, [])
+    write_gguf(place / FLOATS, quantized_shape(size / 6), widened_type, [])
     write_gguf(place / FEW, Shape(1, 2048, 5632, 16, 4, 8_000), widened_type, [])
     write_gguf(place / SHARDED, widened_shape(size * 2.6), widened_type, [])
     header = Shape(_HEADER_LAYERS, 3584, 18944, 28, 4, _TOKENS, arch="qwen2", biased=True, head=True)
-    write_gguf(place / HEADER, header, quantised_type, _vocabulary(), sparse=True)
+    write_gguf(place / HEADER, header, quantized_type, _vocabulary(), sparse=True)
     for count in MANY:
         _write_many(place, count)
 

@@ -1,4 +1,4 @@
-"""Hold what the libraries of other quantisers decode of ``--pack``'s outputs against what is recorded.
+"""Hold what the libraries of other quantizers decode of ``--pack``'s outputs against what is recorded.
 
     pip install compressed-tensors==0.20.0 nvidia-modelopt==0.47.0 torch
     python scripts/check_packing.py

@@ -177,8 +177,8 @@ def _random_checkpoint(family: str, target: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm = parameter.ndim == 1 and not name.endswith("bias")
-            centre = (0.0 if family.startswith("gemma") else 1.0) if norm else 0.0
-            parameter.copy_(centre + 0.1 * torch.randn(parameter.shape))
+            center = (0.0 if family.startswith("gemma") else 1.0) if norm else 0.0
+            parameter.copy_(center + 0.1 * torch.randn(parameter.shape))
     model.save_pretrained(target)
 
 

@@ -322,7 +322,7 @@ def _checkpoints(builder: Any) -> Iterator[tuple[str, Mutate]]:
         "model.layers.0.self_attn.q_proj.scales": ("BF16", [64, 1]),
         "model.layers.0.self_attn.q_proj.biases": ("BF16", [64, 1]),
     }
-    quantised = {
+    quantized = {
         **config, "hidden_size": 64, "quantization": {"group_size": 64, "bits": 4, "mode": "affine", "lm_head": False},
     }  # fmt: skip
     metadata = {"__metadata__": {"format": "pt"}}
@@ -357,7 +357,7 @@ def _checkpoints(builder: Any) -> Iterator[tuple[str, Mutate]]:
         return {"model.safetensors.index.json": text, **files, "config.json": json.dumps(config).encode()}
 
     yield "safetensors", single(dense, config)
-    yield "mlx", single(triple, quantised)
+    yield "mlx", single(triple, quantized)
     yield "shards", sharded
 
 

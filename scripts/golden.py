@@ -4,7 +4,7 @@
     python scripts/golden.py --check   compare, and print the lines that differ
 
 With a folder of the fixtures behind ``--check``, the lines of that one: few enough for another processor (README of
-``fixtures/quantised``: Debian's ``qemu-x86_64-static -cpu Nehalem python3 scripts/golden.py --check quantised``).
+``fixtures/quantised``: Debian's ``qemu-x86_64-static -cpu Nehalem python3 scripts/golden.py --check quantized``).
 
 A line is one run of ``ckconv convert``: source, options, status, either the error's code or each output file with the
 first 16 digits of its SHA-256, and what the user is told: the report's notes, or the error's sentence, details and
@@ -51,20 +51,20 @@ RUNS: dict[str, tuple[str, ...]] = {
     "safetensors canonical": ("--to", "safetensors", "--names", "canonical", "--untie"),
     "mlx": ("--to", "mlx"),
     "mlx fused": ("--to", "mlx", "--fuse", "qkv", "--fuse", "gate-up", "--checksums"),
-    "gguf quantised": ("--to", "gguf", "--quantize", "q4_k_m"),
+    "gguf quantized": ("--to", "gguf", "--quantize", "q4_k_m"),
     "bump trainable": ("--to", "bump", "--trainable"),
-    "bump 5 quantised": ("--to", "bump", "--bump-version", "5", "--quantize", "q8_0", "--no-source-record"),
-    "mlx quantised": ("--to", "mlx", "--quantize", "affine:4:32,*embed*=affine:8:64"),
+    "bump 5 quantized": ("--to", "bump", "--bump-version", "5", "--quantize", "q8_0", "--no-source-record"),
+    "mlx quantized": ("--to", "mlx", "--quantize", "affine:4:32,*embed*=affine:8:64"),
     "peft": ("--to", "peft"),
 }
 
-#: Linear layers in the layout of another quantiser, of whatever is quantised.
+#: Linear layers in the layout of another quantizer, of whatever is quantized.
 LAID_OUT: dict[str, tuple[str, ...]] = {
     f"packed as {layout}": ("--to", "hf", "--pack", layout, "--decode", "*emb*")
     for layout in ("compressed-tensors", "modelopt")
 }
 
-#: What is asked of checkpoints that another quantiser packed: those of the runs that its packing matters to.
+#: What is asked of checkpoints that another quantizer packed: those of the runs that its packing matters to.
 PACKED: dict[str, tuple[str, ...]] = {
     **{name: RUNS[name] for name in ("bump", "gguf", "safetensors", "safetensors decoded", "mlx")},
     "safetensors library": ("--to", "safetensors", "--dequantize", "--dtype", "source"),
@@ -72,8 +72,8 @@ PACKED: dict[str, tuple[str, ...]] = {
     **LAID_OUT,
 }
 
-#: Folders of models that are quantised -> what is asked of them.
-QUANTISED = {"quantised": PACKED, "mlx": RUNS | LAID_OUT, "kquants": RUNS | LAID_OUT}
+#: Folders of models that are quantized -> what is asked of them.
+QUANTIZED = {"quantised": PACKED, "mlx": RUNS | LAID_OUT, "kquants": RUNS | LAID_OUT}
 
 
 def sources() -> list[Path]:
@@ -94,7 +94,7 @@ def lines(folder: str) -> Iterator[str]:
         if not str(source.relative_to(FIXTURES)).startswith(folder):
             continue
         base = _base(source)
-        for name, arguments in QUANTISED.get(source.parent.name, RUNS).items():
+        for name, arguments in QUANTIZED.get(source.parent.name, RUNS).items():
             with tempfile.TemporaryDirectory() as place:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]

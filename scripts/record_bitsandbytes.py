@@ -3,7 +3,7 @@
     python scripts/record_bitsandbytes.py           write them anew (needs transformers and bitsandbytes)
     python scripts/record_bitsandbytes.py --check   compute the values of those that are there, and compare
 
-transformers quantises ``fixtures/hf/qwen2-tied-bf16`` when it loads it, and saves it. ``NAME.json`` has the SHA-256 of
+transformers quantizes ``fixtures/hf/qwen2-tied-bf16`` when it loads it, and saves it. ``NAME.json`` has the SHA-256 of
 every matrix as ``bitsandbytes.functional`` decodes it, as float32, -0 as 0, and the versions of both packages.
 """
 
@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def values(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every quantised matrix, decoded."""
+    """Every quantized matrix, decoded."""
     found = {}
     for name in tensors:
         if not name.endswith(".weight"):

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.catalogue import FAMILIES  # noqa: E402
+from ckconv.families.catalog import FAMILIES  # noqa: E402
 
 #: Model types that are recorded before they have a file, so that a new file finds its class.
 AHEAD = """apertus arcee bloom cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 falcon

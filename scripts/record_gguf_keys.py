@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.catalogue import FAMILIES  # noqa: E402
+from ckconv.families.catalog import FAMILIES  # noqa: E402
 
 #: Architecture -> file of src/models with its load_arch_hparams, where that is called otherwise.
 FILES = {

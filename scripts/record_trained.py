@@ -47,7 +47,7 @@ _LINEAR = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_p
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of which neighbours are rotated together, in the order in which transformers rotates halves."""
+    """Rows of which neighbors are rotated together, in the order in which transformers rotates halves."""
     return np.concatenate([part for head in np.split(rows, heads) for part in (head[::2], head[1::2])])
 
 

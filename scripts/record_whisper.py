@@ -25,7 +25,7 @@ from whisper_cases import BLOCKS, CASES, WHOLE, save  # noqa: E402
 RECORD = ROOT / "tests" / "whisper_files.json"
 
 
-def quantised(program: str, script: list[str], openai_whisper: str, made: Path) -> dict[str, str]:
+def quantized(program: str, script: list[str], openai_whisper: str, made: Path) -> dict[str, str]:
     """SHA-256 of what whisper-quantize makes of the smallest model, by type."""
     folder = save(made / "whole", "english-80-f16", **WHOLE)
     subprocess.run([*script, str(folder), openai_whisper, str(made)], check=True, stdout=subprocess.DEVNULL)
@@ -51,7 +51,7 @@ def main(whisper_cpp: str, commit: str, openai_whisper: str, quantize: str = "")
             files[case] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         blocks = json.loads(RECORD.read_text())["quantised"]
         if quantize:
-            blocks = quantised(quantize, [sys.executable, str(script)], openai_whisper, Path(made))
+            blocks = quantized(quantize, [sys.executable, str(script)], openai_whisper, Path(made))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
     document = {"versions": {**versions, "whisper.cpp": commit}, "files": files, "quantised": blocks}
     RECORD.write_text(json.dumps(document, indent=2) + "\n")

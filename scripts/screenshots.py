@@ -38,7 +38,7 @@ COMMANDS = {
 WIDTHS = (80, 120)
 
 #: Those of a terminal, by number.
-COLOURS = ("ink", "red", "green", "yellow", "blue", "magenta", "cyan", "ink")
+COLORS = ("ink", "red", "green", "yellow", "blue", "magenta", "cyan", "ink")
 
 #: As light or dark as the reader's system is.
 STYLE = """
@@ -52,7 +52,7 @@ text{fill:var(--ink);font:14px ui-monospace,Menlo,Consolas,monospace;white-space
 
 
 def shown(command: str, width: int, place: Path) -> str:
-    """What a terminal of ``width`` columns shows of a command, with its colours."""
+    """What a terminal of ``width`` columns shows of a command, with its colors."""
     with tempfile.TemporaryDirectory() as apart:
         return captured(["tmux", "-S", f"{apart}/socket"], command, width, place)
 
@@ -98,7 +98,7 @@ def look(part: Segment) -> str:
     if part.style.dim:
         said.append("fill:var(--soft)")
     elif part.style.color and part.style.color.number is not None:
-        said.append(f"fill:var(--{COLOURS[part.style.color.number % 8]})")
+        said.append(f"fill:var(--{COLORS[part.style.color.number % 8]})")
     return f' style="{";".join(said)}"' if said else ""
 
 

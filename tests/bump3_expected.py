@@ -47,7 +47,7 @@ class Source:
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's converter made [2i, 2i+1] neighbours of [i, i + D/2]; this is its inverse."""
+    """llama.cpp's converter made [2i, 2i+1] neighbors of [i, i + D/2]; this is its inverse."""
     per_head = rows.reshape(heads, -1, *rows.shape[1:])
     return np.concatenate([per_head[:, 0::2], per_head[:, 1::2]], axis=1).reshape(rows.shape)
 

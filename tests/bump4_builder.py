@@ -31,7 +31,7 @@ def pad_heads(rows: Array, heads: int, stride: int, width: int) -> Array:
     return np.concatenate([pad(head, stride, width) for head in np.split(rows, heads)])
 
 
-def neighbours(rows: Array, heads: int) -> Array:
+def neighbors(rows: Array, heads: int) -> Array:
     """Rows i and i + D/2 of a head next to each other, as llama.cpp's converter puts them."""
     per_head = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return per_head.swapaxes(1, 2).reshape(rows.shape)
@@ -132,7 +132,7 @@ def build(
     table: bytes | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Built:
-    """``pairs``: Q and K rows with RoPE pairs as neighbours. ``table`` replaces the dtype table."""
+    """``pairs``: Q and K rows with RoPE pairs as neighbors. ``table`` replaces the dtype table."""
     s = sizes or Sizes()
     w = weights(s, qk_norm=qk_norm or flavour == "E", post_norms=post_norms, head=head, bias=bias)
     padded = flavour in "AE"
@@ -151,12 +151,12 @@ def build(
 
     def heads(name: str, key: str, count: int, rotated: bool) -> None:
         rows = w[key]
-        rows = neighbours(rows, count) if rotated and pairs else rows
+        rows = neighbors(rows, count) if rotated and pairs else rows
         emit(name, pad_heads(rows, count, ad, ae))
 
     def bias_of(name: str, key: str, count: int, rotated: bool) -> None:
         values = w.get(key, np.zeros(count * s.head, np.float32))
-        emit(name, neighbours(values, count) if rotated and pairs else values)
+        emit(name, neighbors(values, count) if rotated and pairs else values)
 
     def tokens() -> None:
         words = {"vocab_offsets": "i32", "vocab_merges": "i32", "vocab_scores": "f32"}

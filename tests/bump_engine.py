@@ -67,7 +67,7 @@ class Bump:
         return made
 
     def rotated(self, x: np.ndarray) -> np.ndarray:
-        """RoPE of ``[positions, heads, head size]``: neighbours by a pairwise kernel, else half against half."""
+        """RoPE of ``[positions, heads, head size]``: neighbors by a pairwise kernel, else half against half."""
         size = self.config.get("rotary_dim", x.shape[-1])
         pairwise = "pairwise" in self.template["kernels"]["rope_qk"]
         angles = np.arange(len(x))[:, None] * self.config["rope_theta"] ** (-2 * np.arange(size // 2) / size)

@@ -1,7 +1,7 @@
 """Small checkpoints that the safetensors package accepts, and the same models under the names of other formats.
 
 Matrices of a decoder are made once, under Hugging Face's llama names, and
-renamed, stacked, quantised or permuted from there by the functions below, which use nothing of the reader under test.
+renamed, stacked, quantized or permuted from there by the functions below, which use nothing of the reader under test.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def stacked(tensors: Mapping[str, np.ndarray], module: str = "mlp") -> dict[str,
     return {name.replace(".mlp.", f".{module}."): array for name, array in made.items()}
 
 
-def quantised(array: np.ndarray, bits: int = 4, group: int = 32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantized(array: np.ndarray, bits: int = 4, group: int = 32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A matrix ``[..., out, in]`` as an affine triple of float32 scales: (codes as words, scales, biases)."""
     grouped = array.reshape(*array.shape[:-1], -1, group)
     low = grouped.min(-1, keepdims=True)
@@ -186,7 +186,7 @@ def quantised(array: np.ndarray, bits: int = 4, group: int = 32) -> tuple[np.nda
     return words.reshape(*array.shape[:-1], -1), scale[..., 0], low[..., 0].astype(np.float32)
 
 
-def dequantised(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
+def dequantized(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
     """The values of a triple: bit by bit from the words, scaled and shifted in float32."""
     rows = codes.reshape(-1, codes.shape[-1])
     flat = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little").reshape(len(rows), -1, bits)

@@ -87,7 +87,7 @@ def load(folder: Path) -> ctypes.CDLL:
 def context_parameters(llama: ctypes.CDLL, positions: int, pooling: int = 0) -> Opaque:
     """The defaults but for sizes, pooling, flash attention and the types of the cache.
 
-    Releases put fields in between, so two places are found by their neighbours: the four enumerations that are -1 at
+    Releases put fields in between, so two places are found by their neighbors: the four enumerations that are -1 at
     first (the last is flash attention), and the types of the cache, both F16, behind two null pointers.
     """
     made = llama.llama_context_default_params()

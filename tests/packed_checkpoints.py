@@ -1,4 +1,4 @@
-"""Checkpoints as other quantisers store them, packed by rules written down here, with the values that they stand for.
+"""Checkpoints as other quantizers store them, packed by rules written down here, with the values that they stand for.
 
 Codes, scales and zero points are drawn; :class:`Matrix` is what they are, and a function a layout makes arrays of it.
 """
@@ -79,7 +79,7 @@ def gptq(matrix: Matrix, module: str, *, version: int = 1, index: bool = True) -
 
 
 def awq(matrix: Matrix, module: str) -> Tensors:
-    """AutoAWQ's layout for GEMM: words along the output, of which neighbours are four places apart."""
+    """AutoAWQ's layout for GEMM: words along the output, of which neighbors are four places apart."""
     interleaved = (0, 4, 1, 5, 2, 6, 3, 7)
     return {
         f"{module}.qweight": words(matrix.codes.T, 4, interleaved),

@@ -287,11 +287,11 @@ def test_weights_that_are_no_numbers(text: str, tmp_path: Path, ckconv) -> None:
     assert (result.code, "WEIGHT a number" in result.err) == (2, True)
 
 
-def test_quantised_matrices_are_refused_unless_they_may_be_decoded(tmp_path: Path, ckconv) -> None:
+def test_quantized_matrices_are_refused_unless_they_may_be_decoded(tmp_path: Path, ckconv) -> None:
     base = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
     result = ckconv("convert", base, tmp_path / "m.gguf", "--adapter", ADAPTER)
     assert (result.code, "error[adapter.quantized]" in result.err) == (4, True)
-    assert "the adapter changes 14 matrices that are quantised" in result.err
+    assert "the adapter changes 14 matrices that are quantized" in result.err
     assert list(tmp_path.iterdir()) == []
     assert ckconv("convert", base, tmp_path / "m.gguf", "--adapter", ADAPTER, "--dequantize").code == 0
     assert ckconv("convert", base, tmp_path / "plain.gguf", "--dequantize").code == 0

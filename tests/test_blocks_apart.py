@@ -1,4 +1,4 @@
-"""Quantised files of DeepSeek: K's part of ``kv_b_proj`` is stored turned, so its blocks hold values of many rows."""
+"""Quantized files of DeepSeek: K's part of ``kv_b_proj`` is stored turned, so its blocks hold values of many rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Raw, dequantised, save_file
-from checkpoints import quantised as quantised_groups
+from checkpoints import Raw, dequantized, save_file
+from checkpoints import quantized as quantized_groups
 from family_cases import checkpoint, recording
 from family_directions import numbers, read_gguf, read_safetensors
 
@@ -42,8 +42,8 @@ def sizes(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {"config": config, "tensors": tensors}
 
 
-def quantised(path: Path, into: Path, kinds: Mapping[str, gguf.GGMLQuantizationType]) -> Path:
-    """A copy whose tensors with these endings are quantised by the gguf package."""
+def quantized(path: Path, into: Path, kinds: Mapping[str, gguf.GGMLQuantizationType]) -> Path:
+    """A copy whose tensors with these endings are quantized by the gguf package."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(into, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
@@ -67,7 +67,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     source = checkpoint(sizes(recording(request.param)["plain"]), place / "hf")
     ckconv.convert(source, place / "f32.gguf")
     kinds = {"attn_k_b.weight": gguf.GGMLQuantizationType.Q8_0, "attn_v_b.weight": gguf.GGMLQuantizationType.Q5_0}
-    return quantised(place / "f32.gguf", place / "quantised.gguf", kinds)
+    return quantized(place / "f32.gguf", place / "quantized.gguf", kinds)
 
 
 def values(path: Path, name: str) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path
     tensors = {name: Raw(*entry) for name, entry in read_safetensors(made).items()}
     module = "model.layers.1.self_attn.embed_q"
     shape = tensors[f"{module}.weight"].shape
-    codes, scales, biases = quantised_groups(values(model, K_B).reshape(-1, shape[-1]), 4, 32)
+    codes, scales, biases = quantized_groups(values(model, K_B).reshape(-1, shape[-1]), 4, 32)
     for kind, array in (("weight", codes), ("scales", scales), ("biases", biases)):
         tensors[f"{module}.{kind}"] = array.reshape(*shape[:-1], -1)
     (made / "model.safetensors.index.json").unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path
         ckconv.convert(made, tmp_path / "refused", to="safetensors")
     ckconv.convert(made, tmp_path / "hf", to="safetensors", options=ckconv.Options(dequantize=True))
 
-    decoded = dequantised(codes, scales, biases, 4).reshape(shape).transpose(0, 2, 1)
+    decoded = dequantized(codes, scales, biases, 4).reshape(shape).transpose(0, 2, 1)
     found = numbers(*read_safetensors(tmp_path / "hf")[KV_B][::2]).reshape(HEADS, NOPE + VALUE, RANK)
     assert np.array_equal(found[:, :NOPE], decoded)
     assert ckconv.diff(made, tmp_path / "hf", weights=True).same

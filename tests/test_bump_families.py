@@ -20,7 +20,7 @@ from family_cases import CLOSE, Case
 import ckconv
 from ckconv.errors import UnsupportedError
 
-#: Case -> (the engine's template, RoPE rotates neighbours in the checkpoint, too).
+#: Case -> (the engine's template, RoPE rotates neighbors in the checkpoint, too).
 HELD = {
     "mistral-without_a_window": ("llama", False),
     "mistral-head_dim": ("llama", False),
@@ -100,7 +100,7 @@ class Source:
         return self.get(f"{name}.bias") if f"{name}.bias" in self.stored else np.zeros(length, np.float32)
 
     def turned(self, rows: np.ndarray, template: str) -> np.ndarray:
-        """Q and K rows as the template rotates them: llama's takes neighbours."""
+        """Q and K rows as the template rotates them: llama's takes neighbors."""
         if template != "llama" or not self.split:
             return rows
         size = self.size

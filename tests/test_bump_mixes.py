@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Q
 from models import Model
-from quantised_models import MODELS
+from quantized_models import MODELS
 
 import ckconv as library
 from ckconv.formats.bump.ages import table_of_mixes

@@ -2,7 +2,7 @@
 
 The pairs are those of the family files and of the ages. Sources are GGUFs of the gguf package; entries are packed by
 :mod:`bump5_expected`, configurations are written from the keys of the GGUF. Families with layers of their own have
-their entries in :mod:`test_bump_quantised`, those that are written as others theirs in :mod:`test_bump_families`.
+their entries in :mod:`test_bump_quantized`, those that are written as others theirs in :mod:`test_bump_families`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bump3_expected import Source
 from bump5_expected import expected_bump5
 from gguf import GGMLQuantizationType as Q
 from models import Model
-from quantised_models import MODELS, Quantised
+from quantized_models import MODELS, Quantized
 from test_bump_families import HELD
 
 import ckconv
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
         kept: floats that stay as they are.
     """
 
-    model: Model | Quantised
+    model: Model | Quantized
     engines: list[str]
     own: Mapping[str, Any] = {}
     packed: bool = True

@@ -15,7 +15,7 @@ from gemma3_checkpoint import gemma3
 
 import ckconv
 from ckconv.errors import CkconvError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 
 EXPERTS = "the engine has no template with experts of SwiGLU"
 LATENT = "the engine's converter wants projections of Q, K and V, which latent attention does not have"
@@ -47,7 +47,7 @@ FAMILIES_RUN = {
     "olmo2": Wrong("no template", "before attention and MLP, and olmo2's after them"),
     "cohere": Wrong("no template", "attention and MLP one after the other, and cohere computes them side by side"),
     "exaone4": Wrong("no template", "before attention and MLP, and exaone4's after them"),
-    "hunyuan_v1_dense": Wrong("no template", "normalises Q and K before RoPE, and hunyuan_v1_dense after it"),
+    "hunyuan_v1_dense": Wrong("no template", "normalizes Q and K before RoPE, and hunyuan_v1_dense after it"),
     "glm": Wrong("no template", "that of glm4 needs two more norms in a layer"),
 }
 

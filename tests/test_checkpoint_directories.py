@@ -182,7 +182,7 @@ def test_float64_beyond_float32_is_never_infinite(tmp_path: Path, ckconv: Run) -
     assert (found.code, "error[plan.range]" in found.err) == (4, True)
 
 
-def test_float64_is_quantised(tmp_path: Path, ckconv: Run) -> None:
+def test_float64_is_quantized(tmp_path: Path, ckconv: Run) -> None:
     for name, tensors in (("f64", DOUBLES), ("f32", MODEL.tensors())):
         source = save(tmp_path / name, MODEL.config(), tensors)
         assert ckconv("convert", source, tmp_path / f"{name}.gguf", "--quantize", "q8_0", "--dtype", "f32").code == 0
@@ -190,7 +190,7 @@ def test_float64_is_quantised(tmp_path: Path, ckconv: Run) -> None:
 
 
 @pytest.mark.parametrize("format", ["pt", "mlx"])
-def test_a_word_of_quantisation_beside_floats_says_nothing(
+def test_a_word_of_quantization_beside_floats_says_nothing(
     format: str, tmp_path: Path, plain: Path, ckconv: Run
 ) -> None:
     said = {key: {"group_size": 32, "bits": 4} for key in ("quantization", "quantization_config")}
@@ -198,7 +198,7 @@ def test_a_word_of_quantisation_beside_floats_says_nothing(
 
     done = ckconv("convert", source, tmp_path / "m.gguf")
     assert done.code == 0
-    assert ("no tensor is quantised" in done.out) == (format == "pt")
+    assert ("no tensor is quantized" in done.out) == (format == "pt")
     same(tmp_path / "m.gguf", plain)
     assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors").code == 0
     assert "quantization" not in (tmp_path / "out/config.json").read_text()
@@ -219,12 +219,12 @@ def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
     source = Model(arch="weird7", hidden=256, ffn=256, matrix=matrix, extra_tensors={"odd.thing": (3,)}).write(
         tmp_path / "m.gguf"
     )
-    quantised = matrix is gguf.GGMLQuantizationType.Q4_K
+    quantized = matrix is gguf.GGMLQuantizationType.Q4_K
     flags = ("--to", "safetensors", "--names", "gguf")
 
     without = ckconv("convert", source, f"{tmp_path}/no/", "--to", "safetensors")
     assert (without.code, "--to safetensors --names gguf writes" in without.err) == (4, True)
-    if quantised:
+    if quantized:
         refused = ckconv("convert", source, f"{tmp_path}/no/", *flags)
         assert (refused.code, "--dequantize" in refused.err) == (4, True)
         flags = (*flags, "--dequantize")

@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
             "--decode 'blk.*.ffn_gate.weight' --decode 'blk.*.ffn_up.weight' decodes them to FP32",
         ],
     ),
-    "quantised norm": (
+    "quantized norm": (
         replace(K, types={"ffn_norm.weight": Q.Q8_0}),
         ["Q8_0 in an FP32 slot: blk.0.ffn_norm.weight and 1 more"],
     ),
@@ -132,9 +132,9 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
         replace(K, hidden=128, matrix=Q.F32, types={"ffn_down.weight": Q.Q4_K}),
         ["hidden size 128 is not a multiple of 256, which the loader wants of K-quants", "--dequantize"],
     ),
-    "a quantised wo whose heads need padding": (
+    "a quantized wo whose heads need padding": (
         replace(K, heads=32, kv_heads=32),
-        ["a quantised wo must have heads x padded head size = hidden, not 32 x 16"],
+        ["a quantized wo must have heads x padded head size = hidden, not 32 x 16"],
     ),
     "everything at once": (
         replace(

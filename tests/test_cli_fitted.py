@@ -12,7 +12,7 @@ from test_cli_inspect import on_a_terminal
 from ckconv.cli.fitted import fitted, shortened
 
 MODEL = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
-QUANTISED = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+QUANTIZED = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 DIGEST = "0123456789ab" + "c" * 40 + "ba9876543210"
 
 
@@ -56,8 +56,8 @@ def test_nothing_is_wider_than_the_terminal(width: int, flags: tuple[str, ...], 
         ("convert", MODEL, out, "--dry-run"),
         ("convert", MODEL, out),
         ("verify", out, MODEL),
-        ("verify", QUANTISED),
-        ("convert", QUANTISED, f"{tmp_path / 'mlx'}/", "--to", "mlx", "--dequantize", "-n"),
+        ("verify", QUANTIZED),
+        ("convert", QUANTIZED, f"{tmp_path / 'mlx'}/", "--to", "mlx", "--dequantize", "-n"),
     ):
         shown = on_a_terminal(*command, *flags, "--progress", "none", COLUMNS=str(width))
         lines = [line for line in shown.splitlines() if not re.search("[0-9a-f]{64}", line)]

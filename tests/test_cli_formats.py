@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.formats import FORMATS, names
 
 

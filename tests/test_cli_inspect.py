@@ -85,7 +85,7 @@ def test_a_split_set_is_one_model(ckconv: Run) -> None:
     assert files == {f"llama-untied-f32-0000{n}-of-00003.gguf" for n in (1, 2, 3)}
 
 
-def test_parameters_of_quantised_matrices_are_elements_not_words(ckconv: Run) -> None:
+def test_parameters_of_quantized_matrices_are_elements_not_words(ckconv: Run) -> None:
     assert ckconv("inspect", "--json", MLX).json["parameters"] == 98_624
     twin = FIXTURES / "mlx-dequantized" / "llama-tied-bf16.q4g64.dequantized"
     assert ckconv("inspect", "--json", twin).json["parameters"] == 98_624
@@ -365,7 +365,7 @@ def test_a_table_fits_by_leaving_columns_out_and_folds_no_name(width: int) -> No
 
 
 @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_who_wants_no_colour_gets_no_escapes(plain: dict[str, str]) -> None:
+def test_who_wants_no_color_gets_no_escapes(plain: dict[str, str]) -> None:
     assert "\x1b" not in on_a_terminal("inspect", QWEN2, **plain)
     assert "\x1b" not in on_a_terminal("inspect", "--no-color", QWEN2)
 

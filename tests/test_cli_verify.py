@@ -274,7 +274,7 @@ def test_source_that_is_no_model(plain: Case, tmp_path: Path, ckconv) -> None:
     assert ckconv("verify", plain.out, tmp_path / "nowhere.gguf").code == 3
 
 
-def test_quantised_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
+def test_quantized_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
     k = Model(hidden=256, ffn=256, heads=4, vocab=5, context=2, matrix=Q.Q4_K)
     assert ckconv("convert", k.write(tmp_path / "k.gguf"), tmp_path / "m.bump", "--no-source-record").code == 0
     result = ckconv("verify", tmp_path / "m.bump", replace(k, matrix=Q.F32).write(tmp_path / "f.gguf"))

@@ -110,7 +110,7 @@ def test_a_nan_is_a_nan_in_a_wider_type(tmp_path: Path) -> None:
     assert compared(tmp_path, half, f32(NAN, 0x80000000)).same
 
 
-def test_a_signalling_nan_of_float16_warns_nobody(tmp_path: Path) -> None:
+def test_a_signaling_nan_of_float16_warns_nobody(tmp_path: Path) -> None:
     half = np.array([0x7D00, 0x3C00], np.uint16).view(np.float16)
     item = only_difference(compared(tmp_path, half, np.array([np.nan, 2], np.float32)))
     assert item.max_error == 1.0

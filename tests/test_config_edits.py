@@ -25,7 +25,7 @@ import ckconv
 from ckconv import Options
 from ckconv.cli import main
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 
 PLAIN, MOE = Decoder(), Decoder(experts=4, qk_norm=True)
 SLIDE, FULL = "sliding_attention", "full_attention"
@@ -311,7 +311,7 @@ def test_fewer_experts_than_are_used_are_named(tmp_path: Path) -> None:
 
 
 def test_a_quantization_of_nothing_is_not_read_by_transformers(tmp_path: Path) -> None:
-    """Arrays that torch wrote are transformers' where none of them is quantised."""
+    """Arrays that torch wrote are transformers' where none of them is quantized."""
     source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32", quantization={"group_size": 64, "bits": 4})
 
     assert "quantization" not in config_of(convert(source, "mlx"))

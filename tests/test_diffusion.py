@@ -160,7 +160,7 @@ def test_no_other_format_takes_it_for_a_language_model(to: str, tmp_path: Path) 
         convert(source, f"{tmp_path / 'made'}/", to=to)
 
 
-def test_quantising_it_is_refused(tmp_path: Path) -> None:
+def test_quantizing_it_is_refused(tmp_path: Path) -> None:
     save_file(original(np.float32), tmp_path / "flux.safetensors")
 
     with pytest.raises(CkconvError, match="which of its tensors must stay floats"):

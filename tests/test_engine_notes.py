@@ -10,7 +10,7 @@ from family_cases import cases, checkpoint
 import ckconv
 
 LOW_RANK = (
-    "llama.cpp normalises vectors of low rank with the epsilon of the other norms, and the model with 1e-6"
+    "llama.cpp normalizes vectors of low rank with the epsilon of the other norms, and the model with 1e-6"
     " (rms_norm_eps)"
 )
 
@@ -31,7 +31,7 @@ def test_llama_cpp_has_one_epsilon_for_all_norms(family: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "target", "note"),
     [
-        ("minicpm3", "mlx", "mlx-lm normalises vectors of low rank with an epsilon of 1e-5, and the model with 1e-6"),
+        ("minicpm3", "mlx", "mlx-lm normalizes vectors of low rank with an epsilon of 1e-5, and the model with 1e-6"),
         ("gemma", "mlx", "mlx-lm's gemma computes GELU itself, and the model its approximation by tanh"),
         ("gemma3n", "gguf", "llama.cpp divides the variance of sparse activations by one less than their number"),
     ],

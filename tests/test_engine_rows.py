@@ -12,7 +12,7 @@ from test_families_of_one_file import changed, checkpoint
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.merge import FOLDER
 from ckconv.families.schema import load
 

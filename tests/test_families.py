@@ -232,7 +232,7 @@ def test_a_single_expert_is_a_stack_too() -> None:
 
 
 def test_a_value_that_a_loader_takes_for_granted_is_held_against_it() -> None:
-    """llama.cpp renormalises the weights of qwen3moe's experts; no key of a GGUF says it."""
+    """llama.cpp renormalizes the weights of qwen3moe's experts; no key of a GGUF says it."""
     decoder = Decoder(experts=3, qk_norm=True)
     document = Document(decoder.config("qwen3moe", norm_topk_prob=False), shapes(decoder.tensors()))
 

@@ -14,7 +14,7 @@ import pytest
 from family_cases import ROOT
 from family_cases import families as with_cases
 
-from ckconv.families.catalogue import FAMILIES, Family
+from ckconv.families.catalog import FAMILIES, Family
 from ckconv.families.fields import has_section
 from ckconv.families.merge import FOLDER
 from ckconv.families.modules import INDEX, document_of, modules_of

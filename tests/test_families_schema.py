@@ -15,7 +15,7 @@ from ckconv.core.dtypes import F32
 from ckconv.errors import InputError
 from ckconv.families import engine_rows
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
-from ckconv.families.catalogue import families_of_engine, family_without_name
+from ckconv.families.catalog import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
 from ckconv.families.key_rows import RopeStyle, WindowStyle

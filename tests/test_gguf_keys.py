@@ -17,7 +17,7 @@ import ckconv
 from ckconv import Options
 from ckconv.core.config import ModelConfig, rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import Kind
 from ckconv.formats.gguf.entries import engine_reasons
 

@@ -15,7 +15,7 @@ from recorded import PROMPT
 
 import ckconv
 from ckconv import Options
-from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.catalog import families_of_gguf
 from ckconv.families.keys import Kind
 
 pytestmark = pytest.mark.skipif(

@@ -55,7 +55,7 @@ def test_a_hash_is_sha256_of_name_shape_type_and_float32_values(tmp_path: Path) 
     assert hashes.model == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def test_a_quantised_hash_is_over_the_values_of_the_blocks() -> None:
+def test_a_quantized_hash_is_over_the_values_of_the_blocks() -> None:
     path = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
     stored = next(it for it in gguf.GGUFReader(path).tensors if it.name == "blk.0.ffn_down.weight")
     values = gguf.quants.dequantize(stored.data, stored.tensor_type)

@@ -59,7 +59,7 @@ def planted(tmp_path: Path, kind: str) -> Path:
         (place / "chat_template.jinja").write_text("x" * (MOST + 1))
     elif kind == "hidden in a template":
         (place / "chat_template.jinja").write_text("{{ messages }}\u202e")
-    elif kind == "hidden in the licence":
+    elif kind == "hidden in the license":
         (place / "README.md").write_text("---\nlicense: mit\u200b\n---\n")
     elif kind == "auto_map":
         (place / "config.json").write_text(
@@ -86,7 +86,7 @@ KINDS = {
     "template of several": ("template", "chat_template tool_use", "reaches for __init__, __globals__, .os, popen"),
     "size": ("template", "chat_template", "has 100,001 characters"),
     "hidden in a template": ("hidden", "chat_template", "has hidden characters: U+202E"),
-    "hidden in the licence": ("hidden", "license of README.md", "has hidden characters: U+200B"),
+    "hidden in the license": ("hidden", "license of README.md", "has hidden characters: U+200B"),
     "auto_map": ("code", "config.json", "has transformers run a.py, modeling_evil.py (auto_map)"),
     "code": ("code", "modeling_evil.py", "is code"),
     "pickle": ("pickle", "pytorch_model.bin", "is a pickle, beside weights that are none"),

@@ -64,7 +64,7 @@ def runner(ckconv: Callable[..., Result], tmp_path: Path) -> Callable[[list[str]
 def test_hints_of_the_golden_file_lead_on(source: str, name: str, runner: Any) -> None:
     path = FIXTURES / source
     base = golden._base(path)
-    arguments = ["convert", str(path), "DST/", *golden.QUANTISED.get(path.parent.name, golden.RUNS)[name], *base]
+    arguments = ["convert", str(path), "DST/", *golden.QUANTIZED.get(path.parent.name, golden.RUNS)[name], *base]
     known = {"GLOB": "*", "N": "64", "DST": "DST.gguf", "ADAPTER": str(path)}
     if path.parent.name in ("lora", "gguf-lora"):
         known["BASE"] = str(base_of(path))

@@ -513,8 +513,8 @@ TENSORS = [
         HF,
         (*GGUF, "--quantize", "q5_1"),
     ),
-    Case("MLX's affine rounded down", "quantise_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "affine:4:32")),
-    Case("MLX's mxfp4 rounded down", "quantise_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "mxfp4")),
+    Case("MLX's affine rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "affine:4:32")),
+    Case("MLX's mxfp4 rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "mxfp4")),
     Case(
         "an adapter merged twice",
         "merge_adapters",

@@ -143,13 +143,13 @@ def test_threads_compare_with_nothing_that_is_not_written_yet(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_what_was_quantised_is_compared_by_as_many_threads(floats: Path, tmp_path: Path) -> None:
+def test_what_was_quantized_is_compared_by_as_many_threads(floats: Path, tmp_path: Path) -> None:
     """Else the others would wait for the one."""
     converted(floats, tmp_path / "out", "out.gguf", 3, {"quantize": "q8_0"})
     again: set[int] = set()
 
     def noted(conversion: Any, rows: Any) -> Any:
-        if conversion.quantising is None or conversion.quantising.errors is None:  # whoever writes counts errors
+        if conversion.quantizing is None or conversion.quantizing.errors is None:  # whoever writes counts errors
             again.add(threading.get_ident())
         return apply(conversion, rows)
 

@@ -239,13 +239,13 @@ def test_a_signal_leaves_nothing_behind(
 ) -> None:
     real, begun = pipeline.write_file, list[None]()
 
-    def signalled(*given: Any) -> Any:
+    def signaled(*given: Any) -> Any:
         begun.append(None)
         if len(begun) == number:
             signal.raise_signal(signal.SIGTERM)
         return real(*given)
 
-    monkeypatch.setattr(pipeline, "write_file", signalled)
+    monkeypatch.setattr(pipeline, "write_file", signaled)
     before = _thread._count()
     with pytest.raises(Interrupted), interruptible():
         converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})

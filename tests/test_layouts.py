@@ -43,7 +43,7 @@ def by_heads(head_rows: int, stride: int, *, interleaved: bool) -> Callable[[int
 
 @st.composite
 def row_places(draw: st.DrawFn, *, cols: int = 0) -> Places:
-    """Layouts that keep rows whole: plain or by heads, padded or not, RoPE pairs as neighbours or not."""
+    """Layouts that keep rows whole: plain or by heads, padded or not, RoPE pairs as neighbors or not."""
     stored_cols = cols or draw(st.integers(1, 9)) + draw(st.integers(0, 3))
     cols = cols or draw(st.integers(1, stored_cols))
     if draw(st.booleans()):

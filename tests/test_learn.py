@@ -16,14 +16,14 @@ from safetensors.numpy import load_file, save_file
 
 import ckconv
 from ckconv.errors import CkconvError, InputError
-from ckconv.families import catalogue
+from ckconv.families import catalog
 from ckconv.formats.detect import open_index
 from ckconv.learning.check import check
 from ckconv.learning.learn import learn
 from ckconv.learning.pair import Pair
 from ckconv.options import Options
 
-SHIPPED = dict(catalogue._texts())
+SHIPPED = dict(catalog._texts())
 
 #: Families whose files come out right, held out with all that extend them -> what theirs then extends.
 LEARNED = ["arcee", "cohere", "exaone4", "glm4_moe", "granitemoe", "internlm3", "mixtral", "olmo", "olmo2", "qwen3"]
@@ -52,7 +52,7 @@ def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
 def held_out(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     """Learn a family from its first case: the file, and what it makes of the others."""
     pairs = list(pairs_of(name, folder))
-    monkeypatch.setattr(catalogue, "_texts", lambda: without(name))
+    monkeypatch.setattr(catalog, "_texts", lambda: without(name))
     try:
         text = learn(pairs[:1], "new").text
     except CkconvError as error:
@@ -88,7 +88,7 @@ def test_no_family_is_learned_wrong_in_silence(name: str, tmp_path: Path, monkey
 
 def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = list(pairs_of("olmo2", tmp_path))
-    monkeypatch.setattr(catalogue, "_texts", lambda: without("olmo2"))
+    monkeypatch.setattr(catalog, "_texts", lambda: without("olmo2"))
 
     one, both = (tomllib.loads(learn(pairs[:n], "new").text)["config"]["seen"] for n in (1, 2))
 
@@ -102,7 +102,7 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     found = next(pairs_of("olmo2", tmp_path))
-    monkeypatch.setattr(catalogue, "_texts", lambda: without("olmo2"))
+    monkeypatch.setattr(catalog, "_texts", lambda: without("olmo2"))
     return found
 
 
@@ -146,7 +146,7 @@ def test_a_truncated_file_is_named_with_its_length(pair: tuple[Path, Path]) -> N
     assert caught.value.exit_code == 3
 
 
-def test_a_quantised_gguf_is_named_with_its_types(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_quantized_gguf_is_named_with_its_types(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match=r"tensors? of \d+ are Q5_0, Q8_0, not F32, F16 or BF16") as caught:
         learn([(pair[0], FIXTURES / "kquants/llama64.Q4_K_M.gguf")], "new")
     assert caught.value.code == "learn.type"
@@ -181,7 +181,7 @@ def test_inspect_of_an_unknown_architecture_gives_the_command(pair: tuple[Path, 
 
 def test_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
     source, model = next(pairs_of("qwen3", tmp_path))
-    monkeypatch.setattr(catalogue, "_texts", lambda: without("qwen3"))
+    monkeypatch.setattr(catalog, "_texts", lambda: without("qwen3"))
     command = ("learn", source, model, "-o", tmp_path / "new.toml", "--json")
 
     asked = ckconv(*command)

@@ -123,7 +123,7 @@ def test_without_force_nothing_is_removed(tmp_path: Path, ckconv: Ckconv) -> Non
 
 
 def test_what_is_read_is_not_removed(tmp_path: Path, ckconv: Ckconv) -> None:
-    """The source is a tokenizer's neighbour: whatever lies beside it belongs to it."""
+    """The source is a tokenizer's neighbor: whatever lies beside it belongs to it."""
     shutil.copytree(QWEN2, tmp_path / "q")
     (tmp_path / "q" / "config.json").unlink()
     before = content(tmp_path / "q")

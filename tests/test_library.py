@@ -78,7 +78,7 @@ def test_metadata_is_typed_and_arrays_are_lists() -> None:
     assert model.metadata.type("general.file_type") == "u32"
 
 
-def test_quantised_values_are_those_of_the_blocks() -> None:
+def test_quantized_values_are_those_of_the_blocks() -> None:
     path = next(p for p in sorted(FIXTURES.rglob("*.gguf")) if "Q4_K" in p.name)
     model = ckconv.open_model(path)
     stored = {t.name: t for t in gguf.GGUFReader(path).tensors}

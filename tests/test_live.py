@@ -87,7 +87,7 @@ def test_a_reference_model_is_refused_or_computes_what_llama_cpps_own_gguf_does(
 
 
 @pytest.mark.parametrize("theirs", BLOCKS, ids=[path.name for path in BLOCKS])
-def test_a_quantised_reference_is_copied_to_the_bit(
+def test_a_quantized_reference_is_copied_to_the_bit(
     theirs: Path, llama_cpp: consumers.Consumer, tmp_path: Path
 ) -> None:
     report = ckconv.convert(theirs, tmp_path / "m.gguf", options=Options(max_shard_bytes=200_000))

@@ -121,7 +121,7 @@ def test_mlx_computes_them(tmp_path: Path, ckconv: Callable[..., Result], kind: 
 
 
 def test_one_bit_of_other_biases_goes_to_a_block_that_has_them(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
-    """What mlx quantises to one bit has the lower end for a bias: no Q1_0, and Q4_1 if float16 holds the numbers."""
+    """What mlx quantizes to one bit has the lower end for a bias: no Q1_0, and Q4_1 if float16 holds the numbers."""
     number, block, size, _ = KINDS["Q1_0"]
     written(tmp_path / "m.gguf", number, lambda seed: blocks(HIDDEN, block, size, seed))
     flags = ("--dequantize", "--quantize", "affine:1:64", "--dtype", "f16", "--allow-lossy")

@@ -116,7 +116,7 @@ def llama(
 
 
 #: Blocks are copied, but for Q and K, whose rows change places.
-QUANTISED = (
+QUANTIZED = (
     Q4_K,
     {"hidden": 256, "ffn": 256, "heads": 4, "vocab": 64},
     {"hidden": 4096, "ffn": 6144, "heads": 32, "vocab": 32_000},
@@ -129,7 +129,7 @@ WIDENED = (
 )
 
 
-@pytest.mark.parametrize(("kind", "small", "large"), [QUANTISED, WIDENED], ids=["quantised", "widened"])
+@pytest.mark.parametrize(("kind", "small", "large"), [QUANTIZED, WIDENED], ids=["quantised", "widened"])
 def test_convert_and_verify_hold_a_bounded_part_of_the_model(
     tmp_path: Path, kind: int, small: dict[str, int], large: dict[str, int]
 ) -> None:

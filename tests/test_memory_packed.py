@@ -1,4 +1,4 @@
-"""Converting a checkpoint that another quantiser packed takes 96 MB at most, whatever its size."""
+"""Converting a checkpoint that another quantizer packed takes 96 MB at most, whatever its size."""
 
 from __future__ import annotations
 

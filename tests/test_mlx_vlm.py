@@ -117,7 +117,7 @@ def test_its_two_files_become_the_checkpoint_again(name: str, tmp_path: Path) ->
     assert diff(source, tmp_path / "out", weights=True).same
 
 
-def test_a_tower_that_is_quantised_is_refused(tmp_path: Path) -> None:
+def test_a_tower_that_is_quantized_is_refused(tmp_path: Path) -> None:
     _, made = both("qwen3_vl-f16", tmp_path)
     stored = {
         name: Raw(one["dtype"], tuple(one["shape"]), bytes(one["data"]))
@@ -131,5 +131,5 @@ def test_a_tower_that_is_quantised_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CkconvError) as caught:
         convert_tower(made, tmp_path / "mmproj.gguf")
-    assert (caught.value.code, caught.value.exit_code) == ("tower.quantised", 4)
-    assert "vision_tower.blocks.0.mlp.linear_fc1.weight of the tower is quantised" in caught.value.message
+    assert (caught.value.code, caught.value.exit_code) == ("tower.quantized", 4)
+    assert "vision_tower.blocks.0.mlp.linear_fc1.weight of the tower is quantized" in caught.value.message

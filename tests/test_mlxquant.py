@@ -67,7 +67,7 @@ def test_values_are_those_mlx_computed(case: Case, planes: list[np.ndarray], val
     assert same_bits(decode(*planes_of(planes), case.quantization, case.dtype), values)
 
 
-def test_values_are_those_of_the_dequantised_twin() -> None:
+def test_values_are_those_of_the_dequantized_twin() -> None:
     triples = raw_tensors(PATH.parent / "llama-tied-bf16.q4g64" / "model.safetensors")
     twin = raw_tensors(
         PATH.parent.parent / "mlx-dequantized" / "llama-tied-bf16.q4g64.dequantized" / "model.safetensors"

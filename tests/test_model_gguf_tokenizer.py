@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as a GGUF's keys: recognised by its definition, or left out with the reason."""
+"""A checkpoint's tokenizer as a GGUF's keys: recognized by its definition, or left out with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import chat_template
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
-from ckconv.tokenizer.pretokenizers import recognised
+from ckconv.tokenizer.pretokenizers import recognized
 from ckconv.tokenizer.sentencepiece import Malformed
 
 # The expressions as the tokenizer.json of these models have them.
@@ -63,8 +63,8 @@ def document(pre: object = BYTE_LEVEL, **model: Any) -> dict[str, Any]:
         (sequence(split(TEKKEN), BYTES_ONLY), {"ignore_merges": True}, "tekken"),
     ],
 )
-def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, model: dict[str, Any], name: str) -> None:
-    found, _ = recognised(document(pre, **model))
+def test_a_pre_tokenizer_is_recognized_by_its_whole_definition(pre: object, model: dict[str, Any], name: str) -> None:
+    found, _ = recognized(document(pre, **model))
 
     assert found is not None
     assert found.name == name
@@ -82,8 +82,8 @@ def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, mode
         ),
         ({**document(), "decoder": {"type": "WordPiece"}}, "its decoder is 'WordPiece'"),
         (document(None), "pre-tokenizer is none that llama.cpp names"),
-        (document(type="Unigram"), "its normaliser is no map of characters alone, but none"),
-        (document(type="WordPiece"), "its normaliser is not BERT's"),
+        (document(type="Unigram"), "its normalizer is no map of characters alone, but none"),
+        (document(type="WordPiece"), "its normalizer is not BERT's"),
         (document(dropout=0.1), "dropout = 0.1"),
         (document(end_of_word_suffix="</w>"), "end_of_word_suffix = '</w>'"),
     ],
@@ -209,10 +209,10 @@ def test_a_document_that_cannot_be_said_faithfully_is_left_out(change: dict[str,
     assert why in made.notes[0]
 
 
-def test_normalising_is_noted_and_names_a_definition_whose_tokenizers_do_so() -> None:
+def test_normalizing_is_noted_and_names_a_definition_whose_tokenizers_do_so() -> None:
     made = keys({**document(), "normalizer": {"type": "NFC"}})
 
-    assert made.notes == ("the tokenizer normalises text first (NFC), which llama.cpp does not do",)
+    assert made.notes == ("the tokenizer normalizes text first (NFC), which llama.cpp does not do",)
     assert value(made, "pre") == scalar("str", "olmo")
 
 
@@ -255,11 +255,11 @@ def test_words_that_merges_make_are_the_same_looked_up() -> None:
         },
     ],
 )
-def test_a_tokenizer_whose_normaliser_changes_common_texts_is_left_out(normalizer: dict[str, Any]) -> None:
+def test_a_tokenizer_whose_normalizer_changes_common_texts_is_left_out(normalizer: dict[str, Any]) -> None:
     made = keys({**document(), "normalizer": normalizer})
 
     assert value(made, "model") == scalar("str", "no_vocab")
-    assert "it normalises text first" in made.notes[0]
+    assert "it normalizes text first" in made.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_merges_of_pieces_become_scores_that_fall() -> None:
         ({"model": {"ignore_merges": True}}, "ignore_merges = True"),
         ({"model": {"vocab": {"a": 0}}}, "no tokens for all bytes"),
         ({"normalizer": None}, "it does not make spaces pieces"),
-        ({"normalizer": {"type": "Lowercase"}}, "it normalises text first (Lowercase)"),
+        ({"normalizer": {"type": "Lowercase"}}, "it normalizes text first (Lowercase)"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre-tokenizer is 'Whitespace'"),
     ],
 )
@@ -517,7 +517,7 @@ def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
 
     made = tokenizer_keys(TokenizerFiles(model=model(*PIECES, normalizer=normalizer)), 4)
 
-    assert made.notes == ("the tokenizer normalises text first (nmt_nfkc), which llama.cpp does not do",)
+    assert made.notes == ("the tokenizer normalizes text first (nmt_nfkc), which llama.cpp does not do",)
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_a_model_that_is_cut_off_is_malformed(cut: int) -> None:
 
 
 def test_the_fixtures_tokenizer_is_gpt_2s() -> None:
-    found, _ = recognised(json.loads((FIXTURES / "hf" / "llama-tied-bf16" / "tokenizer.json").read_text()))
+    found, _ = recognized(json.loads((FIXTURES / "hf" / "llama-tied-bf16" / "tokenizer.json").read_text()))
 
     assert found is not None
     assert found.name == "gpt-2"

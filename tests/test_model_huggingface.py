@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequantised, quantised, save, save_gguf, stacked
+from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequantized, quantized, save, save_gguf, stacked
 from conftest import FIXTURES, Result
 
 import ckconv as package
 from ckconv.comparison.compare import diff
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.names import names_of
 from ckconv.formats.detect import open_index
@@ -89,13 +89,13 @@ def test_phi3_parts_are_cut_out_of_the_fused_rows(tmp_path: Path) -> None:
     assert diff(one, other).same
 
 
-def test_a_quantised_fused_matrix_is_cut_between_rows_of_all_three_arrays(tmp_path: Path) -> None:
+def test_a_quantized_fused_matrix_is_cut_between_rows_of_all_three_arrays(tmp_path: Path) -> None:
     tensors: Tensors = {}
     dense = dict(PLAIN.tensors())
     for n in range(PLAIN.layers):
         parts = [f"model.layers.{n}.mlp.{part}.weight" for part in ("gate_proj", "up_proj")]
-        triples = [quantised(dense[part]) for part in parts]
-        dense |= {part: dequantised(*triple, 4) for part, triple in zip(parts, triples, strict=True)}
+        triples = [quantized(dense[part]) for part in parts]
+        dense |= {part: dequantized(*triple, 4) for part, triple in zip(parts, triples, strict=True)}
         for kind, *arrays in zip(("weight", "scales", "biases"), *triples, strict=True):
             tensors[f"model.layers.{n}.mlp.gate_up_proj.{kind}"] = np.concatenate(arrays)
     mixed = {**{k: v for k, v in dense.items() if "gate_proj" not in k and "up_proj" not in k}, **tensors}
@@ -157,7 +157,7 @@ def test_experts_are_the_same_one_by_one_stacked_and_in_gguf(
     tmp_path: Path, model_type: str, arch: str, module: str
 ) -> None:
     decoder = replace(MOE, qk_norm=model_type == "qwen3_moe", ffn=64)
-    # llama.cpp renormalises the weights of the chosen experts, whatever the architecture.
+    # llama.cpp renormalizes the weights of the chosen experts, whatever the architecture.
     own = {"norm_topk_prob": True} if model_type == "qwen3_moe" else {}
     plain, config = decoder.tensors(), decoder.config(model_type, **own)
     one_by_one = as_mixtral(plain) if model_type == "mixtral" else plain
@@ -175,16 +175,16 @@ def test_experts_are_the_same_one_by_one_stacked_and_in_gguf(
     assert (experts.shape, len(experts.extents)) == ((4, 64, 64), 4)
 
 
-def test_quantised_experts_equal_their_decoded_ones(tmp_path: Path) -> None:
+def test_quantized_experts_equal_their_decoded_ones(tmp_path: Path) -> None:
     plain = stacked(MOE.tensors())
     dense, packed = dict(plain), dict(plain)
     for name, array in plain.items():
         if "switch_mlp" in name or "mlp.gate." in name:
             bits = 8 if "mlp.gate." in name else 4
             module = name.removesuffix(".weight")
-            triple = quantised(array, bits)
+            triple = quantized(array, bits)
             packed |= dict(zip((f"{module}.weight", f"{module}.scales", f"{module}.biases"), triple, strict=True))
-            dense[name] = dequantised(*triple, bits)
+            dense[name] = dequantized(*triple, bits)
     settings: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "affine"}
     settings |= {f"model.layers.{n}.mlp.gate": {"group_size": 32, "bits": 8} for n in range(2)}
     one = opened(tmp_path / "packed", MOE.config("qwen3_moe", quantization=settings), packed)
@@ -197,19 +197,19 @@ def test_quantised_experts_equal_their_decoded_ones(tmp_path: Path) -> None:
     assert one.tensors["layers.0.ffn.experts.up.weight"].shape == (4, 64, 64)
 
 
-def test_quantised_experts_one_by_one_equal_stacked_ones(tmp_path: Path) -> None:
+def test_quantized_experts_one_by_one_equal_stacked_ones(tmp_path: Path) -> None:
     one_by_one: Tensors = {}
     for name, array in MOE.tensors().items():
         if ".experts." in name:
             module = name.removesuffix(".weight")
-            for kind, plane in zip(("weight", "scales", "biases"), quantised(array), strict=True):
+            for kind, plane in zip(("weight", "scales", "biases"), quantized(array), strict=True):
                 one_by_one[f"{module}.{kind}"] = plane
         else:
             one_by_one[name] = array
     whole = dict(stacked(MOE.tensors()))
     for name, array in stacked(MOE.tensors()).items():
         if "switch_mlp" in name:
-            for kind, plane in zip(("weight", "scales", "biases"), quantised(array), strict=True):
+            for kind, plane in zip(("weight", "scales", "biases"), quantized(array), strict=True):
                 whole[f"{name.removesuffix('.weight')}.{kind}"] = plane
     config = MOE.config("qwen3_moe", quantization={"group_size": 32, "bits": 4})
 
@@ -555,7 +555,7 @@ Q = "model.layers.0.self_attn.q_proj"
         (module(Q, weight___data=BYTES, other=ONES), "a quanto format", 1),
     ],
 )  # fmt: skip
-def test_foreign_quantisers_are_named_with_their_count(tmp_path: Path, parts: Tensors, what: str, count: int) -> None:
+def test_foreign_quantizers_are_named_with_their_count(tmp_path: Path, parts: Tensors, what: str, count: int) -> None:
     source = save(tmp_path / "hf", PLAIN.config(), {**PLAIN.tensors(), **parts})
     index = open_index(source)
 
@@ -563,18 +563,18 @@ def test_foreign_quantisers_are_named_with_their_count(tmp_path: Path, parts: Te
     assert (index.config, dict(index.tensors)) == (None, {})
 
 
-def test_a_quantiser_is_known_by_its_own_word_where_the_numbers_are_no_floats(tmp_path: Path) -> None:
+def test_a_quantizer_is_known_by_its_own_word_where_the_numbers_are_no_floats(tmp_path: Path) -> None:
     config = PLAIN.config(quantization_config={"quant_method": "hqq"})
-    assert open_index(save(tmp_path / "plain", config, PLAIN.tensors())).config is not None, "quantised when loaded"
+    assert open_index(save(tmp_path / "plain", config, PLAIN.tensors())).config is not None, "quantized when loaded"
 
     packed = {**PLAIN.tensors(), f"{Q}.W_q": WORDS}
     assert open_index(save(tmp_path / "packed", config, packed)).quantizer == (
-        "1 tensor of quantised numbers (quant_method 'hqq')"
+        "1 tensor of quantized numbers (quant_method 'hqq')"
     )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
-def test_what_another_quantiser_wrote_is_copied_and_compared_and_not_converted(
+def test_what_another_quantizer_wrote_is_copied_and_compared_and_not_converted(
     tmp_path: Path, ckconv, model_type: str
 ) -> None:
     parts = module(Q, weight__absmax=ONES, weight__quant_map=ONES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import MLX_LM, TRANSFORMERS, Keys, Kind
 from ckconv.families.merge import FOLDER
 from ckconv.families.rope_keys import ROPE_KEYS

@@ -75,7 +75,7 @@ def edited(released: Path, out: Path, ending: str, change) -> Path:
     return out
 
 
-def test_inspect_says_who_quantised_it_and_how(ckconv, released: Path) -> None:
+def test_inspect_says_who_quantized_it_and_how(ckconv, released: Path) -> None:
     found = ckconv("inspect", released)
     assert "MXFP4, mxfp4 4-bit group 32: 4 matrices" in found.out
     assert "layers.0.ffn.experts.gate + layers.0.ffn.experts.up" in found.out
@@ -204,7 +204,7 @@ def test_blocks_without_scales_are_said(ckconv, tmp_path: Path, released: Path) 
     assert ckconv("convert", source, tmp_path / "m.gguf").code in (3, 4)
 
 
-def test_a_configuration_of_another_quantiser_contradicts_the_arrays(ckconv, tmp_path: Path, released: Path) -> None:
+def test_a_configuration_of_another_quantizer_contradicts_the_arrays(ckconv, tmp_path: Path, released: Path) -> None:
     shutil.copytree(released, tmp_path / "bad")
     config = json.loads((released / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}

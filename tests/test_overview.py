@@ -58,7 +58,7 @@ def test_a_type_has_a_character_of_its_own() -> None:
     }  # fmt: skip
 
 
-def test_a_licence_of_a_checkpoint_is_that_of_its_card(tmp_path: Path, ckconv) -> None:
+def test_a_license_of_a_checkpoint_is_that_of_its_card(tmp_path: Path, ckconv) -> None:
     import shutil
 
     source = shutil.copytree(GEMMA, tmp_path / "m")

@@ -1,4 +1,4 @@
-"""Checkpoints that other quantisers wrote: what they hold is read, whoever packed it, and decoded when asked to."""
+"""Checkpoints that other quantizers wrote: what they hold is read, whoever packed it, and decoded when asked to."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         "BitNet, ternary, one scale a matrix: 7 matrices",
     ),
     "nf4": (bitsandbytes_model, "bitsandbytes nf4, blocks of 64: 7 matrices"),
-    "nf4 with quantised scales": (
+    "nf4 with quantized scales": (
         partial(bitsandbytes_model, double=4),
-        "bitsandbytes nf4, blocks of 64, double-quantised: 7 matrices",
+        "bitsandbytes nf4, blocks of 64, double-quantized: 7 matrices",
     ),
     "fp4 in blocks of several rows, stored as bfloat16": (
         partial(bitsandbytes_model, kind="fp4", block=4096, storage="BF16"),
@@ -59,7 +59,7 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
     ),
     "nf4 in blocks that begin within rows": (
         partial(bitsandbytes_model, block=256, double=3),
-        "bitsandbytes nf4, blocks of 256, double-quantised: 7 matrices",
+        "bitsandbytes nf4, blocks of 256, double-quantized: 7 matrices",
     ),
     "int8 of bitsandbytes": (bitsandbytes_int8_model, "bitsandbytes int8, scales of whole rows: 7 matrices"),
     "int4 words": (

@@ -110,7 +110,7 @@ BROKEN = {
         lambda tensors, config: (without(".g_idx")(tensors, config), says(desc_act=True)(tensors, config)),
         "desc_act is true, and there is no g_idx",
     ),
-    "a module without scales": (gptq_model, without(".scales"), "belongs to no quantised matrix"),
+    "a module without scales": (gptq_model, without(".scales"), "belongs to no quantized matrix"),
     "AWQ's scales of other outputs": (awq_model, array(".scales", "F16", 2, 32), "which is not 4 bits"),
     "AWQ's groups": (awq_model, says(group_size=48), "groups of 48 do not divide rows of 64"),
     "AWQ called GPTQ": (awq_model, says(quant_method="gptq"), "it is stored as AWQ"),
@@ -127,12 +127,12 @@ BROKEN = {
     "scales of other blocks": (FOUR, state(blocksize=32), "absmax has shape [64], the other arrays make it [128]"),
     "a table of other length": (FOUR, array(".weight.quant_map", "F32", 8), "quant_map has shape [8]"),
     "codes of fewer numbers": (FOUR, array(".weight", "U8", 99, 1), "weight has shape [99, 1] U8"),
-    "quantised scales without theirs": (DOUBLE, without(".weight.nested_absmax"), "absmax is quantised, and"),
-    "quantised scales without their offset": (DOUBLE, state(nested_offset=None), "absmax is quantised, and"),
-    "quantised scales of no blocks": (DOUBLE, state(nested_blocksize=0), "absmax is quantised, and"),
-    "quantised scales of other blocks": (DOUBLE, state(nested_blocksize=2), "nested_absmax has shape [16]"),
+    "quantized scales without theirs": (DOUBLE, without(".weight.nested_absmax"), "absmax is quantized, and"),
+    "quantized scales without their offset": (DOUBLE, state(nested_offset=None), "absmax is quantized, and"),
+    "quantized scales of no blocks": (DOUBLE, state(nested_blocksize=0), "absmax is quantized, and"),
+    "quantized scales of other blocks": (DOUBLE, state(nested_blocksize=2), "nested_absmax has shape [16]"),
     "scales of scales that are floats": (DOUBLE, array(".weight.absmax", "F32", 64), "absmax is F32, and there are"),
-    "nf4 without a quant_state": (FOUR, without(STATE), "belongs to no quantised matrix"),
+    "nf4 without a quant_state": (FOUR, without(STATE), "belongs to no quantized matrix"),
     "int8 with scales of other rows": (bitsandbytes_int8_model, array(".SCB", "F32", 32), "SCB has shape [32]"),
     "a ternary matrix with many scales": (
         bitnet_model,
@@ -148,10 +148,10 @@ BROKEN = {
         says(ignore=["model.vision.proj"]),
         "quantization_config.ignore names no module that is there: 'model.vision.proj'",
     ),
-    "a list with a module that is quantised": (
+    "a list with a module that is quantized": (
         compressed_model,
         says(ignore=["lm_head", Q]),
-        f"quantization_config.ignore names '{Q}', which is quantised",
+        f"quantization_config.ignore names '{Q}', which is quantized",
     ),
     "no list at all": (gptq_model, says(modules_to_not_convert=["nowhere"]), "names no module that is there"),
 }
@@ -197,7 +197,7 @@ def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp
         (DOUBLE, filled(".weight.nested_absmax", "F32", 0x7FC00000)),
         (bitsandbytes_int8_model, filled(".SCB", "F32", 0x7FC00000)),
     ],
-    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero", "nf4", "nf4, quantised scales", "int8"],
+    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero", "nf4", "nf4, quantized scales", "int8"],
 )
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_scales_that_are_no_numbers_are_said_and_not_decoded(

@@ -1,4 +1,4 @@
-"""Matrices that another quantiser packed become blocks and triples of the same numbers, or are refused."""
+"""Matrices that another quantizer packed become blocks and triples of the same numbers, or are refused."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_dtype_source_decodes_to_what_the_library_computes(tmp_path: Path, ckcon
     expected = make(tmp_path / "packed", DECODER)
     flags = ("--to", "safetensors", "--dequantize", "--dtype", "source")
     result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/out/", *flags)
-    assert (result.code, "what the quantiser's library computes" in result.out) == (0, True), result.err
+    assert (result.code, "what the quantizer's library computes" in result.out) == (0, True), result.err
     values = arrays_of(tmp_path / "out", DOWN)[f"{DOWN}.weight"]
     assert (values.dtype, np.array_equal(values, expected[f"{DOWN}.weight"].astype(np.float16))) == (np.float16, True)
     assert ckconv("verify", tmp_path / "out", tmp_path / "packed", *flags[2:]).code == 0

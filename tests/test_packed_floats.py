@@ -16,7 +16,7 @@ from checkpoints import Decoder, Raw, Tensors
 from packed_checkpoints import fp8_values, model, rewritten
 from safetensors import safe_open
 
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 
 DECODER = Decoder(layers=1, hidden=64, ffn=128)
 

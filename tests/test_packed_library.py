@@ -1,4 +1,4 @@
-"""What other quantisers' own libraries make of the checkpoints that they wrote: recorded, and computed here."""
+"""What other quantizers' own libraries make of the checkpoints that they wrote: recorded, and computed here."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ RUNS = [
 
 
 def test_the_bytes_do_not_depend_on_the_processor(tmp_path: Path, fixtures: Path) -> None:
-    """Decoded, re-packed and quantised with NumPy's plainest loops, they are the same."""
+    """Decoded, re-packed and quantized with NumPy's plainest loops, they are the same."""
     made = []
     for name, environment in (("plain", {}), ("slow", {"NPY_DISABLE_CPU_FEATURES": FASTER})):
         program = [sys.executable, "-W", "ignore", "-c", ALL, str(fixtures / "quantised"), str(tmp_path / name)]

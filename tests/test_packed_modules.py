@@ -77,7 +77,7 @@ def test_gptqmodels_dynamic_says_what_single_modules_are(tmp_path: Path, ckconv)
 @pytest.mark.parametrize(
     ("dynamic", "sentence"),
     [
-        ({r"-:.*down_proj": {}}, "quantization_config.dynamic says '-:.*down_proj': not quantised"),
+        ({r"-:.*down_proj": {}}, "quantization_config.dynamic says '-:.*down_proj': not quantized"),
         ({r".*up_proj": {"bits": 8}}, "quantization_config says bits 8, and the arrays hold 4"),
         ({r"model\.layers\.1": {"group_size": 64}}, "quantization_config makes 1 groups of 64, and scales has 2"),
     ],

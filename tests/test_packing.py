@@ -1,4 +1,4 @@
-"""Blocks of a GGUF and triples of MLX as packed checkpoints: the arrays that the quantisers' own libraries wrote."""
+"""Blocks of a GGUF and triples of MLX as packed checkpoints: the arrays that the quantizers' own libraries wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights(directory: Path, besides: str = "input_scale") -> dict[str, Any]:
     return {k: v for k, v in arrays_of(directory).items() if "_proj." in k and not k.endswith(besides)}
 
 
-def quantised(directory: Path) -> dict[str, Any]:
+def quantized(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "config.json").read_text())["quantization_config"]
     return found
 
@@ -44,7 +44,7 @@ def test_a_gguf_of_a_packed_checkpoint_becomes_the_arrays_that_its_library_wrote
     expected = weights(source, besides)
     assert len(expected) >= 28
     assert weights(tmp_path / "back") == expected
-    said, theirs = quantised(tmp_path / "back"), quantised(source)
+    said, theirs = quantized(tmp_path / "back"), quantized(source)
     assert said["quant_method"] == theirs["quant_method"]
     assert (said.get("format"), said["ignore"]) == (theirs.get("format"), theirs["ignore"])
     ours, other = (it["config_groups"]["group_0"]["weights"] for it in (said, theirs))
@@ -52,12 +52,12 @@ def test_a_gguf_of_a_packed_checkpoint_becomes_the_arrays_that_its_library_wrote
     assert ckconv("verify", tmp_path / "back", tmp_path / "m.gguf").code == 0
 
 
-@pytest.mark.parametrize(("quantiser", "layout"), [("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors")])
+@pytest.mark.parametrize(("quantizer", "layout"), [("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors")])
 def test_mlx_and_packed_checkpoints_have_the_same_codes_and_scales(
-    tmp_path: Path, ckconv, fixtures: Path, quantiser: str, layout: str
+    tmp_path: Path, ckconv, fixtures: Path, quantizer: str, layout: str
 ) -> None:
     source = fixtures / "hf" / "qwen3-tied-bf16"
-    types = f"{quantiser},token_embedding.weight=bf16"
+    types = f"{quantizer},token_embedding.weight=bf16"
     assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx", "--quantize", types).code == 0
     result = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/packed/", "--to", "hf", "--pack", layout)
     assert result.code == 0, result.err
@@ -110,7 +110,7 @@ def test_a_power_of_two_is_divided_by_as_exactly_as_it_is_multiplied_with(
     divided = weights(tmp_path / "one.ct")
     names = {name for name in divided if not name.endswith(".weight_packed")}
     assert {name for name in other if not name.endswith(".weight_packed")} == names
-    form = quantised(tmp_path / "one.ct")
+    form = quantized(tmp_path / "one.ct")
     assert (form["format"], form["ignore"]) == ("nvfp4-pack-quantized", ["lm_head"])
 
 
@@ -156,7 +156,7 @@ def test_what_a_layout_has_no_place_for_is_refused_with_the_flag_that_decodes_it
     assert (result.code, "packs linear layers, and this is the embedding: token_embd.weight" in result.err) == (4, True)
     result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/a/", *pack, "--decode", "token_embd.weight")
     assert result.code == 0, result.err
-    assert quantised(tmp_path / "a")["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+    assert quantized(tmp_path / "a")["config_groups"]["group_0"]["weights"]["num_bits"] == 8
     result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/b/", "--to", "hf", "--pack", "modelopt")
     assert "modelopt has no type for the numbers of Q8_0" in result.err
     assert "--pack compressed-tensors keeps it" in result.err
@@ -171,7 +171,7 @@ def test_types_of_several_kinds_are_groups_that_name_their_modules(tmp_path: Pat
     assert ckconv("convert", source, tmp_path / "m.gguf", "--quantize", types).code == 0
     result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
     assert result.code == 0, result.err
-    said = quantised(tmp_path / "packed")
+    said = quantized(tmp_path / "packed")
     targets = {group["format"]: group["targets"] for group in said["config_groups"].values()}
     assert said["format"] == "mixed-precision"
     assert {form: len(modules) for form, modules in targets.items()} == {
@@ -206,7 +206,7 @@ def test_zero_points_that_the_library_wrote_come_back_out_of_triples(tmp_path: P
     expected = weights(source, "?")
     assert len(expected) == 4 * 14
     assert weights(tmp_path / "back", "?") == expected
-    ours, other = (quantised(it)["config_groups"]["group_0"]["weights"] for it in (tmp_path / "back", source))
+    ours, other = (quantized(it)["config_groups"]["group_0"]["weights"] for it in (tmp_path / "back", source))
     assert ours == other
 
 

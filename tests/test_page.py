@@ -141,14 +141,14 @@ def test_a_browser_draws_it_and_opens_no_connection(made: str, tmp_path: Path) -
     assert Page(drawn).of("abbr") == Page(made).of("abbr")
 
 
-def brightness(colour: str) -> float:
+def brightness(color: str) -> float:
     """Relative luminance (WCAG 2)."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("pair", page.COLOURS)
+@pytest.mark.parametrize("pair", page.COLORS)
 def test_characters_stand_out_from_the_grounds_of_types(pair: tuple[str, str]) -> None:
     for ground, ink in zip(pair, ("#1a1a1a", "#f0f0f0"), strict=True):
         darker, lighter = sorted((brightness(ground), brightness(ink)))

@@ -22,7 +22,7 @@ FIRST = ["Result", "What they are"]
 
 
 @pytest.fixture
-def quantised(ckconv: Run, fixtures: Path, tmp_path: Path) -> Path:
+def quantized(ckconv: Run, fixtures: Path, tmp_path: Path) -> Path:
     out = tmp_path / "out.gguf"
     done = ckconv("convert", fixtures / SOURCE, out, "--quantize", "q8_0", "--html", tmp_path / "page.html")
     assert (done.code, done.err) == (0, "")
@@ -43,7 +43,7 @@ def rows(place: Path, heading: str) -> dict[str, list[str]]:
     return {name: [re.sub(r"<.*?>", "", cell).strip() for cell in row] for name, row in cells.items()}
 
 
-def test_a_conversion_shows_source_and_output_and_every_error(quantised: Path, tmp_path: Path) -> None:
+def test_a_conversion_shows_source_and_output_and_every_error(quantized: Path, tmp_path: Path) -> None:
     place = tmp_path / "page.html"
     seen = headings(place)
     assert seen[:2] == FIRST
@@ -52,7 +52,7 @@ def test_a_conversion_shows_source_and_output_and_every_error(quantised: Path, t
     assert rows(place, "Result")["verified"] == ["26 tensors"]
 
 
-def test_the_errors_are_those_that_another_program_computes(quantised: Path, fixtures: Path, tmp_path: Path) -> None:
+def test_the_errors_are_those_that_another_program_computes(quantized: Path, fixtures: Path, tmp_path: Path) -> None:
     """The gguf package decodes the blocks, the safetensors package reads the source."""
     gguf = pytest.importorskip("gguf")
     name = "model.layers.1.mlp.down_proj.weight"
@@ -60,14 +60,14 @@ def test_the_errors_are_those_that_another_program_computes(quantised: Path, fix
     size = int.from_bytes(data[:8], "little")
     begin, end = json.loads(data[8 : 8 + size])[name]["data_offsets"]
     bits = np.frombuffer(data[8 + size + begin : 8 + size + end], "<u2").astype(np.uint32) << 16
-    tensor = next(t for t in gguf.GGUFReader(quantised).tensors if t.name == "blk.1.ffn_down.weight")
+    tensor = next(t for t in gguf.GGUFReader(quantized).tensors if t.name == "blk.1.ffn_down.weight")
     decoded = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
     error = np.abs(bits.view(np.float32).astype(np.float64) - decoded)
     cells = rows(tmp_path / "page.html", "15 tensors with other values")["layers.1.ffn.down.weight"]
     assert cells[2:5] == [f"{np.count_nonzero(error):,}", f"{error.size:,}", f"{error.max():.3g}"]
 
 
-def test_the_histogram_counts_every_value_once(quantised: Path, tmp_path: Path) -> None:
+def test_the_histogram_counts_every_value_once(quantized: Path, tmp_path: Path) -> None:
     place = tmp_path / "page.html"
     apart = sum(int(cells[0].replace(",", "")) for cells in rows(place, "How far values are apart").values())
     each = rows(place, "15 tensors with other values").values()
@@ -77,29 +77,29 @@ def test_the_histogram_counts_every_value_once(quantised: Path, tmp_path: Path) 
 
 
 def test_a_diff_has_its_verdict_and_its_exit_status(
-    quantised: Path, fixtures: Path, tmp_path: Path, ckconv: Run
+    quantized: Path, fixtures: Path, tmp_path: Path, ckconv: Run
 ) -> None:
-    done = ckconv("diff", fixtures / SOURCE, quantised, "--html", tmp_path / "diff.html")
+    done = ckconv("diff", fixtures / SOURCE, quantized, "--html", tmp_path / "diff.html")
     assert (done.code, "not the same model" in done.out) == (5, True)
     assert rows(tmp_path / "diff.html", "Result")["verdict"] == ["not the same model"]
-    assert ckconv("diff", quantised, quantised, "--html", tmp_path / "same.html").code == 0
+    assert ckconv("diff", quantized, quantized, "--html", tmp_path / "same.html").code == 0
     assert "How far values are apart" not in headings(tmp_path / "same.html")
-    assert ckconv("diff", fixtures / SOURCE, quantised).out == done.out
+    assert ckconv("diff", fixtures / SOURCE, quantized).out == done.out
 
 
 def test_a_verification_that_fails_names_every_fault(
-    quantised: Path, fixtures: Path, tmp_path: Path, ckconv: Run
+    quantized: Path, fixtures: Path, tmp_path: Path, ckconv: Run
 ) -> None:
-    good = ckconv("verify", quantised, fixtures / SOURCE, "--quantize", "q8_0", "--html", tmp_path / "good.html")
+    good = ckconv("verify", quantized, fixtures / SOURCE, "--quantize", "q8_0", "--html", tmp_path / "good.html")
     assert "What is wrong" not in headings(tmp_path / "good.html"), good.err
-    data = bytearray(quantised.read_bytes())
+    data = bytearray(quantized.read_bytes())
     data[-40] ^= 0x40
-    quantised.write_bytes(data)
-    done = ckconv("verify", quantised, fixtures / SOURCE, "--html", tmp_path / "bad.html")
+    quantized.write_bytes(data)
+    done = ckconv("verify", quantized, fixtures / SOURCE, "--html", tmp_path / "bad.html")
     assert done.code == 5
     faults = rows(tmp_path / "bad.html", "What is wrong")
     assert faults["1"][0] in done.err.replace("&", "&amp;")
-    assert ckconv("verify", quantised, "--html", tmp_path / "alone.html").code == 0
+    assert ckconv("verify", quantized, "--html", tmp_path / "alone.html").code == 0
     assert "Metadata" in str(headings(tmp_path / "alone.html")) + str(Page((tmp_path / "alone.html").read_text()).texts)
 
 
@@ -142,7 +142,7 @@ def test_a_page_that_is_there_stops_the_work_before_it_begins(
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_it_can_be_read_by_a_screen_reader_and_asks_nobody(quantised: Path, tmp_path: Path) -> None:
+def test_it_can_be_read_by_a_screen_reader_and_asks_nobody(quantized: Path, tmp_path: Path) -> None:
     read = Page((tmp_path / "page.html").read_text("utf-8"))
     assert all(cell.get("scope") in ("row", "col") for cell in read.of("th"))
     assert all(element["tabindex"] == "0" for element in read.of("div") if element.get("class") == "wide")
@@ -153,7 +153,7 @@ def test_it_can_be_read_by_a_screen_reader_and_asks_nobody(quantised: Path, tmp_
 
 
 @pytest.mark.needs("chromium")
-def test_a_browser_draws_it_and_opens_no_connection(quantised: Path, tmp_path: Path) -> None:
+def test_a_browser_draws_it_and_opens_no_connection(quantized: Path, tmp_path: Path) -> None:
     drawn, asked = requests(tmp_path / "page.html", tmp_path)
     assert asked == []
     assert Page(drawn).of("abbr") == Page((tmp_path / "page.html").read_text("utf-8")).of("abbr")

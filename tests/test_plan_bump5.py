@@ -415,7 +415,7 @@ def test_mlx_triples_whose_numbers_do_not_fit_are_counted(tmp_path: Path, ckconv
 
 def test_inspect_says_what_it_does_not_read_of_mlx_triples(tmp_path: Path, ckconv) -> None:
     source = FIXTURES / "mlx/llama-tied-bf16.q4g64"
-    note = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
+    note = "if its blocks hold the numbers of every quantized group: convert --dry-run reads them and says so"
     assert f"note\tbump 5\t{note}\n" in ckconv("inspect", source).out
     dry = ckconv(
         "convert", source, tmp_path / "m.bump", "--bump-version", 5, "--decode", "token_embedding.weight", "-n"

@@ -29,7 +29,7 @@ from ckconv.formats.safetensors.tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.pretokenizers import PreTokenizer, definition, pre_tokenizers, recognised
+from ckconv.tokenizer.pretokenizers import PreTokenizer, definition, pre_tokenizers, recognized
 from ckconv.tokenizer.source import texts_of
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, vocabulary
 
@@ -206,9 +206,9 @@ def test_what_is_put_around_a_text_follows_the_switches_or_llama_cpps_default() 
 
 
 @pytest.mark.parametrize("known", pre_tokenizers().values(), ids=lambda known: known.name)
-def test_a_definition_is_recognised_as_what_it_was_made_of(known: PreTokenizer) -> None:
+def test_a_definition_is_recognized_as_what_it_was_made_of(known: PreTokenizer) -> None:
     document = made_of(metadata(pre=known.name, bos_token_id=0))
-    found, _ = recognised(document, nfc=known.nfc)
+    found, _ = recognized(document, nfc=known.nfc)
 
     assert document["pre_tokenizer"] == definition(known)
     assert found is not None

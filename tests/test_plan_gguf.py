@@ -332,7 +332,7 @@ def test_a_shorter_context_takes_the_window_out_of_play(tmp_path: Path) -> None:
     assert fields(tmp_path / "m.gguf")["llama.context_length"] == (["UINT32"], 16)
 
 
-def test_experts_that_are_not_renormalised_are_refused(tmp_path: Path) -> None:
+def test_experts_that_are_not_renormalized_are_refused(tmp_path: Path) -> None:
     sparse = Decoder(experts=4, qk_norm=True)
 
     with pytest.raises(UnsupportedError, match="norm_topk_prob"):

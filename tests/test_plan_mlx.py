@@ -146,7 +146,7 @@ def test_a_whisper_that_lacks_a_tensor_is_refused(tmp_path: Path, lost: str, sai
     assert [reason for reason in reasons(source, tmp_path, "mlx") if reason.startswith(said)]
 
 
-# Quantised matrices
+# Quantized matrices
 
 
 @pytest.mark.parametrize("name", ["llama-tied-bf16.q4g64", "llama-untied-f32.q4g32", "qwen3-tied-bf16.q4g64"])
@@ -163,7 +163,7 @@ def test_triples_are_copied(tmp_path: Path, name: str) -> None:
 
 
 def blocks_of(rng: np.random.Generator, rows: int, columns: int, kind: Q) -> np.ndarray:
-    """Sound blocks of a type: random numbers as the gguf package quantises them."""
+    """Sound blocks of a type: random numbers as the gguf package quantizes them."""
     values = rng.standard_normal((rows, columns)).astype(np.float32)
     return gguf.quants.quantize(values, kind)
 
@@ -179,7 +179,7 @@ TYPES = [
 ]
 
 
-def quantised_gguf(path: Path, kind: Q, names: tuple[str, ...]) -> Path:
+def quantized_gguf(path: Path, kind: Q, names: tuple[str, ...]) -> Path:
     decoder, rng = Decoder(layers=1), np.random.default_rng(3)
     shapes = {"ffn_up": (96, 64), "ffn_gate": (96, 64), "token_embd": (40, 64), "attn_q": (64, 64)}
     blocks = {name: (blocks_of(rng, *shapes[name.split(".")[-2]], kind), kind) for name in names}
@@ -188,7 +188,7 @@ def quantised_gguf(path: Path, kind: Q, names: tuple[str, ...]) -> Path:
 
 @pytest.mark.parametrize(("kind", "mode", "bits", "group"), TYPES)
 def test_blocks_become_triples_of_the_same_numbers(tmp_path: Path, kind: Q, mode: str, bits: int, group: int) -> None:
-    source = quantised_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight", "token_embd.weight"))
+    source = quantized_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight", "token_embd.weight"))
     out = to_mlx(source, tmp_path / "out")
 
     entry = {"group_size": group, "bits": bits, "mode": mode}
@@ -271,12 +271,12 @@ def test_blocks_without_an_exact_triple_are_refused(tmp_path: Path) -> None:
 
 
 def test_keep_keeps_the_type_or_refuses(tmp_path: Path) -> None:
-    source = quantised_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
+    source = quantized_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
     assert reasons(source, tmp_path, "mlx", dtype="keep") == ["Q4_1 is another type in MLX: blk.0.ffn_up.weight"]
 
 
 def test_float16_scales_are_what_mlx_itself_makes_of_a_gguf(tmp_path: Path) -> None:
-    source = quantised_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
+    source = quantized_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
     made = tensors_of(to_mlx(source, tmp_path / "out", dtype="f16", allow_lossy=True))
     stored = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.ffn_up.weight")
     blocks = stored.data.reshape(96, 2, 20)
@@ -302,7 +302,7 @@ def test_an_unknown_architecture_is_only_copied(tmp_path: Path) -> None:
     assert tensors_of(to_hf(out, tmp_path / "back")) == tensors_of(source)
 
 
-def test_quantised_modules_of_an_unknown_architecture_are_only_copied(tmp_path: Path) -> None:
+def test_quantized_modules_of_an_unknown_architecture_are_only_copied(tmp_path: Path) -> None:
     source = FIXTURES / "mlx" / "llama-untied-f32.q4g32"
     tensors = {name: Raw(*entry) for name, entry in tensors_of(source).items()}
     config = {**config_of(source), "model_type": "unheard-of", "architectures": ["UnheardOf"]}
@@ -467,7 +467,7 @@ np.save(sys.argv[3], np.array(made.astype(mx.float32)))
 
 @pytest.mark.parametrize("kind", [kind for kind, *_ in TYPES])
 def test_mlx_decodes_a_triple_to_the_very_values_of_the_blocks(tmp_path: Path, mlx_lm: str, kind: Q) -> None:
-    source = quantised_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight",))
+    source = quantized_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight",))
     out = to_mlx(source, tmp_path / "out")
 
     command = [mlx_lm, "-c", _DEQUANTIZED, str(out), "model.layers.0.mlp.up_proj", str(tmp_path / "made.npy")]

@@ -164,7 +164,7 @@ PROMPTS = '{"prompts": {"query": "search_query: ", "document": "Sök:\\n"}, "def
 
 
 @pytest.mark.parametrize("pooling", [{"pooling_mode": "mean"}, {"pooling_mode_max_tokens": True}])
-def test_normalising_and_prompts_come_back_word_for_word(pooling: dict[str, Any], tmp_path: Path) -> None:
+def test_normalizing_and_prompts_come_back_word_for_word(pooling: dict[str, Any], tmp_path: Path) -> None:
     """A pooling that llama.cpp does not have, too."""
     root = source(tmp_path / "hf", pooling, "Normalize")
     (root / "config_sentence_transformers.json").write_text(PROMPTS)
@@ -203,7 +203,7 @@ def test_documents_that_say_otherwise_than_the_file_are_made_anew(edit: tuple[st
     report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
 
     assert json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
-    assert any("whether they are normalised" in note for note in report.plan.notes)
+    assert any("whether they are normalized" in note for note in report.plan.notes)
 
 
 @pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
@@ -238,7 +238,7 @@ def test_the_files_of_sentence_transformers_come_back_from_a_gguf(word: str, tmp
     ]
     assert json.loads((tmp_path / "back" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     assert pooled(tmp_path / "again.gguf") == pooled(tmp_path / "m.gguf")
-    assert any("a GGUF does not say whether they are normalised afterwards" in note for note in report.plan.notes)
+    assert any("a GGUF does not say whether they are normalized afterwards" in note for note in report.plan.notes)
 
 
 def test_a_single_file_of_tensors_has_no_place_for_them(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODEL, GEMMA = "llama-tied-bf16.auto.gguf", "gemma3-text-bf16.auto.gguf"
-QUANTISED = "llama64.Q4_K_M.gguf"
+QUANTIZED = "llama64.Q4_K_M.gguf"
 
 #: Runs a command line where nothing of what Pyodide lacks can be had.
 BARE = """
@@ -100,8 +100,8 @@ def test_a_copy_is_written_read_again_and_verified(way: str, work: Path, fixture
 
 @pytest.mark.parametrize("arguments", [("convert", MODEL, "out.bump"), ("diff", MODEL, "other.gguf")])
 def test_what_computes_says_what_it_needs(way: str, work: Path, fixtures: Path, arguments: tuple[str, ...]) -> None:
-    data = (fixtures / "kquants" / QUANTISED).read_bytes()
-    (work / QUANTISED).write_bytes(data)
+    data = (fixtures / "kquants" / QUANTIZED).read_bytes()
+    (work / QUANTIZED).write_bytes(data)
     (work / "other.gguf").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     done = ran(way, work, *arguments)
     assert (done.returncode, "error[system.package]: this needs the package numpy" in done.stderr) == (4, True)

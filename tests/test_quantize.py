@@ -21,7 +21,7 @@ from consumers import LIBRARY
 import ckconv
 from ckconv import Options
 from ckconv.errors import UnsupportedError, UsageError
-from ckconv.quant import ggml_python, quantise
+from ckconv.quant import ggml_python, quantize
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
 #: Rows that are whole blocks of K-quants.
@@ -154,8 +154,8 @@ def test_a_bump_holds_the_entries_of_the_one_made_from_llama_quantizes_gguf(
 ) -> None:
     source = checkpoint(tmp_path / "hf", WIDE)
     ckconv("convert", source, tmp_path / "plain.gguf")
-    quantised = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
-    ckconv("convert", quantised, f"{tmp_path}/theirs/", "--to", "bump")
+    quantized = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+    ckconv("convert", quantized, f"{tmp_path}/theirs/", "--to", "bump")
 
     made = ckconv("convert", source, f"{tmp_path}/ours/", "--to", "bump", "--quantize", word)
 
@@ -200,7 +200,7 @@ def test_the_last_glob_that_matches_counts_and_floats_may_stay(tmp_path: Path) -
     [
         ("q4_x", "there is no type 'q4_x'"),
         ("iq1_m", "llama.cpp sums in another order for IQ1_M since September 2026"),
-        ("q8_1", "nothing here quantises floats to Q8_1 as llama-quantize does"),
+        ("q8_1", "nothing here quantizes floats to Q8_1 as llama-quantize does"),
         ("q4_k,foo", "GLOB=TYPE expected after a comma, not 'foo'"),
         ("q4_k,layers.9.*=q8_0", "layers.9.* names no tensor of hf"),
         ("q4_k,lm_head.weight=q4_k_m", "q4_k_m is a recipe for a whole model, lm_head.weight takes a type"),
@@ -220,7 +220,7 @@ def test_words_that_ask_for_nothing_are_usage_errors(word: str, sentence: str, t
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("q8_0,*norm.weight=q4_0", "names only tensors that llama.cpp does not quantise"),
+        ("q8_0,*norm.weight=q4_0", "names only tensors that llama.cpp does not quantize"),
         ("iq2_xxs", "IQ2_XXS needs an importance matrix"),
     ],
 )
@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_refused(word: str, sentence: str, tmp_path: Path
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word))
 
 
-def test_blocks_are_quantised_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
+def test_blocks_are_quantized_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
     values = SMALL.tensors()["model.layers.0.mlp.up_proj.weight"]
     q8 = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
     blocks = {"blk.0.ffn_up.weight": (q8, gguf.GGMLQuantizationType.Q8_0)}
@@ -242,7 +242,7 @@ def test_blocks_are_quantised_again_only_where_they_are_decoded_on_purpose(tmp_p
     ckconv.convert(source, tmp_path / "b.gguf", options=Options(quantize="q4_1", dequantize=True))
     ckconv.convert(source, tmp_path / "c.gguf", options=Options(quantize="q8_0"))
 
-    assert "Q8_0 is quantised already: blk.0.ffn_up.weight" in caught.value.message
+    assert "Q8_0 is quantized already: blk.0.ffn_up.weight" in caught.value.message
     assert caught.value.hint == "--dequantize decodes it first"
     decoded = gguf.quants.dequantize(q8, gguf.GGMLQuantizationType.Q8_0)
     again = gguf.quants.quantize(decoded, gguf.GGMLQuantizationType.Q4_1)
@@ -286,7 +286,7 @@ def once(rows: np.ndarray) -> np.ndarray:
     return gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
 
 
-def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+def test_verification_quantizes_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source, out = checkpoint(tmp_path / "hf", SMALL), tmp_path / "m.gguf"
     ckconv("convert", source, out, "--quantize", "q4_0", "--record")
 
@@ -300,17 +300,17 @@ def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Resu
     assert broken.code == 5
 
 
-@pytest.mark.parametrize("name", sorted(quantise.IN_NUMPY))
+@pytest.mark.parametrize("name", sorted(quantize.IN_NUMPY))
 def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("libgguf")
     rows = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
     rows[0], rows[1, ::2], rows[2, :32] = 0, -0.0, 7
-    dtype = quantise.GGML_TYPES[name.lower()]
-    by_library = quantise.quantise(rows, dtype)
+    dtype = quantize.GGML_TYPES[name.lower()]
+    by_library = quantize.quantize(rows, dtype)
 
-    monkeypatch.setattr(quantise, "has_library", lambda: False)
+    monkeypatch.setattr(quantize, "has_library", lambda: False)
 
-    assert quantise.quantise(rows, dtype).tobytes() == by_library.tobytes()
+    assert quantize.quantize(rows, dtype).tobytes() == by_library.tobytes()
 
 
 @pytest.mark.needs("ggml_python")
@@ -321,13 +321,13 @@ def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monke
     rows = rng.standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
     rows[0], rows[1, ::2], rows[2, :32], rows[3] = 0, -0.0, 7, 1e-30
     importance = rng.random(512, np.float32) if weighted else None
-    dtype = quantise.GGML_TYPES[name.lower()]
-    assert quantise.quantiser_of(dtype).startswith("ggml-python ")
-    made = quantise.quantise(rows, dtype, importance)
+    dtype = quantize.GGML_TYPES[name.lower()]
+    assert quantize.quantizer_of(dtype).startswith("ggml-python ")
+    made = quantize.quantize(rows, dtype, importance)
 
-    monkeypatch.setattr(ggml_python, "quantise", lambda *_: None)
+    monkeypatch.setattr(ggml_python, "quantize", lambda *_: None)
 
-    assert quantise.quantise(rows, dtype, importance).tobytes() == made.tobytes()
+    assert quantize.quantize(rows, dtype, importance).tobytes() == made.tobytes()
 
 
 @pytest.fixture
@@ -367,14 +367,14 @@ def test_a_library_that_does_not_load_is_not_used(
         (tmp_path / "ggml" / "lib" / "libggml-base.so").write_bytes(broken)
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert not ggml_python.differs(quantise.GGML_TYPES["q4_k"])
-    assert ggml_python.quantise(np.ones((1, 256), np.float32), quantise.GGML_TYPES["q4_k"], None) is None
+    assert not ggml_python.differs(quantize.GGML_TYPES["q4_k"])
+    assert ggml_python.quantize(np.ones((1, 256), np.float32), quantize.GGML_TYPES["q4_k"], None) is None
 
 
 def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source = checkpoint(tmp_path / "hf", WIDE)
     command = ("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0", "--force")
-    by = quantise.quantiser_of(quantise.GGML_TYPES["q8_0"])
+    by = quantize.quantizer_of(quantize.GGML_TYPES["q8_0"])
 
     assert json.loads(ckconv(*command, "--json").out)["quantised"]["Q8_0"]["by"] == by
     assert f", made by {by}" in ckconv(*command, "-v").out
@@ -382,7 +382,7 @@ def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[...
 
 
 def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "has_library", lambda: False)
+    monkeypatch.setattr(quantize, "has_library", lambda: False)
     source = checkpoint(tmp_path / "hf", WIDE)
 
     with pytest.raises(UnsupportedError, match="quantizing to Q4_K needs the package libgguf, which") as caught:
@@ -390,7 +390,7 @@ def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeyp
     assert (caught.value.code, caught.value.hint) == ("system.package", "pip install libgguf")
 
 
-#: What is quantised already -> types that its groups could be packed into again; some of them would fit, others not.
+#: What is quantized already -> types that its groups could be packed into again; some of them would fit, others not.
 REPACKED = [
     ("mlx/llama-tied-bf16.q4g64", "q8_0", {}),
     ("mlx/llama-tied-bf16.q4g64", "q4_0,*=q4_1", {"adapters": [(FIXTURES / "lora" / "llama-r4-attn-mlp", 1.0)]}),
@@ -400,7 +400,7 @@ REPACKED = [
 
 
 @pytest.mark.parametrize(("name", "word", "merged"), REPACKED, ids=lambda value: str(value)[:30])
-def test_what_is_decoded_and_quantised_at_once_is_as_in_two_steps(
+def test_what_is_decoded_and_quantized_at_once_is_as_in_two_steps(
     name: str, word: str, merged: dict[str, Any], tmp_path: Path
 ) -> None:
     """Groups that have an exact way into the blocks were packed into them, or refused, whatever --dequantize said."""

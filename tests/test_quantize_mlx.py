@@ -1,6 +1,6 @@
-"""``--quantize`` to MLX's triples: the bytes that ``mlx.core.quantize`` gives, in the modules that mlx-lm quantises.
+"""``--quantize`` to MLX's triples: the bytes that ``mlx.core.quantize`` gives, in the modules that mlx-lm quantizes.
 
-Where mlx is not installed, digests that scripts/record_mlx_quantise.py recorded stand for it.
+Where mlx is not installed, digests that scripts/record_mlx_quantize.py recorded stand for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckconv import Options
 from ckconv.core.dtypes import DTYPES
 from ckconv.errors import UnsupportedError, UsageError
 from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.quantise import planes_of
+from ckconv.quant.quantize import planes_of
 
 RECORDED = Path(__file__).parent / "mlx_quantised.json"
 
@@ -59,7 +59,7 @@ def arrays(folder: Path) -> dict[str, tuple[str, bytes]]:
 
 
 def by_mlx_lm(dense: Path, target: Path, bits: int, group: int, mode: str) -> Path:
-    """A dense directory as ``mlx_lm.convert -q`` quantises it."""
+    """A dense directory as ``mlx_lm.convert -q`` quantizes it."""
     utils = pytest.importorskip("mlx_lm.utils")
     model, config = utils.load_model(dense, lazy=True)
     model, config = utils.quantize_model(model, config, group, bits, mode=mode)
@@ -139,7 +139,7 @@ def test_globs_give_modules_another_type_or_none(tmp_path: Path) -> None:
     assert arrays(tmp_path / "m")["lm_head.weight"][0] == "BF16"
 
 
-def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+def test_verification_quantizes_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source, out = checkpoint(tmp_path / "hf", Decoder(**SIZES), "llama"), tmp_path / "m"
     ckconv("convert", source, f"{out}/", "--to", "mlx", "--quantize", "affine:4:64", "--record")
 
@@ -173,10 +173,10 @@ def test_types_that_mlx_does_not_have_are_usage_errors(word: str, sentence: str,
     assert sentence in caught.value.message
 
 
-def test_triples_are_quantised_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
+def test_triples_are_quantized_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
     source = FIXTURES / "mlx" / "llama-tied-bf16.q4g64"
 
-    with pytest.raises(UnsupportedError, match="is quantised already"):
+    with pytest.raises(UnsupportedError, match="is quantized already"):
         ckconv.convert(source, f"{tmp_path}/a/", to="mlx", options=Options(quantize="affine:8:32"))
     ckconv.convert(source, f"{tmp_path}/b/", to="mlx", options=Options(quantize="affine:8:32", dequantize=True))
 
@@ -195,7 +195,7 @@ def test_numbers_beyond_nvfp4_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tmp_path: Path) -> None:
-    """mlx-lm quantises some matrices of its classes in groups of 64, whatever was asked for."""
+    """mlx-lm quantizes some matrices of its classes in groups of 64, whatever was asked for."""
     source = FIXTURES / "experts/qwen3_moe"
     said = "rows of 32 are not whole groups of affine 8-bit group 64: model.layers.0.mlp.gate.weight and 1 more"
     with pytest.raises(UnsupportedError, match=said):
@@ -205,7 +205,7 @@ def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tm
     assert report.verified
 
 
-def test_blocks_that_are_decoded_and_quantised_at_once_are_as_in_two_steps(tmp_path: Path) -> None:
+def test_blocks_that_are_decoded_and_quantized_at_once_are_as_in_two_steps(tmp_path: Path) -> None:
     """Q4_0 has an exact form in MLX, which is not asked for."""
     ckconv.convert(FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "blocks.gguf", options=Options(quantize="q4_0,*=q4_0"))
     both = Options(quantize="affine:4:32", dequantize=True)

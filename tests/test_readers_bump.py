@@ -203,7 +203,7 @@ def test_huge_vocabulary_is_only_arithmetic(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
-def test_pipe_is_described_without_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_is_described_without_a_neighbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(beside(tmp_path, FILE, num_hidden_layers=77).parent)
     index = open_bump(Path("-"), source=PipeSource(io.BytesIO(FILE)))
     assert index.facts["header"].num_layers == 2

@@ -71,7 +71,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("documents", ["none", "manifest"])
-def test_layout_is_recognised_and_read(name: str, documents: str, tmp_path: Path) -> None:
+def test_layout_is_recognized_and_read(name: str, documents: str, tmp_path: Path) -> None:
     layout, rows, built = SOUND[name]
     path = built.write(tmp_path, manifest=built.manifest() if documents == "manifest" else None)
     index = open_bump(path)

@@ -151,7 +151,7 @@ def test_a_file_without_read_permission_is_refused(digits):
         (b"9" * 400, "is a git-lfs pointer"),
     ],
 )
-def test_a_git_lfs_pointer_is_recognised(size, expected):
+def test_a_git_lfs_pointer_is_recognized(size, expected):
     text = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize " + size + b"\n"
     assert lfs_pointer(text) == expected
 

@@ -110,7 +110,7 @@ def test_every_scalar_type(write, kind, content):
     assert found.raw == (b"" if kind == "str" else value(kind, content))
 
 
-def test_a_signalling_nan_is_kept_bit_for_bit(write):
+def test_a_signaling_nan_is_kept_bit_for_bit(write):
     bits = struct.pack("<I", 0x7F800001)
     assert read_gguf(write(gguf([raw_pair("k", 6, bits)]))).metadata["k"].raw == bits
 

@@ -1,4 +1,4 @@
-"""MLX directories: which arrays are one quantised matrix, and every way in which they can fail to be one."""
+"""MLX directories: which arrays are one quantized matrix, and every way in which they can fail to be one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Decoder, Raw, Tensors, bf16, quantised, save
+from checkpoints import Decoder, Raw, Tensors, bf16, quantized, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 from packing import packed
 
@@ -26,7 +26,7 @@ from ckconv.quant.convert import decode
 
 SMALL = Decoder(layers=1)
 MODULE = "model.layers.0.mlp.up_proj"
-SOUND = dict(zip(("weight", "scales", "biases"), quantised(SMALL.tensors()[f"{MODULE}.weight"]), strict=True))
+SOUND = dict(zip(("weight", "scales", "biases"), quantized(SMALL.tensors()[f"{MODULE}.weight"]), strict=True))
 SETTINGS = {"group_size": 32, "bits": 4, "mode": "affine"}
 
 
@@ -157,7 +157,7 @@ def test_a_module_takes_its_own_entry_or_the_general_one(tmp_path: Path, setting
     assert index.tensors["layers.0.ffn.up.weight"].dtype.name == "MLX 4-bit group 32 F32"
 
 
-def test_a_bias_of_the_layer_is_not_the_biases_of_its_quantisation(tmp_path: Path) -> None:
+def test_a_bias_of_the_layer_is_not_the_biases_of_its_quantization(tmp_path: Path) -> None:
     bias = {f"{MODULE}.bias": np.arange(96, dtype=np.float32)}
     index = open_index(directory(tmp_path, SOUND, SETTINGS, tensors=bias))
 

@@ -26,7 +26,7 @@ from ckconv.adapters.model import (
 from ckconv.api import open_model
 from ckconv.core.tensors import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader

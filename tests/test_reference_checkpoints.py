@@ -49,7 +49,7 @@ def reference_name(name: str) -> str:
     return name
 
 
-def neighbours(matrix: np.ndarray, heads: int) -> np.ndarray:
+def neighbors(matrix: np.ndarray, heads: int) -> np.ndarray:
     """The inverse of ``permute_for_rope`` of the same script: halves of a head become pairs."""
     rows, columns = matrix.shape
     moved = matrix.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2)
@@ -66,7 +66,7 @@ def written(root: Path, **params: Any) -> tuple[Path, Path]:
     own.mkdir()
     heads = {"q_proj": 4, "k_proj": 2}
     moved = {
-        reference_name(name): next((neighbours(a, n) for part, n in heads.items() if part in name), a)
+        reference_name(name): next((neighbors(a, n) for part, n in heads.items() if part in name), a)
         for name, a in tensors.items()
     }
     save_file(own / "consolidated.safetensors", moved)
@@ -217,7 +217,7 @@ def with_tokenizer(root: Path, kind: str, recorded: dict[str, Any]) -> Path:
     root.mkdir(parents=True)
     for name in tensors:
         if name.endswith(("wq.weight", "wk.weight")):
-            tensors[name] = neighbours(tensors[name], 1)
+            tensors[name] = neighbors(tensors[name], 1)
     save_file(root / "consolidated.safetensors", tensors)
     sizes = {"dim": 16, "n_layers": 1, "head_dim": 16, "hidden_dim": 16, "n_heads": 1, "n_kv_heads": 1}
     params = {**PARAMS, **sizes, "vocab_size": rows, "max_position_embeddings": 128}

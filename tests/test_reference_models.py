@@ -71,7 +71,7 @@ def test_an_mlx_directory_equals_what_mlx_decoded(name: str, tensors: int, retyp
     assert (found.equal, len(found.retyped)) == (tensors, retyped)
 
 
-def test_a_split_gguf_is_its_mlx_source_but_for_the_quantised_matrices() -> None:
+def test_a_split_gguf_is_its_mlx_source_but_for_the_quantized_matrices() -> None:
     found = diff(opened("gguf-split", "llama-untied-f32-00001-of-00003.gguf"), opened("mlx", "llama-untied-f32.q4g32"))
 
     assert found.equal == 5, "the norms"

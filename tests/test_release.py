@@ -82,7 +82,7 @@ def test_versions_of_python_are_the_same_everywhere() -> None:
     assert PROJECT["requires-python"] == f">={VERSIONS[0]}"
 
 
-def test_the_citation_has_the_version_and_licence_of_the_package() -> None:
+def test_the_citation_has_the_version_and_license_of_the_package() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
     assert citation["repository-code"] == PROJECT["urls"]["Homepage"]

@@ -19,9 +19,9 @@ from ckconv.cli.settings import Settings
 Run = Callable[..., Any]
 
 
-def test_a_type_that_changes_no_quantised_matrix_is_said_to(tmp_path: Path, fixtures: Path, ckconv: Run) -> None:
+def test_a_type_that_changes_no_quantized_matrix_is_said_to(tmp_path: Path, fixtures: Path, ckconv: Run) -> None:
     source = fixtures / "kquants" / "llama64.Q4_K_M.gguf"
-    note = "note: --dtype f32 leaves 16 tensors quantised: --dequantize decodes them"
+    note = "note: --dtype f32 leaves 16 tensors quantized: --dequantize decodes them"
     assert note in ckconv("convert", source, tmp_path / "a.gguf", "--dtype", "f32").out
     assert "leaves" not in ckconv("convert", source, tmp_path / "b.gguf").out
     assert "leaves" not in ckconv("convert", source, tmp_path / "c.gguf", "--dtype", "f32", "--dequantize").out

@@ -165,7 +165,7 @@ def test_every_bit_pattern_of_sixteen_bits_comes_back(tmp_path: Path, ckconv: Ck
     for name in ("hf/llama-tied-bf16", "hf/llama-untied-f16-sharded"):
         source = patched(tmp_path, name, fill)
         back = there_and_back(ckconv, source, "safetensors", tmp_path / f"to {source.name}", *V5)
-        assert back == files_of(source), "signalling NaNs with their payloads too"
+        assert back == files_of(source), "signaling NaNs with their payloads too"
 
 
 def test_norms_too_small_for_one_plus_w_are_kept(tmp_path: Path, ckconv: Ckconv) -> None:

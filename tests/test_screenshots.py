@@ -1,4 +1,4 @@
-"""docs/screenshots: small, whole, all of them shown in docs/, and nothing but text and its colours."""
+"""docs/screenshots: small, whole, all of them shown in docs/, and nothing but text and its colors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_terminal_shows_a_command_and_what_it_says_within_its_columns(name: st
     }  # fmt: skip
 
 
-def test_text_of_a_terminal_is_text_of_the_picture_with_its_colours() -> None:
+def test_text_of_a_terminal_is_text_of_the_picture_with_its_colors() -> None:
     svg = drawn("ckconv x", "a \x1b[32m<yes>\x1b[39m \x1b[1;31mno\x1b[0m\n\x1b[2m  b & c\x1b[0m", 80)
     assert lines(svg) == ["$ ckconv x", "a <yes> no", "  b & c"]
     styles = {span.text: span.get("style") for span in ElementTree.fromstring(svg).iter(f"{SVG}tspan")}

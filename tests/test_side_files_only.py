@@ -12,7 +12,7 @@ from conftest import Result
 Run = Callable[..., Result]
 
 DENSE = "gguf/llama-tied-bf16.auto.gguf"
-QUANTISED = "kquants/llama64.Q4_K_M.gguf"
+QUANTIZED = "kquants/llama64.Q4_K_M.gguf"
 
 
 def content(place: Path) -> dict[str, bytes]:
@@ -23,7 +23,7 @@ def content(place: Path) -> dict[str, bytes]:
     ("source", "flags"),
     [
         (DENSE, []),
-        (QUANTISED, ["--dequantize"]),
+        (QUANTIZED, ["--dequantize"]),
         ("hf/qwen2-tied-bf16", []),
         ("hf/gpt2-hub-f32", ["--max-shard-size", "100KB"]),
     ],

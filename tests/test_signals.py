@@ -156,11 +156,11 @@ def test_who_waits_for_somebody_else_is_broken_off(before: bool) -> None:
 
 def test_an_import_is_not_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would stay locked, and who imports it next would wait for ever."""
-    (tmp_path / "signalled.py").write_text("import os\nos.kill(os.getpid(), 15)\nwhole = True\n")
+    (tmp_path / "signaled.py").write_text("import os\nos.kill(os.getpid(), 15)\nwhole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Interrupted), interruptible():
-        import signalled  # type: ignore[import-not-found]
-    assert signalled.whole
+        import signaled  # type: ignore[import-not-found]
+    assert signaled.whole
 
 
 def test_a_program_that_leaves_ctrl_c_to_python_is_told_as_python_does() -> None:

@@ -17,8 +17,8 @@ PROGRAM = """
 import sys
 from ckconv.__main__ import run
 status = run(sys.argv[1:])
-catalogue = sys.modules.get("ckconv.families.catalogue")
-print(*(catalogue.FAMILIES._loaded if catalogue else ()), file=sys.stderr)
+catalog = sys.modules.get("ckconv.families.catalog")
+print(*(catalog.FAMILIES._loaded if catalog else ()), file=sys.stderr)
 print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
 sys.exit(status)
 """

@@ -1,4 +1,4 @@
-"""What is decoded or quantised to be written is not so again to be compared; what is on the disk is compared still."""
+"""What is decoded or quantized to be written is not so again to be compared; what is on the disk is compared still."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_row_but_the_first_of_a_tensor_is_quantised_once(
+def test_every_row_but_the_first_of_a_tensor_is_quantized_once(
     jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads too, whose rows stand in another order in a GGUF; and ``verify`` quantises everything anew."""
+    """Heads too, whose rows stand in another order in a GGUF; and ``verify`` quantizes everything anew."""
     monkeypatch.setattr(rows, "CHUNK", 64 * 512)  # a piece is the rows of a head
     monkeypatch.setattr(stored, "CHUNK", 64 * 512)
     source, counts = checkpoint(tmp_path / "floats", WIDE), Counter[str]()
-    quantise = convert.quantise
+    quantize = convert.quantize
 
     def counting(floats: Any, dtype: Any, *more: Any) -> Any:
         counts[dtype.name] += len(floats)
-        return quantise(floats, dtype, *more)
+        return quantize(floats, dtype, *more)
 
-    monkeypatch.setattr(convert, "quantise", counting)
+    monkeypatch.setattr(convert, "quantize", counting)
     blocks = Options(quantize="q8_0")
     ckconv.convert(source, tmp_path / "quick.gguf", options=blocks, verify=False, jobs=jobs)
     once = counts["Q8_0"]

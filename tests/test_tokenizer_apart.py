@@ -108,7 +108,7 @@ def test_ranks_become_every_merge_that_makes_a_word() -> None:
 
 
 def by_rank(word: bytes, ranks: dict[bytes, int]) -> list[int]:
-    """As tiktoken merges: of all neighbours that make a word those that make the one of the lowest rank."""
+    """As tiktoken merges: of all neighbors that make a word those that make the one of the lowest rank."""
     parts = [bytes([byte]) for byte in word]
     while True:
         pairs = [(ranks.get(one + other, 1 << 30), n) for n, (one, other) in enumerate(itertools.pairwise(parts))]

@@ -124,7 +124,7 @@ def test_other_values_of_sounds_are_refused(key: str, value: int, tmp_path: Path
         notes("ultravox-f16", tmp_path, **{key: value})
 
 
-def test_pictures_have_three_colours(tmp_path: Path) -> None:
+def test_pictures_have_three_colors(tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match=r"have \[3, 1\] numbers, and llama.cpp takes three of each") as caught:
         notes("llava-f16", tmp_path, image_std=[0.5])
 

@@ -181,7 +181,7 @@ def test_a_word_of_another_text_model_is_found(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("verify.tensor", 5)
 
 
-def test_a_quantised_text_model_has_its_own_word(tmp_path: Path) -> None:
+def test_a_quantized_text_model_has_its_own_word(tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED["pixtral-f16"]))
     wider = {24: 32, 12: 16, 40: 64}
     recorded["config"]["text_config"] |= {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8}

@@ -178,7 +178,7 @@ def test_a_wrapped_file_is_the_same_model(model: str, wrapped: str, tmp_path: Pa
 
 def test_the_harness_and_norms_that_a_family_does_not_use_are_left_out(tmp_path: Path, ckconv: Any) -> None:
     for model, left in (("llama", 10), ("qwen3", 6)):
-        path = Trained(model, initialised=True).write(tmp_path / model)
+        path = Trained(model, initialized=True).write(tmp_path / model)
         shown = ckconv("convert", path, f"{tmp_path}/{model}.bump", "--bump-version", "5", "--dry-run", "--json").json
         names = [
             item["name"] for item in shown["left_out"] if "." in item["name"] and not item["name"].startswith("layers.")
@@ -198,7 +198,7 @@ def test_numbers_that_look_like_another_format_do_not_mislead(tmp_path: Path, ck
 
 
 def test_values_and_their_order(tmp_path: Path) -> None:
-    """Rows of a llama are neighbours in the file, and halves in transformers."""
+    """Rows of a llama are neighbors in the file, and halves in transformers."""
     trained = Trained("llama")
     made = converted(trained.write(tmp_path), tmp_path, "safetensors")
     arrays = trained.arrays()
@@ -218,7 +218,7 @@ def test_values_and_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2 without other biases", "qwen3 without biases", "llama-step16"])
 def test_trainable_is_byte_for_byte_what_the_engine_wrote(name: str, through: str, tmp_path: Path) -> None:
     source = CASES[name].source(tmp_path / "source")
-    if CASES[name].made and CASES[name].made.initialised:  # type: ignore[union-attr]
+    if CASES[name].made and CASES[name].made.initialized:  # type: ignore[union-attr]
         source = Trained("qwen3", zero=(".bq", ".bk", ".bv", ".bo", ".b1", ".b2")).write(tmp_path / "checkpoint")
     middle = converted(source, tmp_path, through)
     made = converted(middle, tmp_path / "back", "bump", bump_version=0, trainable="headerless") / "weights.bump"

@@ -100,7 +100,7 @@ def test_bf16_ties_go_to_even_at_every_value(low: int) -> None:
 
 @pytest.mark.parametrize("step", [-1, 0, 1])
 def test_f16_ties_go_to_even_at_every_value(step: int) -> None:
-    """Half-way between every two neighbours, and one float32 to either side of it."""
+    """Half-way between every two neighbors, and one float32 to either side of it."""
     grid = np.array([half_value(bits) for bits in range(0x7C00)])
     between = ((grid[:-1] + grid[1:]) / 2).astype(np.float32)
     values = (between.view(np.uint32) + np.uint32(step % (1 << 32))).view(np.float32).reshape(1, -1)
@@ -194,7 +194,7 @@ def test_action(source: DType, target: DType, shift: int, action: Action, exact:
 
 
 def test_what_cannot_be_converted() -> None:
-    assert convertible(F32, DTYPES["Q4_K"])  # by quantising, where that is asked for
+    assert convertible(F32, DTYPES["Q4_K"])  # by quantizing, where that is asked for
     assert not convertible(DTYPES["I32"], F32)
     assert not convertible(DTYPES["Q8_K"], F32)
     assert all(dtype.kind is Kind.BLOCK for dtype in DTYPES.values() if decodable(dtype) and dtype.ggml is not None)
@@ -207,7 +207,7 @@ def test_shift_is_added_in_float32() -> None:
     assert changed == 0
 
 
-def test_a_signalling_nan_of_a_shifted_norm_stays_a_nan_without_a_word() -> None:
+def test_a_signaling_nan_of_a_shifted_norm_stays_a_nan_without_a_word() -> None:
     rows = np.array([[0xFF81, 0x7F80, 0xBF80]], "<u2").view(np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -17,7 +17,7 @@ from whisper_cases import BLOCKS, CASES, WHOLE, document, in_blocks, save, tenso
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "whisper_files.json").read_text())["files"]
-QUANTISED = json.loads((HERE / "whisper_files.json").read_text())["quantised"]
+QUANTIZED = json.loads((HERE / "whisper_files.json").read_text())["quantised"]
 SMALL = "english-80-f16"
 
 
@@ -97,7 +97,7 @@ def test_blocks_are_those_of_whisper_cpps_quantize_and_stay_in_a_copy(
     kind: str, blocks: Path, tmp_path: Path, ckconv
 ) -> None:
     source, data = blocks / f"{kind}.bin", (blocks / f"{kind}.bin").read_bytes()
-    assert sha256(data).hexdigest() == QUANTISED[kind]
+    assert sha256(data).hexdigest() == QUANTIZED[kind]
     said = ckconv("inspect", source).out
     assert f"file_type\t{BLOCKS[kind][1]}\n" in said
     assert f"types\t{kind.upper()}\n" in said

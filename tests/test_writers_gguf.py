@@ -58,9 +58,9 @@ def test_a_file_of_llama_cpp_is_copied_to_the_last_byte(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("alignment", [8, 64, 4096])
 def test_alignment_and_unusual_values_stay(alignment: int, tmp_path: Path) -> None:
-    signalling = hand.raw_pair("k.nan", 6, b"\x01\x00\x80\x7f")
+    signaling = hand.raw_pair("k.nan", 6, b"\x01\x00\x80\x7f")
     odd = ("k.bytes", "str", b"\xff\xfe")
-    metadata = [("general.architecture", "str", "other"), ("general.alignment", "u32", alignment), signalling, odd]
+    metadata = [("general.architecture", "str", "other"), ("general.alignment", "u32", alignment), signaling, odd]
     tensors = [hand.Tensor("a", (3,)), hand.Tensor("b", (5,), 26), hand.Tensor("c", (32, 3), hand.Q4_0)]
     source = tmp_path / "s.gguf"
     source.write_bytes(hand.gguf([*metadata, *VALUES], tensors, alignment=alignment))

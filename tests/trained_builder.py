@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-INITIALISED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
+INITIALIZED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
 
 #: Where the data of a wrapped file begins, by the age of the engine: April's v7, July's v8.
 WRAPPED = {"april": 152, "july": 128}
@@ -26,14 +26,14 @@ class Trained:
 
     Attributes:
         zero: endings of entries that are all zeros, as biases are before training.
-        initialised: as the initialisation writes it: in its order, with the norms that every family gets there, and
+        initialized: as the initialization writes it: in its order, with the norms that every family gets there, and
             the state of the parity harness.
         layers, vocab, hidden, ffn, heads, kv: sizes.
     """
 
     model: str = "llama"
     zero: tuple[str, ...] = ()
-    initialised: bool = False
+    initialized: bool = False
     layers: int = 2
     vocab: int = 64
     hidden: int = 32
@@ -51,7 +51,7 @@ class Trained:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         e, f, kv, v = self.hidden, self.ffn, self.kv * self.head, self.vocab
         found: dict[str, tuple[int, ...]] = {"token_emb": (v, e), "final_ln_weight": (e,), "output.weight": (v, e)}
-        if self.initialised:
+        if self.initialized:
             found |= {
                 "tiny.embedding.weight": (v, e), "tiny.rms_gamma": (e,), "tiny.fc1.weight": (2 * f, e),
                 "tiny.fc1.bias": (2 * f,), "tiny.fc2.weight": (v, f), "tiny.fc2.bias": (v,),
@@ -62,10 +62,10 @@ class Trained:
                 "bq": (e,), "bk": (kv,), "bv": (kv,), "bo": (e,), "q_norm": (self.head,), "k_norm": (self.head,),
                 "w1": (2 * f, e), "w2": (e, f), "b1": (2 * f,), "b2": (e,),
             }  # fmt: skip
-            if not self.initialised and self.model != "qwen3":
+            if not self.initialized and self.model != "qwen3":
                 del layer["q_norm"], layer["k_norm"]
             found |= {f"layer.{n}.{name}": shape for name, shape in layer.items()}
-        return found if self.initialised else dict(sorted(found.items()))
+        return found if self.initialized else dict(sorted(found.items()))
 
     def arrays(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(self.seed)
@@ -100,8 +100,8 @@ class Trained:
                  "shape": list(array.shape)}
             )  # fmt: skip
             data += array.tobytes()
-        if self.initialised:
-            return data, {"version": 1, "format": INITIALISED, "config": self.config(), "entries": entries}
+        if self.initialized:
+            return data, {"version": 1, "format": INITIALIZED, "config": self.config(), "entries": entries}
         where = {"source": "ck_runtime_snapshot", "step": 7, "reason": "interval"}
         return data, {
             "version": 1, "format": CHECKPOINT, **where, "entries": entries, "config": self.config()

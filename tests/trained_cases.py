@@ -41,13 +41,13 @@ CASES = {
         Case("llama-init", None),
         Case("qwen3-step16 without biases of the MLP", None, _MLP),
         Case("llama", Trained("llama")),
-        Case("llama with norms", Trained("llama", initialised=True)),
+        Case("llama with norms", Trained("llama", initialized=True)),
         Case("llama without biases", Trained("llama", zero=(".bq", ".bk", ".bv", *_BUT_QKV))),
         Case("qwen2", Trained("qwen2")),
         Case("qwen2 without other biases", Trained("qwen2", zero=_BUT_QKV)),
         Case("qwen3", Trained("qwen3")),
         Case("qwen3 without biases of the MLP", Trained("qwen3", zero=_MLP)),
-        Case("qwen3 without biases", Trained("qwen3", zero=(".bq", ".bk", ".bv", *_BUT_QKV), initialised=True)),
+        Case("qwen3 without biases", Trained("qwen3", zero=(".bq", ".bk", ".bv", *_BUT_QKV), initialized=True)),
     )
 }  # fmt: skip
 

@@ -118,7 +118,7 @@ def merge_adapters(
     """``base`` with the matrices that the adapters change computed from both, in the order of the adapters.
 
     Args:
-        decoded: a quantised matrix may be decoded to float32 for it.
+        decoded: a quantized matrix may be decoded to float32 for it.
         unrounded: what is computed of a tensor stays float32, whatever the type of the base.
 
     Raises:
@@ -138,25 +138,25 @@ def merge_adapters(
     base = untied(base, [adapter.index for adapter in adapters], config)
     _check_there(base, adapters, config)
     tensors = dict(base.tensors)
-    quantised: list[str] = []
+    quantized: list[str] = []
     for name, tensor in base.tensors.items():
         made = _changed(tensor, adapters, config)
         if made is None:
             continue
         if made.merge is not None and made.dtype not in WIDENS_TO_F32:
             if not decoded(tensor):
-                quantised.append(f"{tensor.source} is {tensor.dtype}")
+                quantized.append(f"{tensor.source} is {tensor.dtype}")
             made = replace(made, dtype=F32)
         elif made.merge is not None and unrounded(tensor):
             made = replace(made, dtype=F32)
         tensors[name] = made
-    if quantised:
+    if quantized:
         raise UnsupportedError(
             "adapter.quantized",
-            f"the adapter changes {counted(len(quantised), 'matrix that is', 'matrices that are')} quantised",
+            f"the adapter changes {counted(len(quantized), 'matrix that is', 'matrices that are')} quantized",
             path=base.path,
             hint="--dequantize decodes them to float32, --decode GLOB only the ones it names",
-            details=listed(quantised),
+            details=listed(quantized),
         )
     files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
     identities = dict(base.identities)
@@ -188,7 +188,7 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
 def _is_called(name: str, base: TensorIndex) -> bool:
     """Nothing speaks against the base's being the model of this name: it fits anyway, and names are given freely.
 
-    Not compared: who published it, letter case, and what a file name adds, as the type of a quantised copy.
+    Not compared: who published it, letter case, and what a file name adds, as the type of a quantized copy.
     """
     said = [getattr(value, "value", value) for value in map(base.metadata.get, _NAME_KEYS)]
     names = [_plain(text) for text in (base.path.absolute().name, *said) if isinstance(text, str)]

@@ -25,7 +25,7 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import quoted
-from ckconv.families.catalogue import FAMILIES, family_of_gguf
+from ckconv.families.catalog import FAMILIES, family_of_gguf
 from ckconv.families.kinds import Kind, canonical_shape, kind_of
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at
 from ckconv.families.names import GGUF, HF, MLX, Stored, names_of

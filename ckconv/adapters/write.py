@@ -128,7 +128,7 @@ class AdapterPlanner(Planner):
     what: str
     #: Roles that it has a place for.
     roles: frozenset[Role]
-    #: Quantised blocks are a type of tensor there.
+    #: Quantized blocks are a type of tensor there.
     holds_blocks = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:

@@ -28,7 +28,7 @@ _GRAVITY = (1, 5, 6, 3, 4, 2)
 _MAX_LIST = 16 << 20
 
 _EXAMPLES = {
-    "ckconv batch models/* --to gguf --into gguf/ --quantize q4_k_m": "every model to gguf/NAME/, quantised",
+    "ckconv batch models/* --to gguf --into gguf/ --quantize q4_k_m": "every model to gguf/NAME/, quantized",
     "ckconv batch --from-file list.txt --to mlx --into mlx/": "the models that a file lists",
 }
 
@@ -58,7 +58,7 @@ def command(
     terminal a table of all stands at the end.
     """
     from ckconv.cli.batch_run import Batch
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
     from ckconv.plan.choices import check_values
     from ckconv.publish.checks import check_place

@@ -157,7 +157,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
         OutputError: ``cluster.version``.
     """
     from ckconv.conversion.resume import check_version
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
 
     check_version(job.version)

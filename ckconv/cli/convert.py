@@ -39,7 +39,7 @@ _OF_ONE_FILE = ("mmproj", "side_files_only", "resume", "cluster")
 
 _EXAMPLES = {
     "ckconv convert model.gguf model.bump": "for C-Kernel-Engine; every tensor is verified",
-    "ckconv convert model/ model.gguf --quantize q4_k_m": "a checkpoint of Hugging Face for llama.cpp, quantised",
+    "ckconv convert model/ model.gguf --quantize q4_k_m": "a checkpoint of Hugging Face for llama.cpp, quantized",
     "ckconv convert model.gguf model/ --to hf --dequantize": "back to a checkpoint; the blocks' own values in FP32",
     "ckconv convert model.gguf mmproj.gguf model/ --to hf": "text model and tower, one checkpoint again",
     "ckconv convert model/ mlx/ --to mlx --dry-run": "the plan with exact sizes; nothing is written",
@@ -91,7 +91,7 @@ _EXAMPLES = {
 def command(context: click.Context, /, paths: tuple[str, ...], output: str | None, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
-    Quantised blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
+    Quantized blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
     which is exactly BF16 in a GGUF; F16 and BF16 widen to FP32 exactly where the target's engine wants that. What the
     target cannot hold exactly is refused (exit 4) before anything is written. SRC may be - for a pipe. DST may be - for
     stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
@@ -102,7 +102,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.conversion.run import outputs_of, run
     from ckconv.conversion.sidefiles import late_files
     from ckconv.conversion.upload import uploading
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.formats.destination import ON_STDOUT
     from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once

@@ -64,7 +64,7 @@ def command(
     changed their type without changing a value are equal.
     """
     from ckconv.comparison.compare import diff, require_comparable
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
     from ckconv.formats.model import seen_as
     from ckconv.signals import interruptible

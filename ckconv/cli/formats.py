@@ -32,7 +32,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         return
     from ckconv.core.dtypes import DTYPES, Kind
     from ckconv.errors import UsageError, quoted
-    from ckconv.families.catalogue import FAMILIES, own_families, text_of
+    from ckconv.families.catalog import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types

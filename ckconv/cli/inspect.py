@@ -67,7 +67,7 @@ def command(
 
     from ckconv.cli.describe import Description, describe
     from ckconv.errors import UsageError
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
 
     settings = settings_of(context)

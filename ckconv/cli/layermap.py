@@ -1,4 +1,4 @@
-"""Types by layer as one small map: a row a role, a column a layer, a character and a colour a type."""
+"""Types by layer as one small map: a row a role, a column a layer, a character and a color a type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ckconv.core.tensors import Tensor, parse
 if TYPE_CHECKING:
     from rich.text import Text
 
-#: Colours that can be told apart on a light and on a dark ground, also by who does not see red and green apart.
-_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "red", "bright_black")
+#: Colors that can be told apart on a light and on a dark ground, also by who does not see red and green apart.
+_COLORS = ("cyan", "yellow", "magenta", "blue", "green", "red", "bright_black")
 
 #: What names of plain numbers begin with, and what stands for a type whose own characters are taken.
 _PLAIN, _MARKS = "BF", "abcdefghijklmnopqrstuvwxyz"
@@ -75,7 +75,7 @@ def lines(table: LayerMap, width: int) -> Iterator[Text]:
     if not table.rows or len(table.layers) < 2:
         return
     mark = marks(table.types)
-    colour = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(table.types)}
+    color = {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(table.types)}
     names = max(len(role) for role in table.rows) + 2
     room = max(width - names, 8)
     for start in range(0, len(table.layers), room):
@@ -84,11 +84,11 @@ def lines(table: LayerMap, width: int) -> Iterator[Text]:
         for role, row in table.rows.items():
             line = Text(f"{printable(role):<{names}}")
             for name in row[start : start + room]:
-                line.append(mark[name] if name else _NONE, style=colour[name] if name else "dim")
+                line.append(mark[name] if name else _NONE, style=color[name] if name else "dim")
             yield line
     legend = Text(" " * names)
     for name in table.types:
-        legend.append(mark[name], style=colour[name])
+        legend.append(mark[name], style=color[name])
         legend.append(f" {name}  ")
     yield legend
 

@@ -58,7 +58,7 @@ def command(
     tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
     from ckconv.errors import OutputError, UsageError
-    from ckconv.families.catalogue import FAMILIES
+    from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
     from ckconv.signals import interruptible
 

@@ -1,4 +1,4 @@
-"""What people ask first of a model: its name, its size and types, its licence, what it takes to run."""
+"""What people ask first of a model: its name, its size and types, its license, what it takes to run."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ckconv.publish.files import close_written, create, failing, removed
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
 #: character besides. What is written on them stands out by 7:1 at least.
-COLOURS = (
+COLORS = (
     ("#9bd3f5", "#0b4f76"), ("#f7d488", "#5c4300"), ("#e3b5f0", "#5f2472"), ("#b8c4ff", "#2b3a8c"),
     ("#b5e3b0", "#1f5219"), ("#ffb9a8", "#7a2413"), ("#d3d3d3", "#4a4a4a"),
 )  # fmt: skip
@@ -126,7 +126,7 @@ def framed(title: str, body: Iterable[str]) -> str:
 
 def _head(title: str) -> Iterator[str]:
     style = _STYLE
-    grounds = {f"t{n}": pair for n, pair in enumerate(COLOURS)} | {f"e{n}": pair for n, pair in enumerate(SHADES)}
+    grounds = {f"t{n}": pair for n, pair in enumerate(COLORS)} | {f"e{n}": pair for n, pair in enumerate(SHADES)}
     for mode, word in enumerate(("LIGHT", "DARK")):
         style = style.replace(word, ";".join(f"--{name}:{pair[mode]}" for name, pair in grounds.items()))
     style += "".join(f".{name}{{background:var(--{name})}}" for name in grounds)
@@ -163,12 +163,12 @@ def _parts(found: Description) -> Iterator[str]:
 
 
 def mapped(table: LayerMap, title: str, anchor: str) -> Iterator[str]:
-    """The types of roles by layer; a cell says its type to who cannot see its colour."""
+    """The types of roles by layer; a cell says its type to who cannot see its color."""
     label = escape(title)
     if not table.rows:
         return
     mark = marks(table.types)
-    ground = {name: f"t{number % len(COLOURS)}" for number, name in enumerate(table.types)}
+    ground = {name: f"t{number % len(COLORS)}" for number, name in enumerate(table.types)}
     yield f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{label}</h2>\n<ul class="keys">'
     for name in table.types:
         yield f'<li><span class="key {ground[name]}" aria-hidden="true">{escape(mark[name])}</span>{escape(name)}</li>'

@@ -222,7 +222,7 @@ def _errors(different: Iterable[Difference]) -> Iterator[str]:
     top = max(cells[_ALL].values())
     title = "Largest difference by layer"
     yield f'<section aria-labelledby="errors"><h2 id="errors">{title}</h2>'
-    yield "<p>A cell is the power of ten of the largest difference: -3 is 0.001 to 0.01. The stronger its colour, the"
+    yield "<p>A cell is the power of ten of the largest difference: -3 is 0.001 to 0.01. The stronger its color, the"
     yield "larger.</p>"
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{title}">\n<table class="map">'
     numbers = "".join(f'<th scope="col">{layer}</th>' for layer in layers)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from ckconv.cli.changes import merged_lines, names_beside, quantised_lines, rounded_lines
+from ckconv.cli.changes import merged_lines, names_beside, quantized_lines, rounded_lines
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.cli.steps import step_facts, step_lines
@@ -85,7 +85,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         f"  {_summary(plan, ways)}",
         *rounded_lines(report, settings),
         *merged_lines(report, settings),
-        *quantised_lines(plan, settings),
+        *quantized_lines(plan, settings),
         *_left_out_lines(plan, settings),
         *_change_lines(plan),
         *(f"  note: {note}" for note in plan.notes),

@@ -35,7 +35,7 @@ class Settings:
 
     @property
     def color(self) -> bool:
-        """Colour on stdout is wanted: a terminal that can, and nobody who said no."""
+        """Color on stdout is wanted: a terminal that can, and nobody who said no."""
         plain = self.no_color or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         return not plain and sys.stdout.isatty()
 
@@ -112,7 +112,7 @@ def common_options(function: Function) -> Function:
                 "help": "How to show progress on stderr [default: auto].",
             },
         ),
-        (("--no-color",), {"is_flag": True, "help": "No colour; NO_COLOR and TERM=dumb do the same."}),
+        (("--no-color",), {"is_flag": True, "help": "No color; NO_COLOR and TERM=dumb do the same."}),
         (("--json",), {"is_flag": True, "help": "One JSON document on stdout."}),
         (("-v", "--verbose"), {"is_flag": True, "help": "More detail in the report."}),
         (("-q", "--quiet"), {"is_flag": True, "help": "Nothing but errors."}),

@@ -25,7 +25,7 @@ from ckconv.errors import counted
 #: Between two columns of a table.
 _GAP = 2
 
-#: What less is told where nobody says otherwise: end at once where all fits on the screen, keep colours.
+#: What less is told where nobody says otherwise: end at once where all fits on the screen, keep colors.
 _LESS = "-FRX"
 
 #: What people call a target.
@@ -55,7 +55,7 @@ def print_tables(
     description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool, every_tensor: bool
 ) -> None:
     """Print the sections that were asked for; all tensors through the pager."""
-    # Without a colour system there is no bold either: whoever says no to colours wants no escapes.
+    # Without a color system there is no bold either: whoever says no to colors wants no escapes.
     console = Console(color_system="auto" if settings.color else None, highlight=False, emoji=False, markup=False)
     console.width = max(console.width, NARROWEST)
     if every_tensor and console.is_terminal:
@@ -95,9 +95,9 @@ def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = 
 def _headline(console: Console, d: Description) -> None:
     """What people ask first."""
     index, o = d.index, d.overview
-    quantised = f"{o.types}, {o.bits:.3g} bits per weight" if o.types else ""
+    quantized = f"{o.types}, {o.bits:.3g} bits per weight" if o.types else ""
     family = index.architecture if index.adapter is None else f"{index.adapter.method} adapter"
-    words = (o.name, family, f"{count(index.parameters)} parameters", quantised, size(index.nbytes))
+    words = (o.name, family, f"{count(index.parameters)} parameters", quantized, size(index.nbytes))
     for line in _packed([printable(word) for word in words if word], console.width):
         console.print(Text(line, style="bold"))
     for name, text in _facts(d):
@@ -133,7 +133,7 @@ def _facts(d: Description) -> Iterable[tuple[str, str]]:
     if index.adapter is None:
         yield "tokenizer", f"{o.tokenizer}{words}{template}" if o.tokenizer else "none"
     named = f"{o.card.license_name} ({o.card.license})" if o.card.license_name else o.card.license
-    yield "licence", " ".join(word for word in (named, o.card.license_link) if word)
+    yield "license", " ".join(word for word in (named, o.card.license_link) if word)
     yield "carries", "; ".join(map(str, d.hazards))
     yield "base model", ", ".join(o.card.base_models)
     yield "languages", ", ".join(o.card.languages)

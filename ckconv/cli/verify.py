@@ -60,7 +60,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     anything is not what it should be, with everything at fault named.
     """
     from ckconv.api import check_output
-    from ckconv.families.catalogue import own_families
+    from ckconv.families.catalog import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
     from ckconv.formats.model import with_mmproj

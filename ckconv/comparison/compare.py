@@ -13,7 +13,7 @@ from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import PREFIX, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
 from ckconv.errors import UnsupportedError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, head_is_embedding, runs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.tensors import Tensor, TensorIndex, is_bias, require_tensors
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.io.files import Files, head_is_embedding
 from ckconv.io.rows import RowReader, canonical_pieces

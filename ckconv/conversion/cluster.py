@@ -20,7 +20,7 @@ from ckconv.conversion.resume import Request, SharedFiles
 from ckconv.conversion.run import run
 from ckconv.core.tensors import identity
 from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
-from ckconv.families.catalogue import own_families
+from ckconv.families.catalog import own_families
 from ckconv.io.tiles import at_once
 from ckconv.plan.steps import Container, Plan
 from ckconv.signals import check, ignore

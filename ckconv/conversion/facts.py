@@ -14,7 +14,7 @@ from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 
 if TYPE_CHECKING:
-    from ckconv.quant.quantise import Error
+    from ckconv.quant.quantize import Error
 
 VERBS = {
     Action.COPY: "copied",
@@ -22,7 +22,7 @@ VERBS = {
     Action.NARROW: "narrowed",
     Action.DECODE: "decoded",
     Action.REPACK: "re-packed",
-    Action.QUANTIZE: "quantised",
+    Action.QUANTIZE: "quantized",
     Action.SHIFT: "shifted",
     Action.SCALE: "scaled",
     Action.MERGE: "merged",
@@ -80,16 +80,16 @@ def counts_of(ways: Counter[Way]) -> Counter[Action]:
 
 
 def errors_of(plan: Plan) -> Mapping[str, Error]:
-    """Type -> how far quantising moved values."""
+    """Type -> how far quantizing moved values."""
     return plan.errors.of_types if plan.errors else {}
 
 
 def made_by(name: str) -> str:
     """The package that made blocks of the type of this name, with its version; empty where none did."""
-    from ckconv.quant.quantise import GGML_TYPES, quantiser_of
+    from ckconv.quant.quantize import GGML_TYPES, quantizer_of
 
     dtype = GGML_TYPES.get(name.lower())
-    return quantiser_of(dtype) if dtype else ""
+    return quantizer_of(dtype) if dtype else ""
 
 
 def bits_per_weight(plan: Plan) -> float:

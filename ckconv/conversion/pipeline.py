@@ -212,7 +212,7 @@ class Pipeline:
 
 def phase(plan: Plan) -> str:
     """The name of the phase for a progress bar."""
-    return "quantising" if plan.errors else "writing"
+    return "quantizing" if plan.errors else "writing"
 
 
 class _Flight(NamedTuple):

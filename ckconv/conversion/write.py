@@ -52,7 +52,7 @@ class Losses:
 
     def add(self, step: Step, count: int) -> None:
         """``count`` values of a step's source did not survive."""
-        if count and step.source is not None and not (step.conversion and step.conversion.quantises):
+        if count and step.source is not None and not (step.conversion and step.conversion.quantizes):
             counts = self._unfit if step.action is Action.REPACK else self.changed
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 

@@ -301,7 +301,7 @@ class ModelConfig:
     """Canonical hyper-parameters; sizes in elements.
 
     Attributes:
-        family: the row of :data:`ckconv.families.catalogue.FAMILIES` that the model belongs to.
+        family: the row of :data:`ckconv.families.catalog.FAMILIES` that the model belongs to.
         model_type: what a Hugging Face ``config.json`` calls it.
         head_dim: elements of one attention head.
         rotary_dim: elements of a head that RoPE rotates.
@@ -631,7 +631,7 @@ def _one_between(
 
 
 def _between(factor: float, fast: float, slow: float) -> Iterator[tuple[float, float, float, int]]:
-    """No frequency lies between the ends: any boundary between its neighbours will do."""
+    """No frequency lies between the ends: any boundary between its neighbors will do."""
     if slow / fast >= HIGH_FREQ_FACTOR / LOW_FREQ_FACTOR:
         yield factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, math.floor(slow)
     for context in (math.floor(slow), round(math.sqrt(fast * slow))):

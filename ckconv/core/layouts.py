@@ -2,9 +2,9 @@
 
 Canonical order is Hugging Face's: a matrix is ``[out, in]`` rows, the RoPE rows of a head are in split
 ("rotate half") order, and nothing is padded. A :class:`Layout` says where those rows are in a file, by the number of
-stored elements from one index of an axis to the next: heads with padding behind them, RoPE pairs as neighbours, columns
+stored elements from one index of an axis to the next: heads with padding behind them, RoPE pairs as neighbors, columns
 in blocks by head, a transposed matrix, Q K and V fused head by head are all such strides. It is index arithmetic and
-knows no bytes and no files, so the same object serves a reader, a writer and the verifier, and quantised rows move as
+knows no bytes and no files, so the same object serves a reader, a writer and the verifier, and quantized rows move as
 opaque runs of whole blocks.
 
 Units: rows and columns are elements. A vector is a matrix of one column, so that biases permute and
@@ -200,7 +200,7 @@ class Layout:
 
     @property
     def interleaved(self) -> bool:
-        """Rows ``i`` and ``i + n / 2`` of each head are neighbours, as llama.cpp's converter stores Q and K."""
+        """Rows ``i`` and ``i + n / 2`` of each head are neighbors, as llama.cpp's converter stores Q and K."""
         return self._pair >= 0
 
     @property

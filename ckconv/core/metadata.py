@@ -144,30 +144,30 @@ def text_key(document: Mapping[str, Any]) -> str:
     return next((key for key in _TEXT_KEYS if isinstance(document.get(key), dict)), "")
 
 
-#: Keys of ``config.json`` about how tensors are quantised: MLX's, everybody's, and compressed-tensors' old one.
+#: Keys of ``config.json`` about how tensors are quantized: MLX's, everybody's, and compressed-tensors' old one.
 QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
 
 
-def unquantised(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
+def unquantized(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
     """A configuration without quantization keys, inner ones included.
 
     Args:
         by: of objects that have this key, what they say stays.
     """
     return {
-        key: unquantised(value, by=by) if key.endswith("_config") and isinstance(value, dict) else value
+        key: unquantized(value, by=by) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in document.items()
         if key not in QUANTIZATION_KEYS or (by and (not isinstance(value, dict) or by in value))
     }
 
 
 def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -> dict[str, Any]:
-    """A configuration without MLX's word that matrices are quantised, where all of them are floats.
+    """A configuration without MLX's word that matrices are quantized, where all of them are floats.
 
     MLX's objects name no ``quant_method``, without which transformers does not load a model.
     """
     dense = all(tensor.dtype.kind is Kind.FLOAT for tensor in stored if len(tensor.shape) > 1)
-    return unquantised(document, by="quant_method") if dense else dict(document)
+    return unquantized(document, by="quant_method") if dense else dict(document)
 
 
 # What a model card says of a model: the front matter of a README.md, or the ``general.*`` keys of typed metadata.

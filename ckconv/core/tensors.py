@@ -435,7 +435,7 @@ class Array(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A matrix as another quantiser stores it: several arrays, of which a packing makes rows of one block type.
+    """A matrix as another quantizer stores it: several arrays, of which a packing makes rows of one block type.
 
     Attributes:
         rows: how many rows it has.
@@ -462,7 +462,7 @@ class Tensor:
         layout: how canonical rows lie in those bytes.
         planes: for a tensor stored as several parallel arrays (an MLX triple: weight, scales, biases), those
             arrays; row ``i`` is the rows ``i`` of all of them. ``extents`` is then empty.
-        packed: for a matrix that another quantiser packed, its arrays; several for matrices that are stacked.
+        packed: for a matrix that another quantizer packed, its arrays; several for matrices that are stacked.
             ``extents`` is then empty, and ``layout`` that of rows which the packing made.
         merge: for a tensor that adapters change, what its rows are computed from. ``extents`` is then empty, and
             ``layout`` plain.

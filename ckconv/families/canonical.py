@@ -88,7 +88,7 @@ def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
     return (f"{misfit.message}: tensors keep the names of the file",) if misfit is not None else ()
 
 
-def canonicalise(
+def canonicalize(
     items: Iterable[Item],
     family: Family,
     names: Names,

@@ -72,7 +72,7 @@ class Engine(NamedTuple):
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
         written_as: of a bump engine: the family as which its models are written, entry for entry.
-        neighbours: of a bump engine: RoPE rotates neighbours in every format of the family, and in the engine, so that
+        neighbors: of a bump engine: RoPE rotates neighbors in every format of the family, and in the engine, so that
             rows stay as they are.
         biased: of the engine that trains: the family whose class has every bias, for a model with one that this
             family's has not.
@@ -105,7 +105,7 @@ class Engine(NamedTuple):
     interleaved: bool = False
     slides: bool = False
     written_as: str = ""
-    neighbours: bool = False
+    neighbors: bool = False
     biased: str = ""
     biases: tuple[str, ...] | None = None
     unnamed: bool = False
@@ -125,7 +125,7 @@ _KNOWN = frozenset(
     }
 )  # fmt: skip
 _OF_BUMP = frozenset(
-    {"tensors", "interleaved", "slides", "as", "neighbours", "biased", "biases", "unnamed", "slots", "floats"}
+    {"tensors", "interleaved", "slides", "as", "neighbors", "biased", "biases", "unnamed", "slots", "floats"}
 )
 
 
@@ -159,7 +159,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("interleaved")),
         bool(fields.get("slides")),
         str(fields.get("as", "")),
-        bool(fields.get("neighbours")),
+        bool(fields.get("neighbors")),
         str(fields.get("biased", "")),
         _names(fields["biases"]) if "biases" in fields else None,
         bool(fields.get("unnamed")),

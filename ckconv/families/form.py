@@ -173,7 +173,7 @@ _ENGINE = _or_table(
         **dict.fromkeys(("as", "absent", "unmeasured"), _text),
         "biases": _many(_text),
         **dict.fromkeys(
-            ("head_must_be_written", "interleaved", "slides", "neighbours", "scaled", "transposed", "unnamed"), _flag
+            ("head_must_be_written", "interleaved", "slides", "neighbors", "scaled", "transposed", "unnamed"), _flag
         ),
     },
 )

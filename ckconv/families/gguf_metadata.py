@@ -136,7 +136,7 @@ def type_keys(file_type: int) -> dict[str, Value]:
 
 
 def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[str, Value]:
-    """What quantising was weighed by, as ``tools/quantize/quantize.cpp`` of llama.cpp says it."""
+    """What quantizing was weighed by, as ``tools/quantize/quantize.cpp`` of llama.cpp says it."""
     said = {"file": scalar("str", _cut(file))}
     said |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
     said |= {"entries_count": scalar("u32", entries)}

@@ -3,7 +3,7 @@
 A tensor that a class does not have is ignored by transformers with a warning at most, and one that it misses is made
 up: either is a model that computes something else. mlx-lm refuses both.
 
-Source: the modelling files of transformers 4.57 and 5 and of mlx-lm 0.32.
+Source: the modeling files of transformers 4.57 and 5 and of mlx-lm 0.32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import parse
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import MLX_LM
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.presence import always, expected, required, switches

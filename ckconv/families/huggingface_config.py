@@ -22,7 +22,7 @@ from ckconv.core.config import (
 from ckconv.core.metadata import text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.families.catalogue import family_of_class, family_of_model_type
+from ckconv.families.catalog import family_of_class, family_of_model_type
 from ckconv.families.config_source import ConfigSource
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
@@ -253,7 +253,7 @@ def _texts_of(value: object) -> list[str]:
 
 
 def _is_class_of(name: str, family: Family) -> bool:
-    """A class of the family's modelling file: LlamaModel and LlamaForSequenceClassification beside LlamaForCausalLM."""
+    """A class of the family's modeling file: LlamaModel and LlamaForSequenceClassification beside LlamaForCausalLM."""
     stems = {_CLASS.split(one, maxsplit=1)[0].lower() for one in family.in_huggingface.classes}
     return _CLASS.split(name, maxsplit=1)[0].lower().rstrip("_") in {stem.rstrip("_") for stem in stems}
 

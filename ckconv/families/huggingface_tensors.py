@@ -1,4 +1,4 @@
-"""What another quantiser made of a checkpoint's tensors: told by their names."""
+"""What another quantizer made of a checkpoint's tensors: told by their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted, quoted
 
-#: Endings of tensors that other quantisers write -> what they are called.
+#: Endings of tensors that other quantizers write -> what they are called.
 FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
     (".qzeros", "GPTQ or AWQ"),
     (".g_idx", "GPTQ"),
@@ -31,10 +31,10 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
 
 
 def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
-    """What another quantiser made of these tensors, for people; empty where none is recognised.
+    """What another quantizer made of these tensors, for people; empty where none is recognized.
 
     It calls itself ``quant_method``, which counts beside names that are known or numbers that are no floats: with that
-    word alone the loader quantises, and the checkpoint holds plain matrices. Names alone only suggest who it was.
+    word alone the loader quantizes, and the checkpoint holds plain matrices. Names alone only suggest who it was.
     """
     method = settings.get("quant_method")
     method = method if isinstance(method, str) else ""
@@ -42,7 +42,7 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     what, count = next(iter(found.most_common(1)), ("", 0))
     if method and method.lower() not in what.lower():
         count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
-        what = "quantised numbers"
+        what = "quantized numbers"
     if not count:
         return ""
     return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.tensors import PARTS, Name, parse
-from ckconv.families.catalogue import FAMILIES, checksum_of_files
+from ckconv.families.catalog import FAMILIES, checksum_of_files
 from ckconv.families.kinds import has_transposed
 from ckconv.families.names import HF, MLX, Stored, names_of
 from ckconv.families.naming_schemes import NESTED, fusion_names

@@ -336,5 +336,5 @@ def shift_of(family: Family, canonical: str) -> int:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def interleaves(family: Family) -> bool:
-    """GGUF stores rows of heads with RoPE pairs as neighbours."""
+    """GGUF stores rows of heads with RoPE pairs as neighbors."""
     return any(heads_of(family, name) for name in names_of(family, GGUF).written)

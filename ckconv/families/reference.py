@@ -1,6 +1,6 @@
 """Mistral's own checkpoints: ``params.json``, and tensors under the names of its reference implementation.
 
-Rows of Q and K are in the order of llama.cpp, neighbours turning together, so a tensor is what it is in a GGUF under
+Rows of Q and K are in the order of llama.cpp, neighbors turning together, so a tensor is what it is in a GGUF under
 another name; experts are one by one, as in Hugging Face's checkpoints. Source: ``convert_mistral_weights_to_hf.py`` of
 transformers (names, ``permute_for_rope``, keys); ``TransformerArgs`` and ``MoeLayer`` of mistral-inference. Keys beyond
 those are of models that are more than this decoder.

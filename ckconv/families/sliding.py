@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckconv.core.config import ModelConfig
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.functions import FULL, PERIOD, SLIDING, period_of, slides
 from ckconv.families.parameters import scope_of
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from ckconv.core.tensors import with_layer
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, names_of
 from ckconv.families.schema import Family

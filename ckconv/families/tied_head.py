@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.kinds import factor_of, with_factor
 from ckconv.families.names import HF, names_of
 from ckconv.families.parameters import scope_of

@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, shortest_float32
 from ckconv.core.tensors import Tower
 from ckconv.errors import InputError
-from ckconv.families.canonical import Canonical, Item, canonicalise
+from ckconv.families.canonical import Canonical, Item, canonicalize
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.fields import has_section
 from ckconv.families.keys import TRANSFORMERS
@@ -202,7 +202,7 @@ def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) 
     )
     names = names_of(family, format)
     nested = _NESTED if format == "hf" else ()
-    return canonicalise(
+    return canonicalize(
         items,
         family,
         names,

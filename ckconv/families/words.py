@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
+from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family

@@ -1,4 +1,4 @@
-"""The one table of formats: what each is recognised by, what reads it, and what plans each kind of its outputs.
+"""The one table of formats: what each is recognized by, what reads it, and what plans each kind of its outputs.
 
 A new format is a folder beside this file and a row in :data:`FORMATS`. Everything else asks the table: detection, the
 command line, the choice of a planner, which options have a say, and what loaders of an output begin with.
@@ -21,10 +21,10 @@ Place = tuple[str, str]
 
 #: Options that every model has a use for, and those of files that are loaded by names and metadata of their own.
 _ROWS = frozenset({"context", "rope_layout"})
-_QUANTISED = frozenset({"quantize", "imatrix"})
+_QUANTIZED = frozenset({"quantize", "imatrix"})
 _FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
 _CHECKPOINTS = _FILES | {"fuse", "names"}
-_BUMP = _ROWS | _QUANTISED | {"bump_version", "engine", "template"}
+_BUMP = _ROWS | _QUANTIZED | {"bump_version", "engine", "template"}
 
 
 class Reader(NamedTuple):
@@ -149,7 +149,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "gguf",
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
-                options=_FILES | _QUANTISED | {"tensor_scales", "source_record"},
+                options=_FILES | _QUANTIZED | {"tensor_scales", "source_record"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
                 general=True,
                 apart=("ckconv.formats.gguf.plan", "planner_of"),

@@ -16,7 +16,7 @@ from ckconv.families.schema import DRAFTS, MTP
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
 from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
-from ckconv.plan.quantising import parsed
+from ckconv.plan.quantizing import parsed
 from ckconv.plan.steps import Plan
 
 # Where an output goes, and what its name says about its format.
@@ -219,7 +219,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-# Which quantised types each direction keeps, out of the tables that conversions work with.
+# Which quantized types each direction keeps, out of the tables that conversions work with.
 
 
 def model_sources() -> list[str]:

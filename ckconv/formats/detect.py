@@ -207,7 +207,7 @@ def open_index(
 
     Raises:
         InputError: malformed, missing or unreadable.
-        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+        UnsupportedError: nothing but pickles, or tensors of a quantizer that is not read.
         UsageError: ``usage``, there is no such format.
     """
     format = named(format) if format else None

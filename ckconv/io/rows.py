@@ -148,7 +148,7 @@ def indices(strip: Strip, box: Box, *, of_rows: bool) -> Index:
     return found
 
 
-# Rows of a matrix that another quantiser packed: arrays are read tile by tile, and its packing makes rows of them.
+# Rows of a matrix that another quantizer packed: arrays are read tile by tile, and its packing makes rows of them.
 
 #: Bytes of rows that are made at once.
 _PIECE = 1 << 20
@@ -271,7 +271,7 @@ def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterato
 #: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
 SCRATCH = 4 << 20
 
-#: Types of blocks of up to so many numbers are quantised about as fast as they are read, those of more look for scales.
+#: Types of blocks of up to so many numbers are quantized about as fast as they are read, those of more look for scales.
 _QUICK_BLOCK = 32
 
 # glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
@@ -487,10 +487,10 @@ def worth(reader: Reader, conversion: Conversion | None) -> int:
     """Bytes that a row is worth: of what takes long pieces are smaller, as nobody else works at the end of the last."""
     if conversion is None:
         return 0
-    quantises = conversion.action is Action.QUANTIZE
+    quantizes = conversion.action is Action.QUANTIZE
     if reader.piece < CHUNK:  # packed matrices take more memory than bytes
-        each = 4 if quantises else 0
-    elif quantises and conversion.target.block > _QUICK_BLOCK:
+        each = 4 if quantizes else 0
+    elif quantizes and conversion.target.block > _QUICK_BLOCK:
         each = 4
     else:
         each = 2 if conversion.action is Action.REPACK else 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
 from ckconv.quant.convert import Action
-from ckconv.quant.quantise import noted_aside
+from ckconv.quant.quantize import noted_aside
 from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Pieces of one tensor made side by side, and given in their order: what is computed does not depend on how many.
 #
-# Decoding, quantising and merging are loops of numpy and libgguf, which release the interpreter's lock, so threads
+# Decoding, quantizing and merging are loops of numpy and libgguf, which release the interpreter's lock, so threads
 # share the work. Each has a reader and descriptors of its own, and only a few pieces more than there are threads are
 # made before somebody takes the first one: that bounds memory.
 
@@ -83,7 +83,7 @@ def threads(count: int) -> ThreadPoolExecutor | None:
 
 
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
-    """Reading takes as long as computing does: nothing is decoded, quantised, packed again or merged."""
+    """Reading takes as long as computing does: nothing is decoded, quantized, packed again or merged."""
     blocks = max(conversion.source.block, conversion.target.block) > 1
     return tensor.merge is None and (conversion.source is conversion.target or not blocks)
 
@@ -157,7 +157,7 @@ def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
 
 # Rows that were just converted, kept for whoever compares them with what is read back of them.
 #
-# Decoding, packing blocks again and above all quantising take longer than writing and hashing what comes out. A tile is
+# Decoding, packing blocks again and above all quantizing take longer than writing and hashing what comes out. A tile is
 # known by the rows of the source that it was made of, not by where it was written: the reader of the output says where
 # each of its tensors is, a piece that was written in the wrong place is another row there, and what is not found is
 # converted again.
@@ -202,9 +202,9 @@ class Tiles:
         """Keep what ``conversion`` made of the canonical rows of ``tensor`` from ``start`` on."""
         if not is_handed_over(tensor, conversion):
             return
-        place, told = _place(tensor, start), conversion.quantising
+        place, told = _place(tensor, start), conversion.quantizing
         importance = told.importance if told is not None else None
-        self._kept[place] = Tile(tensor, conversion._replace(quantising=None), importance, rows, changed)
+        self._kept[place] = Tile(tensor, conversion._replace(quantizing=None), importance, rows, changed)
         self._order.append((place, rows.nbytes))
         self._nbytes += rows.nbytes
         while self._nbytes > self._most:
@@ -218,7 +218,7 @@ class Tiles:
         """These rows and how many of their values changed, if just these were added as one tile.
 
         Args:
-            importance: how much the error of each column counts where they are quantised.
+            importance: how much the error of each column counts where they are quantized.
         """
         tile = self._kept.pop(_place(tensor, start), None)
         if tile is None or tile.conversion != conversion or len(tile.rows) != stop - start:

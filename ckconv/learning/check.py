@@ -16,7 +16,7 @@ from ckconv.core.config import FIELD_OF
 from ckconv.core.metadata import as_read, document_of
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import CkconvError
-from ckconv.families.catalogue import FAMILIES, own_families
+from ckconv.families.catalog import FAMILIES, own_families
 from ckconv.families.huggingface_config import flat, text_config
 from ckconv.families.keys import Kind
 from ckconv.formats.detect import open_index

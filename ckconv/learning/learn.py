@@ -11,7 +11,7 @@ from typing import Any
 
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, UnsupportedError, counted
-from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.catalog import FAMILIES, families_of_gguf
 from ckconv.families.fields import listed
 from ckconv.families.keys import ANY
 from ckconv.families.merge import FOLDER, merged, read_file
@@ -88,7 +88,7 @@ def learn(
     Raises:
         InputError: ``learn.values``, the two files are no pair; ``learn.untraced``; ``learn.check``, the file does
             not make one of the other; ``learn.pair``.
-        UnsupportedError: ``learn.type``, tensors are quantised.
+        UnsupportedError: ``learn.type``, tensors are quantized.
     """
     opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}

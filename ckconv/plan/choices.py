@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
-from ckconv.plan.quantising import parsed
+from ckconv.plan.quantizing import parsed
 
 #: One more than the latest second that a file may be dated with, in the year 5138: one of eleven digits.
 _LATEST = 10**11

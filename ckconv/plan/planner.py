@@ -14,7 +14,7 @@ from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, ModelConfig
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
-from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.catalog import FAMILIES, families_of_gguf
 from ckconv.families.elsewhere import classes_of, known_by
 from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
@@ -43,8 +43,8 @@ _OWN_HEAD = (
 )
 
 #: Which of two values decoded matrices hold.
-_EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantiser's library does"
-_ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to its type"
+_EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantizer's library does"
+_ROUNDED = "decoded matrices hold what the quantizer's library computes: products rounded to its type"
 
 #: What names the architecture of a checkpoint.
 _CONFIG = "config.json"
@@ -65,8 +65,8 @@ _DIFFUSERS = "_class_name"
 _SHOWN_KEYS = 8
 
 
-#: Way out of what another tool quantised, and nobody reads, or reads alike.
-ORIGINAL = "convert the original, unquantised checkpoint"
+#: Way out of what another tool quantized, and nobody reads, or reads alike.
+ORIGINAL = "convert the original, unquantized checkpoint"
 
 
 #: Kind of metadata -> the two that ``ckconv learn`` takes, of which the model is one.
@@ -85,7 +85,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         raise index.misfit
     if index.quantizer:
         return Reason(
-            f"another tool quantised it, and ckconv cannot read that quantisation: {index.quantizer}",
+            f"another tool quantized it, and ckconv cannot read that quantization: {index.quantizer}",
             f"{ORIGINAL}; --to safetensors without --dequantize copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":

@@ -124,7 +124,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def numberless(index: TensorIndex) -> str:
-    """What there is to say of scales that are NaN; empty where none is. Reads the scales of all quantised matrices."""
+    """What there is to say of scales that are NaN; empty where none is. Reads the scales of all quantized matrices."""
     tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     with Files(index.identities) as files:
         found = {
@@ -174,7 +174,7 @@ def _without_number(tensor: Tensor, files: Files) -> int:
             count += int(np.isnan(numbers(row, tensor.dtype).scales).any())
             continue
         own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
-        if scheme.number.size > own.size:  # they are quantised, too
+        if scheme.number.size > own.size:  # they are quantized, too
             many = numbers_alone(tensor, lambda array: RowReader(array, files))
             return sum(int(np.isnan(numbers(rows, tensor.dtype).scales).sum()) for rows in many)
         number = scheme.number if own.size == 1 else own

@@ -66,7 +66,7 @@ def base(recipe: str) -> str:
     return str(table()["recipes"][recipe.upper()]["base"])
 
 
-def quantised(matrix: Matrix) -> bool:
+def quantized(matrix: Matrix) -> bool:
     """llama-quantize does not leave this tensor as it is."""
     dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)
     whole = matrix.name.endswith("weight") and dimensions > 1
@@ -82,7 +82,7 @@ def fallback(dtype: DType, columns: int) -> DType:
 
 
 def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], model: Model) -> dict[str, DType]:
-    """Name -> type of every tensor that is quantised.
+    """Name -> type of every tensor that is quantized.
 
     Args:
         given: types that were asked for by name; these tensors do not count among the layers, as with llama-quantize's
@@ -96,7 +96,7 @@ def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], m
     tied = "output" not in categories.values()
     of_v, seen = Counter(categories.values())["v"], Counter[str]()
     found: dict[str, DType] = {}
-    for matrix in filter(quantised, ordered):
+    for matrix in filter(quantized, ordered):
         category, columns = categories[matrix.name], matrix.shape[-1]
         dtype = given.get(matrix.name)
         if dtype is None and (category == "output" or (tied and category == "embedding")):

@@ -21,7 +21,7 @@ from ckconv.quant.convert import Run as Run
 if TYPE_CHECKING:
     from ckconv.publish.files import SideFile
     from ckconv.quant.codec import Floats
-    from ckconv.quant.quantise import Errors
+    from ckconv.quant.quantize import Errors
 
 
 # The bytes that a format adds around the tensors: headers, entries and side files.
@@ -127,7 +127,7 @@ def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
     """What to say of the tensors ``refused``.
 
     Args:
-        refused, kept: names of quantised tensors that the target refuses, and of those that it takes.
+        refused, kept: names of quantized tensors that the target refuses, and of those that it takes.
     """
     them = len(refused) > 1
     if not kept:
@@ -135,7 +135,7 @@ def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
     for globs in _globs(refused):
         if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in kept for glob in globs):
             return decode(globs, several=them)
-    return "--decode GLOB decodes to FP32 what it names, --dequantize every quantised tensor"
+    return "--decode GLOB decodes to FP32 what it names, --dequantize every quantized tensor"
 
 
 def decode(globs: Iterable[str], *, several: bool) -> str:
@@ -374,8 +374,8 @@ class Plan:
             are read for it, and a tokenizer is decoded.
         record: what makes the source of a bump file again, to be written beside it.
         restores: what is known of the source of the bump file ``index``, where that is the output, byte for byte.
-        importance: canonical name -> how much the error of each column counts where it was quantised, an expert a row.
-        errors: how far quantising moves values, once it is carried out; ``None`` where nothing is quantised.
+        importance: canonical name -> how much the error of each column counts where it was quantized, an expert a row.
+        errors: how far quantizing moves values, once it is carried out; ``None`` where nothing is quantized.
         changes: keys that flags changed.
     """
 
@@ -459,7 +459,7 @@ class Piece(NamedTuple):
         layout: how canonical rows lie in it.
         source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`; ``None`` for
             ``content``, or for zeros.
-        module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
+        module: the block type of the quantized module that it is one array of, ``None`` where it stands for itself.
     """
 
     name: str
@@ -497,5 +497,5 @@ def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
     return next(filter(None, reasons), "")
 
 
-#: Pieces that stay in one file: the arrays of a quantised module, else one alone.
+#: Pieces that stay in one file: the arrays of a quantized module, else one alone.
 Module = tuple[Piece, ...]

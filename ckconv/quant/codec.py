@@ -106,7 +106,7 @@ def _float16_values() -> Floats:
     halves = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         values = halves.view(np.float16).astype(np.float32)
-    # A NaN keeps its bits whatever the processor does to signalling ones, so that every number comes back.
+    # A NaN keeps its bits whatever the processor does to signaling ones, so that every number comes back.
     nan = halves[np.isnan(values)].astype(np.uint32)
     sign, payload = nan & np.uint32(0x8000), nan & np.uint32(0x3FF)
     values.view(np.uint32)[nan] = sign << np.uint32(16) | np.uint32(0x7F800000) | payload << np.uint32(13)

@@ -16,7 +16,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.packed import scheme_of
-from ckconv.quant.quantise import missing_quantiser, planes_of, quantise
+from ckconv.quant.quantize import missing_quantizer, planes_of, quantize
 from ckconv.quant.shifts import shifted
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Floats, Rows
-    from ckconv.quant.quantise import Quantising
+    from ckconv.quant.quantize import Quantizing
     from ckconv.quant.reexpress import Way
 
 #: Block types of intermediate results: nobody decodes them to values.
 _NO_DECODER = frozenset({"Q8_1", "Q8_K"})
 
-#: Values that are quantised at once, about: few enough for a second-level cache, and so many that threads seldom wait
+#: Values that are quantized at once, about: few enough for a second-level cache, and so many that threads seldom wait
 #: for each other.
-_QUANTISED_AT_ONCE = 1 << 17
+_QUANTIZED_AT_ONCE = 1 << 17
 
 
 class Action(enum.StrEnum):
@@ -60,7 +60,7 @@ class Conversion(NamedTuple):
         shift: the target's of :class:`ckconv.core.layouts.Layout` less the source's.
         plane: of a target that is stored as several arrays (an MLX triple, a packed matrix), the one that is written;
             ``None`` for all of them side by side.
-        quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
+        quantizing: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
         array: the type that this one array is stored as, where that is no word of MLX's: the bytes are the same.
         decoded: blocks of another type are made of the values, though there may be an exact way between the two.
     """
@@ -70,7 +70,7 @@ class Conversion(NamedTuple):
     shift: int = 0
     plane: int | None = None
     factor: float = 1.0
-    quantising: Quantising | None = None
+    quantizing: Quantizing | None = None
     array: DType | None = None
     decoded: bool = False
 
@@ -85,7 +85,7 @@ class Conversion(NamedTuple):
     @property
     def action(self) -> Action:
         """The name of what happens, for reports."""
-        if self.quantises:
+        if self.quantizes:
             return Action.QUANTIZE
         if self._way or self._taken_apart:
             return Action.REPACK
@@ -116,11 +116,11 @@ class Conversion(NamedTuple):
         return packed.together(scheme) if scheme else 1
 
     @property
-    def quantises(self) -> bool:
+    def quantizes(self) -> bool:
         """Values are rounded to the blocks of another type, or to a float type that somebody asked for so."""
         if self.source is self.target or self._way:
             return False
-        return self.target.kind is Kind.BLOCK or (self.quantising is not None and self.target is not F32)
+        return self.target.kind is Kind.BLOCK or (self.quantizing is not None and self.target is not F32)
 
     @property
     def exact(self) -> bool:
@@ -134,15 +134,15 @@ class Conversion(NamedTuple):
 
         Returns:
             ``[n, bytes of a row of the type written]`` and the number of values that are not what they were; for a
-            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use; for quantising
-            all values: how far they moved is noted in ``quantising.errors``.
+            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use; for quantizing
+            all values: how far they moved is noted in ``quantizing.errors``.
         """
         triple = triple_of(self.target)
         if self.plane is not None and triple is not None and (way := self._way):
             # Every group is judged once, with the codes.
             repacked = way(rows, codes=self.plane == 0)
             return repacked.planes[self.plane], 0 if self.plane else repacked.inexact
-        if self.plane and triple is not None and self.quantises:
+        if self.plane and triple is not None and self.quantizes:
             floats, number = self._floats(rows)
             return planes_of(floats, triple, number, codes=False)[self.plane], 0
         made, changed = self._apply(rows.reshape(len(rows) * self.together, -1) if len(rows) else rows)
@@ -160,8 +160,8 @@ class Conversion(NamedTuple):
         if (way := self._way) is not None:
             made = way(rows)
             return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
-        if self.quantises:
-            return self._quantised(rows)
+        if self.quantizes:
+            return self._quantized(rows)
         if self.source is F64:
             return self._of_doubles(rows.view(np.float64))
         floats = decode(rows, self.source)
@@ -191,7 +191,7 @@ class Conversion(NamedTuple):
         return made, int(np.count_nonzero(_differ(to_float32(made, self.target), doubles)))
 
     def _floats(self, rows: Rows) -> tuple[Floats, DType]:
-        """What is quantised, and the float type that all of it are numbers of."""
+        """What is quantized, and the float type that all of it are numbers of."""
         import numpy as np
 
         if self.source is F64:
@@ -202,16 +202,16 @@ class Conversion(NamedTuple):
             return floats, number
         return (floats.astype(np.float64) * self.factor).astype(np.float32), F32
 
-    def _quantised(self, rows: Rows) -> tuple[Rows, int]:
+    def _quantized(self, rows: Rows) -> tuple[Rows, int]:
         """Blocks of the target's type, some rows at a time: what is computed with them stays in a cache."""
         import numpy as np
 
-        how, made, values = self.quantising, [], 0
+        how, made, values = self.quantizing, [], 0
         columns = rows.shape[1] // self.source.size * self.source.block
-        step = max(1, _QUANTISED_AT_ONCE // max(1, columns))
+        step = max(1, _QUANTIZED_AT_ONCE // max(1, columns))
         for start in range(0, max(1, len(rows)), step):
             floats, number = self._floats(rows[start : start + step])
-            blocks = quantise(floats, self.target, how.importance if how else None, number)
+            blocks = quantize(floats, self.target, how.importance if how else None, number)
             if how and how.errors and convertible(self.target, F32):
                 how.errors.add(self.target, floats, decode(blocks, self.target))
             made.append(blocks)
@@ -251,7 +251,7 @@ def convertible(source: DType, target: DType) -> bool:
         return True
     if not (source in WIDENS_TO_F32 or decodable(source)):
         return False
-    return target in WIDENS_TO_F32 or (target.kind is Kind.BLOCK and not missing_quantiser(target))
+    return target in WIDENS_TO_F32 or (target.kind is Kind.BLOCK and not missing_quantizer(target))
 
 
 def writable(source: DType, target: DType) -> bool:

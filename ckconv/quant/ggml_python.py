@@ -1,4 +1,4 @@
-"""ggml's quantisers out of the package ggml-python: libgguf's blocks, of some types in half the time.
+"""ggml's quantizers out of the package ggml-python: libgguf's blocks, of some types in half the time.
 
 libgguf is built for every processor of a kind; ggml-python is built where it is installed, with the instructions that
 the processor has. The blocks are equal, which is looked at before a type is made: of a first block by its checksum.
@@ -34,7 +34,7 @@ CHECKSUMS = {
 }
 
 
-def quantiser_of(dtype: DType) -> str:
+def quantizer_of(dtype: DType) -> str:
     """What makes blocks of this type, with its version; empty where ggml-python does not."""
     from importlib.metadata import version
 
@@ -46,13 +46,13 @@ def differs(dtype: DType) -> bool:
     return dtype.name in CHECKSUMS and _library() is not None and not _makes(dtype)
 
 
-def quantise(floats: Floats, dtype: DType, importance: Floats | None) -> Rows | None:
+def quantize(floats: Floats, dtype: DType, importance: Floats | None) -> Rows | None:
     """Contiguous float32 ``[n, cols]`` -> ``[n, bytes]``; ``None`` where libgguf has to make them.
 
     Args:
         importance: ``[cols]`` contiguous float32, how much the error of each column counts.
     """
-    return _quantised(floats, dtype, importance) if floats.size and _makes(dtype) else None
+    return _quantized(floats, dtype, importance) if floats.size and _makes(dtype) else None
 
 
 @cache
@@ -65,7 +65,7 @@ def _makes(dtype: DType) -> bool:
 def checksum(dtype: DType) -> int:
     """CRC-32 of the first blocks."""
     values, importance = _first_values()
-    without, weighted = (_quantised(values, dtype, weights) for weights in (None, importance))
+    without, weighted = (_quantized(values, dtype, weights) for weights in (None, importance))
     return crc32(weighted.tobytes(), crc32(without.tobytes()))
 
 
@@ -78,7 +78,7 @@ def _first_values() -> tuple[Floats, Floats]:
     return values[np.newaxis], ((numbers * 11 % 17 + 1) / 16).astype(np.float32)
 
 
-def _quantised(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
+def _quantized(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
     import numpy as np
 
     library = _library()

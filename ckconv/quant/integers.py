@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
     from ckconv.quant.mlx import Triple
 
-#: GGUF blocks that are a scale and integers around zero -> the same numbers as other quantisers have them.
+#: GGUF blocks that are a scale and integers around zero -> the same numbers as other quantizers have them.
 INTEGERS = {DTYPES[name]: Scheme(INT, bits, 32, F16) for name, bits in (("Q4_0", 4), ("Q8_0", 8))}
 
 _Q4_1 = DTYPES["Q4_1"]

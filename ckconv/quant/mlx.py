@@ -1,6 +1,6 @@
-"""Values of MLX's quantised matrices: bit packing and decoding, on arrays of raw bytes.
+"""Values of MLX's quantized matrices: bit packing and decoding, on arrays of raw bytes.
 
-A quantised module ``P`` is stored as parallel arrays, and row ``i`` of the matrix is row ``i`` of each:
+A quantized module ``P`` is stored as parallel arrays, and row ``i`` of the matrix is row ``i`` of each:
 
 ``P.weight``
     U32 ``[out, in * bits / 32]``. A row is one little-endian bit stream; code ``i`` is its bits
@@ -68,7 +68,7 @@ MODES: dict[str, Mode] = {
 
 
 class Quantization(NamedTuple):
-    """How one MLX module is quantised: bits of a code, and elements that share a scale."""
+    """How one MLX module is quantized: bits of a code, and elements that share a scale."""
 
     mode: str
     bits: int

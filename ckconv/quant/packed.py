@@ -1,6 +1,6 @@
-"""What other quantisers pack, as block types: codes of a row, the scales of its groups and what else they need.
+"""What other quantizers pack, as block types: codes of a row, the scales of its groups and what else they need.
 
-However a quantiser lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
+However a quantizer lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
 hashed and be compared without being decoded. A row is, one after the other::
 
     codes     u8 [columns]      one byte each, unsigned: integers, E4M3, or places in a table of 16 (the low four bits)

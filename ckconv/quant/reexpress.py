@@ -49,7 +49,7 @@ MXFP8 = Triple(_MXFP8, BF16)
 #: Why scattered groups are nothing but themselves.
 SCATTERED = "columns that share a scale are scattered over the row (desc_act); other formats have them side by side"
 
-#: Blocks for what other quantisers packed, in the order of choice.
+#: Blocks for what other quantizers packed, in the order of choice.
 _OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 
 
@@ -192,7 +192,7 @@ def grown(source: DType, target: DType) -> bool:
 
 
 def library_type(dtype: DType) -> DType:
-    """The float type that the library of a quantised type computes values in.
+    """The float type that the library of a quantized type computes values in.
 
     compressed-tensors unpacks NVFP4 as bfloat16 (``unpack_fp4_from_uint8``), whatever its scales are.
     """

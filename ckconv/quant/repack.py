@@ -193,7 +193,7 @@ class Recipe(NamedTuple):
             planes = (pack(unpacked, quantization.bits), scales)
             return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
         repeat = quantization.group_size // self.group
-        with np.errstate(invalid="ignore"):  # signalling NaNs
+        with np.errstate(invalid="ignore"):  # signaling NaNs
             scale = d[:, ::repeat].astype(np.float32) * np.float32(self.step)
         fits = _same_in_group(d, repeat) & holds(scale, triple.number)
         if self.offset is None:
@@ -201,7 +201,7 @@ class Recipe(NamedTuple):
             bias = m[:, ::repeat].astype(np.float32)
             fits &= _same_in_group(m, repeat)
         else:
-            with np.errstate(invalid="ignore"):  # signalling NaNs
+            with np.errstate(invalid="ignore"):  # signaling NaNs
                 bias = scale * np.float32(-self.offset)
         fits &= holds(bias, triple.number)
         if codes and quantization.bits < self.bits:

@@ -207,7 +207,7 @@ class _Restorer:
         if held is None or held.shape != tensor.shape:
             what = "does not hold" if held is None else "holds in another shape"
             raise self._fault(f"it does not keep {quoted(array.source)}, which the {self.here} {what}")
-        if not convertible(held.dtype, tensor.dtype) or between(held, tensor).quantises:
+        if not convertible(held.dtype, tensor.dtype) or between(held, tensor).quantizes:
             raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the {self.here} holds {held.dtype}")
         conversion = between(held, tensor)._replace(plane=plane)
         whole = plane is None and (start, stop) == (0, array.layout.rows)

@@ -25,7 +25,7 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.pretokenizers import recognised
+from ckconv.tokenizer.pretokenizers import recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #
@@ -124,13 +124,13 @@ _BESIDE = {
 }
 
 
-#: Steps of a normaliser that change next to no text: characters that are composed stay as they are.
+#: Steps of a normalizer that change next to no text: characters that are composed stay as they are.
 _HARMLESS = frozenset({"NFC"})
 
 
 def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     notes = _normalized(document.get("normalizer"))
-    known, why = recognised(document, nfc=bool(notes))
+    known, why = recognized(document, nfc=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
     by_id, ids, said = words_of(files, document["model"].get("vocab"), vocab_size)
@@ -166,12 +166,12 @@ def _normalized(normalizer: object) -> tuple[str, ...]:
     kinds = list(dict.fromkeys(_kinds(normalizer)))
     for kind in kinds:
         if kind not in _HARMLESS:
-            raise LeftOut(f"it normalises text first ({kind}), which llama.cpp does not do (tokenizer.json)")
-    return (f"the tokenizer normalises text first ({kinds[0]}), which llama.cpp does not do",) if kinds else ()
+            raise LeftOut(f"it normalizes text first ({kind}), which llama.cpp does not do (tokenizer.json)")
+    return (f"the tokenizer normalizes text first ({kinds[0]}), which llama.cpp does not do",) if kinds else ()
 
 
 def _kinds(normalizer: object) -> Iterator[str]:
-    """The types of a normaliser's steps."""
+    """The types of a normalizer's steps."""
     waiting = [normalizer]
     while waiting:
         step = waiting.pop()

@@ -322,7 +322,7 @@ def check_text(text: str) -> None:
 # SentencePiece as the keys of a GGUF: pieces, scores and types, out of ``tokenizer.model`` or ``tokenizer.json``.
 #
 # Of a unigram model llama.cpp takes the likeliest pieces, and applies its rules to a text first. Of a BPE model it
-# joins the two neighbours whose piece has the highest score, the leftmost of equals. A ``tokenizer.json`` has merges in
+# joins the two neighbors whose piece has the highest score, the leftmost of equals. A ``tokenizer.json`` has merges in
 # an order instead: the scores are made of that order, where it is one of pieces. Sources:
 # ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokenizer_spm_session`` of llama.cpp's
 # ``src/llama-vocab.cpp``.
@@ -391,7 +391,7 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
             notes += said
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
-        notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
+        notes.append(f"the tokenizer normalizes text first ({rules}), which llama.cpp does not do")
     own = dict(model.special)
     if files.versioned and own["pad"] < 0:  # MistralVocab.pad_id of gguf-py
         own["pad"] = own["eos"]
@@ -481,7 +481,7 @@ def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
 
 
 def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
-    """Pieces that neighbours are joined to; ``own`` are the model's special ones."""
+    """Pieces that neighbors are joined to; ``own`` are the model's special ones."""
     texts = [text for text, _, _ in rows]
     metadata = {
         "tokenizer.ggml.model": scalar("str", "llama"),
@@ -509,7 +509,7 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
         elif step == {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}:
             escaped = True
         else:
-            raise LeftOut(f"it normalises text first ({step.get('type')}), which llama.cpp does not do")
+            raise LeftOut(f"it normalizes text first ({step.get('type')}), which llama.cpp does not do")
     for step in steps(document.get("pre_tokenizer"), "pretokenizers"):
         scheme = step.get("prepend_scheme", "always")
         if step.get("type") == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False:
@@ -527,7 +527,7 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
 
 
 def steps(part: object, members: str) -> list[dict[str, Any]]:
-    """The steps of a normaliser or pre-tokenizer."""
+    """The steps of a normalizer or pre-tokenizer."""
     steps = part.get(members) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
     steps = [] if steps == [None] else steps
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
@@ -674,7 +674,7 @@ def _charsmap(normalizer: object) -> bytes:
     found = steps(normalizer, "normalizers")
     if [step.get("type") for step in found] != ["Precompiled"]:
         kinds = ", ".join(str(step.get("type")) for step in found) or "none"
-        raise LeftOut(f"its normaliser is no map of characters alone, but {kinds} (tokenizer.json)")
+        raise LeftOut(f"its normalizer is no map of characters alone, but {kinds} (tokenizer.json)")
     text = found[0].get("precompiled_charsmap")
     try:
         charsmap = base64.b64decode(text if isinstance(text, str) else "", validate=True)

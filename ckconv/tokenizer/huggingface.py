@@ -21,7 +21,7 @@ from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, KEEPS_SPACE, SPECIAL, NotF
 
 # SentencePiece BPE as a list of merges, which is how the tokenizers library says BPE.
 #
-# SentencePiece joins the two neighbours whose piece has the highest score, the leftmost of equals. Here that is a list
+# SentencePiece joins the two neighbors whose piece has the highest score, the leftmost of equals. Here that is a list
 # of merges in the order of the scores, as transformers makes it out of a ``tokenizer.model``. Of one piece's merges the
 # one with the longest first half is first, so that where two of them overlap it is the leftmost. Source:
 # ``generate_merges`` of transformers' ``convert_slow_tokenizer.py``; ``llm_tokenizer_spm_session`` of llama.cpp's
@@ -100,7 +100,7 @@ def _joins(part: str, vocab: dict[str, int], types: Sequence[int]) -> bool:
 # ``tokenizer.json`` out of the words of a GGUF: the steps of the tokenizers library that do what llama.cpp does.
 #
 # Source: ``llm_tokenizer_bpe``, ``llm_tokenizer_spm_session`` and ``tokenizer_st_partition`` of llama.cpp's
-# ``src/llama-vocab.cpp``; the serialised form is that of the tokenizers library, version 1.0.
+# ``src/llama-vocab.cpp``; the serialized form is that of the tokenizers library, version 1.0.
 
 #: Types of tokens that are looked for in a text before anything else; all but the user's are special.
 ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
@@ -430,9 +430,9 @@ def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_siz
     """
     normalizer, model = document.get("normalizer"), document["model"]
     if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
-        raise LeftOut("its normaliser is not BERT's (tokenizer.json)")
+        raise LeftOut("its normalizer is not BERT's (tokenizer.json)")
     if normalizer.get("clean_text") is not True or normalizer.get("handle_chinese_chars") is not True:
-        raise LeftOut("its normaliser keeps control characters or Chinese ones together (tokenizer.json)")
+        raise LeftOut("its normalizer keeps control characters or Chinese ones together (tokenizer.json)")
     if document.get("pre_tokenizer") != {"type": "BertPreTokenizer"}:
         raise LeftOut("its pre-tokenizer is not BERT's (tokenizer.json)")
     if model.get("continuing_subword_prefix") != _CONTINUED:

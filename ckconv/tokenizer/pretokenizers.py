@@ -1,4 +1,4 @@
-"""Which of llama.cpp's pre-tokenizers a ``tokenizer.json`` defines, recognised by its definition and nothing less.
+"""Which of llama.cpp's pre-tokenizers a ``tokenizer.json`` defines, recognized by its definition and nothing less.
 
 llama.cpp splits text by rules that it knows by a name (``tokenizer.ggml.pre``), not by the rules of the file. A name
 is only right where the file's whole definition is the one that llama.cpp implements under it: ``pretokenizers.toml``.
@@ -86,7 +86,7 @@ def _member(step: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
-def recognised(document: Mapping[str, Any], *, nfc: bool = False) -> tuple[PreTokenizer | None, str]:
+def recognized(document: Mapping[str, Any], *, nfc: bool = False) -> tuple[PreTokenizer | None, str]:
     """The definition of a ``tokenizer.json``, or ``None`` and what speaks against every one.
 
     Args:

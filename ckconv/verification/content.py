@@ -14,7 +14,7 @@ from ckconv.core.config import CONFIG_KEYS, config_differences
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.tensors import PREFIX, TensorIndex, Tower
 from ckconv.errors import quoted
-from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_defaults import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family

@@ -14,7 +14,7 @@ from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, is_handed_over, is_light
 from ckconv.quant.convert import Action
-from ckconv.quant.quantise import Quantising
+from ckconv.quant.quantize import Quantizing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ def wrong_rows(
 
     Args:
         progress: called with the bytes of ``tensor`` just compared.
-        importance: where it was quantised, how much the error of each column counted, an expert a row.
+        importance: where it was quantized, how much the error of each column counted, an expert a row.
         tiles: where rows may be that were converted already, to be written.
     """
     both = SideBySide(lambda files: (RowReader(tensor, files), RowReader(source, files)), files)
@@ -111,7 +111,7 @@ class _Rows:
         of_all = self._importance is not None and len(self._importance) == 1
         told = self._importance[0] if self._importance is not None and of_all else None
         made = self._tiles.take(self._source, conversion, start, stop, told)
-        if made is None or (conversion.quantises and not start):  # of each tensor some blocks are computed twice
+        if made is None or (conversion.quantizes and not start):  # of each tensor some blocks are computed twice
             return None
         if self.in_order and not self._cannot_be(made[1]) and self._files.stores(tensor.extents, begin, made[0]):
             return _Found([], made[1], end - begin)
@@ -149,13 +149,13 @@ def _converted(
     rows: Rows, start: int, count: int, conversion: Conversion, importance: Floats | None
 ) -> tuple[Rows, int]:
     """Rows from ``start`` on of ``count``, each expert's by its own importance."""
-    if importance is None or not conversion.quantises:
+    if importance is None or not conversion.quantizes:
         return conversion.apply(rows)
     made, each, at, changed = [], count // len(importance), start, 0
     while at < start + len(rows):
         expert = at // each
         stop = min(start + len(rows), (expert + 1) * each)
-        how = conversion._replace(quantising=Quantising(importance[expert]))
+        how = conversion._replace(quantizing=Quantizing(importance[expert]))
         some, more = how.apply(rows[at - start : stop - start])
         made.append(some)
         changed += more

@@ -21,7 +21,7 @@ from ckconv.core.config import CONFIG_KEYS, shortest_float32
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_defaults import UNKNOWN, UNREAD, default_of
 from ckconv.io.files import open_source
 from ckconv.options import Options

@@ -38,7 +38,7 @@ from ckconv.families.towers import tower_family
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, head_is_embedding, paired_runs, runs
 from ckconv.quant.convert import Action, between, of_values, writable
-from ckconv.quant.quantise import missing_quantiser
+from ckconv.quant.quantize import missing_quantizer
 from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class TensorComparison:
         source: what it was made of; ``None`` where nobody knows.
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
-        importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
+        importance: canonical name -> how much the error of each column counted when it was quantized, an expert a row.
         decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
         tiles: rows that were converted to be written, which need not be converted again to be compared.
         only: which tensors of ``out`` are looked at; all of them.
@@ -321,7 +321,7 @@ class TensorComparison:
 
         importance = self.importance.get(tensor.name)
         wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
-        decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantiser(tensor.dtype)
+        decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantizer(tensor.dtype)
         if wrong and decoded:
             again, count = wrong_rows(tensor, twin, of_values(conversion), self.files, lambda _: None, importance)
             wrong, rounded, conversion = (
@@ -345,7 +345,7 @@ class TensorComparison:
 
         weighed = tensor.name in self.importance
         moved = conversion.shift, conversion.factor
-        sample = Sample(tensor, twin, self.source, *moved, weighed, conversion.quantises)
+        sample = Sample(tensor, twin, self.source, *moved, weighed, conversion.quantizes)
         text = disagreement(sample, self.files)
         if not text:
             return []

@@ -1,6 +1,6 @@
 """A second implementation of what is computed: the values of a few rows, by other code than the one that wrote them.
 
-Everything that a conversion computes (decoders, packing again, quantisers, merges, other conventions of values) is
+Everything that a conversion computes (decoders, packing again, quantizers, merges, other conventions of values) is
 written by :mod:`ckconv.quant` and compared with what the same functions make again: a mistake in one of them would be
 on both sides. So a few rows of each such tensor are decoded here, in plain NumPy by the formulas of the formats, ggml's
 blocks by the gguf package, and held against each other. What is sampled is said in docs/limits.md.
@@ -42,7 +42,7 @@ FIRST, BETWEEN = 4, 8
 _ELEMENTS = 1 << 18
 
 #: Blocks that gguf makes of values as llama-quantize does, where no importance matrix is used.
-_QUANTISED_BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+_QUANTIZED_BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 
 #: Blocks with a scale (and minimum) for so many elements, and the bits of a code.
 _LINEAR = {
@@ -65,8 +65,8 @@ class Sample(NamedTuple):
         model: what the source is a tensor of.
         shift: the layout's of the output less the source's.
         factor: what the source's values are multiplied with.
-        importance: errors were weighed when it was quantised.
-        quantised: values were rounded to blocks, or to a float type, because somebody asked for that.
+        importance: errors were weighed when it was quantized.
+        quantized: values were rounded to blocks, or to a float type, because somebody asked for that.
     """
 
     out: Tensor
@@ -75,7 +75,7 @@ class Sample(NamedTuple):
     shift: int
     factor: float
     importance: bool
-    quantised: bool
+    quantized: bool
 
 
 def sampled(rows: int, columns: int, *, packed: bool) -> Index:
@@ -98,9 +98,9 @@ def disagreement(sample: Sample, files: Files) -> str:
     if meant is None:
         return ""
     number = _float_of(source)
-    if sample.quantised:
+    if sample.quantized:
         meant = _mlx(source, files, rows, number) if number is not None and not merged else meant
-        return _quantised(sample, files, rows, meant)
+        return _quantized(sample, files, rows, meant)
     target = out.dtype if out.dtype in WIDENS_TO_F32 else None
     if target is not None and number is not None and not merged:
         meant = _mlx(source, files, rows, number)  # products and sums are rounded to the model's type there
@@ -125,7 +125,7 @@ def disagreement(sample: Sample, files: Files) -> str:
 
 
 def _settings(index: TensorIndex) -> Mapping[str, Any]:
-    """How a model says that its matrices are quantised."""
+    """How a model says that its matrices are quantized."""
     said = document_of(index.metadata).get("quantization_config")
     files = beside(index) if said is None else {}
     for name in ("quantize_config.json", "quant_config.json"):  # AutoGPTQ's and AutoAWQ's own files
@@ -256,7 +256,7 @@ def rounded(values: Doubles, dtype: DType) -> Doubles:
         return single.astype(np.float64)
 
 
-# -- Other quantisers -------------------------------------------------------------------------------------------------
+# -- Other quantizers -------------------------------------------------------------------------------------------------
 
 
 def _packed(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, Any]) -> Doubles | None:
@@ -359,13 +359,13 @@ def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Double
 
 
 def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
-    """Of words that hold the codes of neighbouring rows, those of these rows."""
+    """Of words that hold the codes of neighboring rows, those of these rows."""
     words = np.ascontiguousarray(raw).view("<u4").astype(np.int64)
     shift = places[rows % len(places)] * bits
     return words >> shift[:, None] & (1 << bits) - 1
 
 
-# -- Merges, conventions, quantisers ----------------------------------------------------------------------------------
+# -- Merges, conventions, quantizers ----------------------------------------------------------------------------------
 
 
 def _merged(tensor: Tensor, source: TensorIndex, files: Files, rows: Index) -> Doubles | None:
@@ -481,7 +481,7 @@ def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: f
     return near
 
 
-def _quantised(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
+def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
     """Values that were rounded to blocks: those that gguf makes, else codes next to the values."""
     out = sample.out
     meant = rounded(meant * sample.factor, F32)
@@ -490,7 +490,7 @@ def _quantised(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
         return ""
     # A sum of an adapter's products is rounded in another order here, and its code may be the next one.
     alone = not sample.importance and not sample.model.adapters
-    if out.dtype.name in _QUANTISED_BY_GGUF and alone and out.dtype.ggml is not None:
+    if out.dtype.name in _QUANTIZED_BY_GGUF and alone and out.dtype.ggml is not None:
         from gguf import GGMLQuantizationType, quants
 
         kind = GGMLQuantizationType(out.dtype.ggml)

@@ -10,7 +10,7 @@ from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, counted
 from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks
-from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
+from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.engine_rows import Condition
 from ckconv.families.schema import Family
 from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
@@ -64,7 +64,7 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
 
 
 def template_interleaves(template: dict[str, Any], default: bool) -> bool:
-    """Whether its engine rotates neighbouring rows: by its attention contract, else by the name of its RoPE kernel."""
+    """Whether its engine rotates neighboring rows: by its attention contract, else by the name of its RoPE kernel."""
     contract = template.get("contract")
     attention = contract.get("attention_contract") if isinstance(contract, dict) else None
     word = attention.get("rope_layout") if isinstance(attention, dict) else None

@@ -12,7 +12,7 @@ from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import VerifyError, listed
-from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.catalog import families_of_gguf
 from ckconv.families.presence import used
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
@@ -23,7 +23,7 @@ from ckconv.formats.bump.slots import (
     EXTENSION_BYTES,
     HEADER_BYTES,
     SLOTS_V5,
-    SUMMARISED,
+    SUMMARIZED,
     TEMPLATED,
     TYPE_WORDS,
     HeaderV3,
@@ -87,10 +87,10 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
         if slot in words and words[slot] != word:
             yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
     row = row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
-    summarised = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARISED
+    summarized = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARIZED
     for tensor in index.tensors.values():
         slot = tensor.source
-        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarised and slot not in told:
+        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarized and slot not in told:
             yield SUMMARY, f"quant_summary has no {slot}"
 
 

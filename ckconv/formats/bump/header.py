@@ -476,7 +476,7 @@ class Flavour(NamedTuple):
         numberings: those that its dtype table may be in.
         extended: 24 zero bytes stand before the dtype table.
         tokenizer_fields: two counts stand before the checksum.
-        interleaved: it was made from GGUF rows, which have RoPE pairs as neighbours in families whose template rotates
+        interleaved: it was made from GGUF rows, which have RoPE pairs as neighbors in families whose template rotates
             those (``interleaved`` of their row); the rows of the others are Hugging Face's, because their writer read
             those or their engine rotates those.
         table_by_slot: a byte of the dtype table belongs to a slot; else only the set of codes says something.

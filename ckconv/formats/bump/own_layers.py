@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.catalog import families_of_gguf
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import canonical_pattern
 from ckconv.families.parameters import ParameterError, Values

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckconv.core.config import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
-from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
+from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, names_of
 from ckconv.families.naming_schemes import beside_text, part_hint
 from ckconv.families.sliding import unusual
@@ -29,7 +29,7 @@ from ckconv.formats.bump.slots import (
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
-from ckconv.plan.quantising import Placed, Quantised
+from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix
 from ckconv.plan.steps import OutputFile, Plan, Step, decoding_hint
 from ckconv.quant.convert import Conversion, decodable, side_by_side, writable
@@ -40,7 +40,7 @@ from ckconv.quant.packed import scheme_of
 _Q8_0 = DTYPES["Q8_0"]
 
 #: What `inspect` says of an MLX model, whose scales and biases it does not read.
-_UNREAD = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
+_UNREAD = "if its blocks hold the numbers of every quantized group: convert --dry-run reads them and says so"
 
 
 def types_of(planner: BumpPlanner) -> dict[str, DType]:
@@ -56,7 +56,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
         ]
         chosen = []
         for tensor in here:
-            given = planner.quantised_as.get(tensor.name)
+            given = planner.quantized_as.get(tensor.name)
             if given is not None and not slot.fp32:
                 dtype, why = given, planner.refused_type(given, slot) if given.block > 1 else ""
             elif side_by_side(tensor.dtype) and planner.dtype == "engine" and not planner.decoded(tensor):
@@ -85,24 +85,24 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
 def _refuse_blocks(
     planner: BumpPlanner, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0
 ) -> None:
-    """Note a reason that decoding takes away, if any of ``tensors`` is quantised and not to be decoded already.
+    """Note a reason that decoding takes away, if any of ``tensors`` is quantized and not to be decoded already.
 
     Args:
-        kept: names of quantised tensors that nothing speaks against.
+        kept: names of quantized tensors that nothing speaks against.
         first: what the reason names; ``count`` is how many there are of it, where that is not the tensors.
     """
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]  # nothing decodes a vector
     blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not planner.decoded(tensor)]
     decodes = blocks and planner.options.dtype != "keep"
     more = (count or len(tensors)) - 1
-    hints = [decoding_hint(blocks, kept) if decodes else "", _requantising(planner, matrices), planner.elsewhere(why)]
+    hints = [decoding_hint(blocks, kept) if decodes else "", _requantizing(planner, matrices), planner.elsewhere(why)]
     planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
 
 
-def _requantising(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
+def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
     """The flag that gives matrices of floats Q8_0 instead of what ``--quantize`` asks for; empty for none."""
     names = {
-        parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantised_as
+        parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantized_as
     }
     fit = not any(tensor.shape[-1] % _Q8_0.block for tensor in matrices)
     slots = [slot for group in planner.table for slot in group if slot.parts]
@@ -209,7 +209,7 @@ class BumpPlanner(Planner):
         self.family = FAMILIES[told]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
-        self.quantised_as: dict[str, DType] = {}
+        self.quantized_as: dict[str, DType] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
@@ -225,7 +225,7 @@ class BumpPlanner(Planner):
         if bare > 0:
             self.refuse_bare(self.config.num_layers, bare, said(self.config, "num_layers", format=self.index.format))
             return self.refused()
-        self._quantise()
+        self._quantize()
         types = types_of(self)
         self._check_missing()
         interleaved = self._interleaved()
@@ -314,7 +314,7 @@ class BumpPlanner(Planner):
             more = f" ({count} tensors)" if count > 1 else ""
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))
 
-    def _quantise(self) -> None:
+    def _quantize(self) -> None:
         """The types of ``--quantize``: those of a GGUF of the same model, whose names llama-quantize goes by."""
         written = names_of(self.family, GGUF).written
         parts: dict[str, list[Tensor]] = {}
@@ -326,11 +326,11 @@ class BumpPlanner(Planner):
             Placed(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
             for name, own in parts.items()
         ]
-        self.quantised = Quantised(self, placed, self.config)
-        self.importance = self.quantised.importance(placed)
+        self.quantized = Quantized(self, placed, self.config)
+        self.importance = self.quantized.importance(placed)
         self._named = {part.name: item.matrix.name for item in placed for part in item.parts}
-        types = self.quantised.types
-        self.quantised_as = {part: types[name] for part, name in self._named.items() if name in types}
+        types = self.quantized.types
+        self.quantized_as = {part: types[name] for part, name in self._named.items() if name in types}
 
     def _refuse_scaling(self, what: str) -> None:
         self.refuse(
@@ -401,7 +401,7 @@ class BumpPlanner(Planner):
         return False
 
     def _interleaved(self) -> bool:
-        """Whether Q and K rows are written with RoPE pairs as neighbours."""
+        """Whether Q and K rows are written with RoPE pairs as neighbors."""
         asked = self.options.rope_layout
         if asked == "source":
             return any(tensor.layout.interleaved for tensor in self.tensors.values())
@@ -471,6 +471,6 @@ class BumpPlanner(Planner):
             conversion = None
             if source is not None:
                 plain = Conversion(source.dtype, item.dtype, item.layout.shift - source.layout.shift)
-                conversion = self.quantised.conversion(self._named.get(item.canonical, ""), plain)
+                conversion = self.quantized.conversion(self._named.get(item.canonical, ""), plain)
             steps.append(Step(item.slot_name, target, source, conversion, content.get(item.slot_name)))
         return steps

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.catalogue import families_of_engine, family_of_model_type
+from ckconv.families.catalog import families_of_engine, family_of_model_type
 from ckconv.families.presence import used
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import SLOTS_TRAINED, TRAINED, Slot, align, with_optional
@@ -24,7 +24,7 @@ from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Container, Frame, Plan, Step
 
-#: What the engine's initialisation says of training, where the source says nothing.
+#: What the engine's initialization says of training, where the source says nothing.
 _TRAINING: Mapping[str, Any] = {
     "enabled": True,
     "kernel_policy": "fp32_reference_first",

@@ -10,7 +10,7 @@ from typing import Any
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex, is_bias, parse, with_layer
 from ckconv.families.ages import Age
-from ckconv.families.catalogue import families_of_engine
+from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
 from ckconv.families.presence import added, used
 from ckconv.formats.bump import ages
@@ -128,7 +128,7 @@ class Bump3Planner(BumpPlanner):
         flat = [n for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]
         if flat and g.heads * g.aligned_head != g.aligned_hidden:
             self.refuse(
-                f"a quantised wo must have heads x padded head size = hidden, not {g.heads} x {g.aligned_head}",
+                f"a quantized wo must have heads x padded head size = hidden, not {g.heads} x {g.aligned_head}",
                 "--dequantize decodes them to FP32",
             )
         if any(t.block > 1 and (g.hidden % t.block or g.ffn % t.block) for t in types.values()):
@@ -160,7 +160,7 @@ class Bump3Planner(BumpPlanner):
             notes=tuple(self.notes),
             rope_layout=layout,
             importance=self.importance,
-            errors=self.quantised.errors if self.options.quantize else None,
+            errors=self.quantized.errors if self.options.quantize else None,
             engines=right,
             contents=partial(container3, Bump3(self.config, self.geometry, self.codes(types), layout)),
         )
@@ -280,7 +280,7 @@ class Bump5Planner(BumpPlanner):
             ]
             for slot, n in slots_of(self.table, self.config.num_layers)
         }
-        remedies = Remedies(held, made.types, self.quantised_as, self.options, right, stand)
+        remedies = Remedies(held, made.types, self.quantized_as, self.options, right, stand)
         layers = [slot.rpartition(".")[0] for slot, _ in ages.mixed(self.age, made)]
         places = dict.fromkeys(slot for mix in ages.mixes_of(self.age, made.circuit) for slot in mix.slots + mix.beside)
         apart = remedies.apart([tuple(f"{layer}.{slot}" for slot in places) for layer in layers]) if layers else ""
@@ -308,8 +308,8 @@ class Bump5Planner(BumpPlanner):
             )
 
     def _rotates_pairs(self) -> bool:
-        if self.own_row is not None and self.own_row.neighbours:
-            return False  # rows of neighbours everywhere: none is moved
+        if self.own_row is not None and self.own_row.neighbors:
+            return False  # rows of neighbors everywhere: none is moved
         default = self.row is not None and self.row.interleaved
         if self._template is None:
             return default
@@ -358,7 +358,7 @@ class Bump5Planner(BumpPlanner):
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",
             importance=self.importance,
-            errors=self.quantised.errors if self.options.quantize else None,
+            errors=self.quantized.errors if self.options.quantize else None,
             engines=right,
             contents=partial(
                 container5,

@@ -13,7 +13,7 @@ from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.families.ages import ages
 from ckconv.families.axes import AxesError
-from ckconv.families.catalogue import (
+from ckconv.families.catalog import (
     FAMILIES,
     families_of_gguf,
     family_of_model_type,
@@ -411,7 +411,7 @@ def _interleaved(
     """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
     word = config.get("rope_layout")
     row = FAMILIES[model.family].engines.get(TEMPLATED)
-    if row is not None and row.neighbours:
+    if row is not None and row.neighbors:
         return False
     if word is None:
         row = row_family(model.family).engines.get(TEMPLATED)

@@ -21,7 +21,7 @@ from ckconv.core.config import (
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quoted
-from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
+from ckconv.families.catalog import FAMILIES, family_of_model_type, family_without_name
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.sliding import periodic

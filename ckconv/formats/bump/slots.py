@@ -338,7 +338,7 @@ TYPE_WORDS: dict[str, str] = {
 CONTENT_WORDS: dict[str, str] = {"I32": "i32", "U8": "u8", "F32": "f32"}
 
 #: Matrices of a layer whose types the manifest's ``quant_summary`` lists.
-SUMMARISED = ("wq", "wk", "wv", "wo", "w1", "w2")
+SUMMARIZED = ("wq", "wk", "wv", "wo", "w1", "w2")
 
 #: Other names that the engine's builder takes for an entry (``WEIGHT_PATTERNS`` of ``build_ir_v7.py``).
 ALIASES: dict[str, str] = {
@@ -477,7 +477,7 @@ def _headed(g: Geometry, heads: int, *, cols: int, stored_cols: int, interleaved
 
 
 def _attention_output(g: Geometry, dtype: DType) -> Layout:
-    """Float Wo is one ``[aligned_hidden, aligned_head]`` block per head; quantised rows cannot be cut and stay flat."""
+    """Float Wo is one ``[aligned_hidden, aligned_head]`` block per head; quantized rows cannot be cut and stay flat."""
     if dtype.block == 1:
         return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
     return _attention_output_flat(g)
@@ -550,7 +550,7 @@ def place(
 
     Args:
         table: the slots of one model (:func:`ckconv.formats.bump.slots.with_optional`).
-        interleaved: Q and K rows are stored with RoPE pairs as neighbours.
+        interleaved: Q and K rows are stored with RoPE pairs as neighbors.
         family: whose norms are stored shifted, if they are.
         content: bytes of each tokenizer slot in the table, by name.
         parameters: of the model, for slots of the family's own.

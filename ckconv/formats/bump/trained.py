@@ -19,7 +19,7 @@ from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import Dropped, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
-from ckconv.families.catalogue import FAMILIES, families_of_engine, family_of_model_type
+from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.presence import always, switches, used
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import ROPE_WORDS, template_interleaves
@@ -49,8 +49,8 @@ from ckconv.formats.bump.slots import (
 from ckconv.io.files import ByteSource
 from ckconv.io.json import shown
 
-#: What the manifests of such models call themselves: as they are initialised, and as they are trained.
-INITIALISED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
+#: What the manifests of such models call themselves: as they are initialized, and as they are trained.
+INITIALIZED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
 
 #: Keys of a manifest that say where the model is from.
 PROVENANCE = ("source", "step", "reason")
@@ -98,7 +98,7 @@ def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
     if head.startswith(tuple(MAGIC.values())) and not is_wrapped(head):
         return None
     document = load_manifest(manifest_of(path))
-    return document if document is not None and document.get("format") in (INITIALISED, CHECKPOINT) else None
+    return document if document is not None and document.get("format") in (INITIALIZED, CHECKPOINT) else None
 
 
 def is_trained(path: Path) -> bool:

@@ -94,7 +94,7 @@ class Remedies:
     """What may be said of types that the engine computes wrong.
 
     Attributes:
-        quantised: canonical name -> the type that ``--quantize`` gives a matrix of floats.
+        quantized: canonical name -> the type that ``--quantize`` gives a matrix of floats.
         right: the engine computes a model with these types.
         stand: matrices of a layer with these types stand beside each other.
     """
@@ -103,12 +103,12 @@ class Remedies:
         self,
         held: Held,
         types: Types,
-        quantised: Types,
+        quantized: Types,
         options: Options,
         right: Callable[[Types], bool],
         stand: Callable[[Types], bool],
     ) -> None:
-        self._held, self._types, self._quantised, self._options = held, types, quantised, options
+        self._held, self._types, self._quantized, self._options = held, types, quantized, options
         self._right, self._stand = right, stand
 
     def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
@@ -122,7 +122,7 @@ class Remedies:
         if not self._right({**self._types, **changed}):
             return ""
         names = self._names(changed)
-        if not any(self._is_quantised(slot) for slot in changed):
+        if not any(self._is_quantized(slot) for slot in changed):
             return decode(names, several=len(changed) > 1)
         rules = "".join(f",{glob}={dtype.name.lower()}" for glob, dtype in names.items())
         return f"--quantize '{self._options.quantize}{rules}' gives types that are right beside each other"
@@ -137,8 +137,8 @@ class Remedies:
                 return flag
         return ""
 
-    def _is_quantised(self, slot: str) -> bool:
-        return any(tensor.name in self._quantised for tensor in self._held[slot])
+    def _is_quantized(self, slot: str) -> bool:
+        return any(tensor.name in self._quantized for tensor in self._held[slot])
 
     def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
         """Other types of as few of these matrices as possible, the smallest of those."""
@@ -156,7 +156,7 @@ class Remedies:
 
     def _others(self, slot: str, here: Types) -> Iterator[DType]:
         """Types that a flag can give a matrix: of floats those of its neighbors, and Q8_0; of blocks FP32."""
-        if not self._is_quantised(slot):
+        if not self._is_quantized(slot):
             yield F32
             return
         columns = [tensor.shape[-1] for tensor in self._held[slot]]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.version import __version__
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
@@ -23,7 +23,7 @@ from ckconv.formats.bump.slots import (
     FOOTER_MAGIC,
     FOOTER_NAME,
     HEADER_BYTES,
-    SUMMARISED,
+    SUMMARIZED,
     TABLE_LENGTH,
     TEMPLATED,
     TYPE_WORDS,
@@ -177,7 +177,7 @@ def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
     for slot, word in words.items():
         layer, _, name = slot.rpartition(".")
-        if name in (named or SUMMARISED):
+        if name in (named or SUMMARIZED):
             summary.setdefault(layer, {})[name] = word
     return summary
 

@@ -30,7 +30,7 @@ from ckconv.core.tensors import (
     parse,
 )
 from ckconv.errors import InputError, quoted
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.kinds import is_regrouped
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
@@ -382,19 +382,19 @@ def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
-    """Alphas with which the scale of some module is right: what the source says, scale times rank, and neighbours."""
+    """Alphas with which the scale of some module is right: what the source says, scale times rank, and neighbors."""
     found: dict[float, None] = {}
     for module in modules:
         product = float32(module.scale * module.rank)
         own = [] if module.alpha is None else [float32(module.alpha)]
-        for alpha in (*own, product, *_neighbours(product)):
+        for alpha in (*own, product, *_neighbors(product)):
             if effective_scale(alpha, module.rank) == module.scale:
                 found.setdefault(alpha)
         found.setdefault(product)
     return [alpha for alpha in found if 0 < alpha < math.inf]
 
 
-def _neighbours(value: float) -> tuple[float, float]:
+def _neighbors(value: float) -> tuple[float, float]:
     """The float32 numbers next to a positive one."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     below, above = (struct.unpack("<f", struct.pack("<I", bits + step))[0] for step in (-1, 1))

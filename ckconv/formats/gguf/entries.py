@@ -39,7 +39,7 @@ from ckconv.errors import InputError
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, plain_item
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import canonical_pattern, names_of, shift_of

@@ -22,8 +22,8 @@ from ckconv.core.config import (
 )
 from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
-from ckconv.families.catalogue import family_of_gguf
+from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on
+from ckconv.families.catalog import family_of_gguf
 from ckconv.families.functions import SLIDING
 from ckconv.families.keys import NOT_KNOWN, Kind, full_key
 from ckconv.families.names import names_of
@@ -377,7 +377,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
 def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[str]) -> tuple[ModelConfig, Canonical]:
     architecture = str(value_of(file.metadata, "general.architecture") or "")
     config = gguf_config(file, architecture, family)
-    canonical = canonicalise(
+    canonical = canonicalize(
         items([tensor for tensor in file.tensors if tensor.name not in left]),
         family,
         names_of(family, "gguf"),

@@ -30,7 +30,7 @@ from ckconv.core.metadata import (
 )
 from ckconv.core.tensors import MetadataKind, TensorIndex, made
 from ckconv.errors import UsageError, quoted
-from ckconv.families.catalogue import hyperparameters
+from ckconv.families.catalog import hyperparameters
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckconv.core.metadata import MadeArray, Value, as_read
 from ckconv.errors import UsageError, quoted
-from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.catalog import families_of_gguf
 
 KNOWN = Path(__file__).with_name("known_keys.toml")
 

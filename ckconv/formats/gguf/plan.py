@@ -15,7 +15,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex, Tower, made, parse, plain_tensor, with_layer
 from ckconv.errors import InputError, listed
-from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.diffusion import Diffusion, diffusion_of
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import (
@@ -83,7 +83,7 @@ from ckconv.plan.planner import (
     unknown_architecture,
 )
 from ckconv.plan.probe import placeholders
-from ckconv.plan.quantising import Placed, Quantised
+from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
@@ -107,12 +107,12 @@ class _Choice(NamedTuple):
 
 
 def types_of(
-    planner: Planner, entries: Sequence[Entry], quantised: Mapping[str, DType], *, same_format: bool
+    planner: Planner, entries: Sequence[Entry], quantized: Mapping[str, DType], *, same_format: bool
 ) -> list[DType]:
     """The type of each entry; reasons are noted with the planner, and a refused type stands for itself.
 
     Args:
-        quantised: types of entries that were asked for, by name.
+        quantized: types of entries that were asked for, by name.
         same_format: the source is a GGUF: what it holds can be held.
     """
     chosen: list[DType] = []
@@ -121,7 +121,7 @@ def types_of(
     for entry in entries:
         types: list[DType] = [] if entry.parts else [F32]
         for part in entry.parts:
-            given = quantised.get(entry.name)
+            given = quantized.get(entry.name)
             choice = _Choice(given) if given is not None else _choice(planner, entry, part, same_format)
             if choice.why:
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
@@ -231,8 +231,8 @@ class GgufPlanner(Planner):
             InputError: ``tokenizer.*``, a file beside the source is malformed.
         """
         entries = self._entries()
-        self.quantised = self._quantised(entries)
-        types = types_of(self, entries, self.quantised.types, same_format=self._same_format)
+        self.quantized = self._quantized(entries)
+        types = types_of(self, entries, self.quantized.types, same_format=self._same_format)
         self.note_growth(
             (part.dtype, dtype)
             for entry, dtype in zip(entries, types, strict=True)
@@ -271,13 +271,13 @@ class GgufPlanner(Planner):
             notes=tuple(self.notes),
             rope_layout=("interleaved" if interleaved else "split") if rotary or interleaved else "",
             contents=contents,
-            importance=self.quantised.importance(self._placed),
-            errors=self.quantised.errors if self.options.quantize else None,
+            importance=self.quantized.importance(self._placed),
+            errors=self.quantized.errors if self.options.quantize else None,
             changes=self.changes,
         )
 
-    def _quantised(self, entries: Sequence[Entry]) -> Quantised:
-        """The types that ``--quantize`` gives; no file is made of a family that nobody knows how to quantise."""
+    def _quantized(self, entries: Sequence[Entry]) -> Quantized:
+        """The types that ``--quantize`` gives; no file is made of a family that nobody knows how to quantize."""
         asked = entries if self.options.quantize else ()
         placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
@@ -287,7 +287,7 @@ class GgufPlanner(Planner):
             self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
             placed = []
         self._placed = placed
-        return Quantised(self, placed, self._config)
+        return Quantized(self, placed, self._config)
 
     @property
     def _same_format(self) -> bool:
@@ -388,7 +388,7 @@ class GgufPlanner(Planner):
         model = model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
         model |= {} if tokenizer.tokens else {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
         if self.index.format == "bump":
-            self.notes.append("a bump file says nothing of chat template, licence and authors: those keys are missing")
+            self.notes.append("a bump file says nothing of chat template, license and authors: those keys are missing")
         return {
             **general_keys(family, self._name(tokenizer), label),
             **card_keys(self.index),
@@ -432,7 +432,7 @@ class GgufPlanner(Planner):
 
     def _file_type(self, entries: Sequence[Entry], types: Sequence[DType]) -> int:
         """The file type: of the recipe, else that of most matrices."""
-        return file_type(entries, types) if self.quantised.file_type is None else self.quantised.file_type
+        return file_type(entries, types) if self.quantized.file_type is None else self.quantized.file_type
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         own, config = self._same_format, self._config
@@ -512,13 +512,13 @@ class GgufPlanner(Planner):
         if entry.content is not None:
             return Step(entry.name, target, None, None, entry.content)
         conversions = [
-            self.quantised.conversion(
+            self.quantized.conversion(
                 entry.name,
                 Conversion(part.dtype, dtype, entry.layout.shift - part.layout.shift, factor=part.layout.scale),
             )
             for part in entry.parts
         ]
-        runs = self.quantised.runs(
+        runs = self.quantized.runs(
             entry.name,
             [Run(part, how, 0, part.layout.rows) for part, how in zip(entry.parts, conversions, strict=True)],
         )

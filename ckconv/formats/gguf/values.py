@@ -366,7 +366,7 @@ class MetaValue:
     Attributes:
         type: ``u32``, ``f32``, ``bool``, ``str``, ...; ``arr[str]`` for an array.
         value: the decoded scalar; an f32 as the equal Python float. Strings as :meth:`ArrayRef.decode` has them.
-        raw: the stored bytes of a number, because a signalling NaN does not survive a Python float; empty for
+        raw: the stored bytes of a number, because a signaling NaN does not survive a Python float; empty for
             strings and arrays, which are restorable as they are.
     """
 

@@ -1,4 +1,4 @@
-"""Matrices that another quantiser packed: which arrays are one, and what the configuration declares of them."""
+"""Matrices that another quantizer packed: which arrays are one, and what the configuration declares of them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ckconv.quant.packings import ACTIVATIONS, PACKINGS
 from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
 from ckconv.quant.triples import triple_type
 
-# What the configuration declares of a quantisation, wherever it says it, and of which modules.
+# What the configuration declares of a quantization, wherever it says it, and of which modules.
 
-#: Keys with names of modules that are not quantised.
+#: Keys with names of modules that are not quantized.
 _IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules")
 
-_DOCUMENT = Document("configuration of a quantiser", "quant.config", "quant.config", MAX_JSON)
+_DOCUMENT = Document("configuration of a quantizer", "quant.config", "quant.config", MAX_JSON)
 
 #: Keys of AutoAWQ's own file -> those of ``quantization_config``.
 _OLD_KEYS = {"w_bit": "bits", "q_group_size": "group_size"}
 
-#: Configurations of quantisers beside ``config.json``, from which they were left out, and the method that they are of.
+#: Configurations of quantizers beside ``config.json``, from which they were left out, and the method that they are of.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
@@ -58,7 +58,7 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is declared of one module: of compressed-tensors the ``weights`` of its group, of GPTQModel its overrides.
 
     Raises:
-        Misfit: it is declared that the module is not quantised.
+        Misfit: it is declared that the module is not quantized.
     """
     groups, dynamic = settings.get("config_groups"), settings.get("dynamic")
     if isinstance(dynamic, dict):
@@ -78,7 +78,7 @@ def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
     for pattern, own in dynamic.items():
         if _matches(pattern.removeprefix("-:").removeprefix("+:"), module):
             if pattern.startswith("-:"):
-                raise Misfit(f"quantization_config.dynamic says {quoted(pattern)}: not quantised")
+                raise Misfit(f"quantization_config.dynamic says {quoted(pattern)}: not quantized")
             return own if isinstance(own, dict) else {}
     return {}
 
@@ -117,7 +117,7 @@ def _matches(expression: str, module: str) -> bool:
 def check_ignored(
     settings: Mapping[str, Any], stored: Sequence[StoredTensor], modules: Mapping[str, Any], faults: Faults
 ) -> None:
-    """Lists of what is not quantised name modules that are there, and none that is quantised.
+    """Lists of what is not quantized name modules that are there, and none that is quantized.
 
     A head is listed by habit, tied or not; names of classes are about no module in particular.
     """
@@ -131,11 +131,11 @@ def check_ignored(
             faults.add("quant.config", what, found=len(named))
         for entry in sorted({*entries} & {*modules}):
             faults.add(
-                "quant.config", f"quantization_config.{key} names {quoted(entry)}, which is quantised", tensor=entry
+                "quant.config", f"quantization_config.{key} names {quoted(entry)}, which is quantized", tensor=entry
             )
 
 
-# Matrices that another quantiser packed: which stored arrays are one, and what the configuration says of them.
+# Matrices that another quantizer packed: which stored arrays are one, and what the configuration says of them.
 #
 # The tensors are the truth: a packing is known by the names and types of its arrays, and ``quantization_config`` has to
 # agree with them. Nothing but an index of groups is read of their data.
@@ -153,7 +153,7 @@ class Found(NamedTuple):
         items: every tensor, packed or not, in order; each array of a module once. None where nothing is packed.
         packed: stored name of an array -> the matrix that it is part of.
         dropped: what is about activations.
-        words: the quantisers and their types, for people; empty where nothing is quantised.
+        words: the quantizers and their types, for people; empty where nothing is quantized.
         unread: the same where there is something among it that cannot be read: then nothing is packed.
     """
 
@@ -168,7 +168,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     """Group the stored arrays of a checkpoint.
 
     Args:
-        root: the directory, for errors and for configurations of quantisers beside ``config.json``.
+        root: the directory, for errors and for configurations of quantizers beside ``config.json``.
 
     Raises:
         InputError: ``quant.arrays`` or ``quant.config``, arrays do not fit together or the configuration.
@@ -211,7 +211,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
     for alone in rest:
         if alone.name.endswith(_OWN):
-            faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantised matrix", tensor=alone.name)
+            faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
     check_ignored(settings, stored, modules, faults)
     faults.check()
     others = [tensor for tensor in rest if tensor not in about]

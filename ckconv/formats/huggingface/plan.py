@@ -14,7 +14,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import GATE_UP, PARTS, PREFIX, QKV, Tensor, TensorIndex, parse, parted
 from ckconv.errors import counted
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of
 from ckconv.families.naming_schemes import NESTED
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ckconv.plan.planner import Planner
 
 
-# Quantised matrices as other quantisers lay them out: which of their types holds one, its arrays, and what says so.
+# Quantized matrices as other quantizers lay them out: which of their types holds one, its arrays, and what says so.
 #
 # Sources: ``compressors/{nvfp4,mx_pack,pack_quantized}.py`` of compressed-tensors 0.20; ``quantization/qtensor`` and
 # ``torch/export/convert_hf_config.py`` of ModelOpt 0.47, which has no integers without activations.
@@ -108,7 +108,7 @@ def form_of(dtype: DType) -> Form:
 def packed_as(
     layout: str, tensor: Tensor, mxfp4: Triple, number: DType | None = None, *, middle: bool = False
 ) -> DType | None:
-    """The type that holds every number of a quantised matrix in this layout; ``None`` where it has none.
+    """The type that holds every number of a quantized matrix in this layout; ``None`` where it has none.
 
     Args:
         number: type of the scales where the matrix has float32 ones, if it is to be another.
@@ -139,7 +139,7 @@ def words_of(dtype: DType) -> int:
 
 
 def _is_symmetric(scheme: Scheme | None, dtype: DType) -> bool:
-    """Integers around zero in whole groups of neighbours, and words have whole codes."""
+    """Integers around zero in whole groups of neighbors, and words have whole codes."""
     if scheme is None or scheme.codes != INT or scheme.bits not in (4, 8):
         return False
     return not (scheme.zeros or scheme.ordered) and dtype.block == scheme.group and scheme.group % 32 == 0
@@ -353,7 +353,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         return self.source.factors.get(tensor.name, [math.nan]) if is_scaled(tensor.dtype) else [1.0] * stacked
 
     def _module(self, entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
-        """As of any checkpoint; in the layout of another quantiser where that is asked for."""
+        """As of any checkpoint; in the layout of another quantizer where that is asked for."""
         if not self.options.pack or dtype.block == 1 or entry.packed:
             return module_of(entry, parts, dtype)
         shape, layout = places_of(entry, parts, dtype)
@@ -514,7 +514,7 @@ class WholePlanner(HuggingFacePlanner):
         }
         for tensor in (self._seen[name] for name in embedded if name in self._seen):
             if EMBEDDING in self.tensors and self.tensors[EMBEDDING].dtype.kind is not Kind.FLOAT:  # else compared
-                self.leave_out(tensor.name, "a row of the text model's embedding, which is quantised", tensor.nbytes)
+                self.leave_out(tensor.name, "a row of the text model's embedding, which is quantized", tensor.nbytes)
         prefix = "model." if self._prefix.startswith("model.") else ""
         entries, nameless = Spelling(family, self._tower.parameters, "hf").entries(tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])

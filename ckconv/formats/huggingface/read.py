@@ -11,10 +11,10 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
-from ckconv.core.metadata import document_of, joined_metadata, text_key, unquantised, without_stale
+from ckconv.core.metadata import document_of, joined_metadata, text_key, unquantized, without_stale
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.canonical import Canonical, Fitted, Item, canonicalise, fitted, notes_on, plain_item
+from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.config_source import ConfigSource
 from ckconv.families.elsewhere import classes_of, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
@@ -56,7 +56,7 @@ def index_checkpoint(
     else:
         found = packed_items(checkpoint.tensors, config or {}, checkpoint.root)
     if found.packed and config is not None and (known := huggingface_family(config)) and has_transposed(known):
-        # A quantiser may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
+        # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     family = huggingface_family(config) if config and not found.unread else None
@@ -65,7 +65,7 @@ def index_checkpoint(
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
     model, canonical, misfit = Fitted(None, Canonical({}, {}, (), rest))
     if config is not None and family:
-        known, said_of_model = family, unquantised(config) if found.packed else config
+        known, said_of_model = family, unquantized(config) if found.packed else config
         said_of_model = said_of_model if mlx else without_stale(said_of_model, checkpoint.tensors)
         scheme = scheme if scheme in (*OTHER_SCHEMES, REFERENCE) else "mlx" if mlx else "hf"
 
@@ -74,7 +74,7 @@ def index_checkpoint(
             model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
             items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
             read = partial(
-                canonicalise,
+                canonicalize,
                 items,
                 known,
                 scheme_names(known, scheme),
@@ -179,10 +179,10 @@ def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> C
 
 
 def _stale(config: Mapping[str, Any], stored: Sequence[StoredTensor], *, mlx: bool) -> Iterator[str]:
-    """Whether ``config.json`` says that matrices are quantised, of a checkpoint of floats."""
+    """Whether ``config.json`` says that matrices are quantized, of a checkpoint of floats."""
     keys = [] if mlx else sorted(config.keys() - without_stale(config, stored).keys())
     if keys:
-        yield f"config.json has {' and '.join(keys)}, and no tensor is quantised: nothing is taken from there"
+        yield f"config.json has {' and '.join(keys)}, and no tensor is quantized: nothing is taken from there"
 
 
 def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         documents: the contents of side files, where these are no files.
 
     Raises:
-        UnsupportedError: ``tower.unknown``, there is none, or none that is known; ``tower.quantised``, of MLX's.
+        UnsupportedError: ``tower.unknown``, there is none, or none that is known; ``tower.quantized``, of MLX's.
         InputError: ``model.config``.
     """
     document = document_of(index.metadata)
@@ -250,8 +250,8 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
     for stored in beside:
         if stored.dtype.name == "U32":
-            message = f"{stored.name} of the tower is quantised, and one whose values are floats is converted"
-            raise UnsupportedError("tower.quantised", message, path=index.path)
+            message = f"{stored.name} of the tower is quantized, and one whose values are floats is converted"
+            raise UnsupportedError("tower.quantized", message, path=index.path)
     found = tower_tensors(map(plain_item, beside), tower, _NAMES[index.format], index.path)
     embedded = _embeddings(index, family.in_huggingface.embeddings)
     return replace(

@@ -1,4 +1,4 @@
-"""Planning an MLX directory as mlx-lm loads it: a checkpoint of other names, whose matrices may be quantised."""
+"""Planning an MLX directory as mlx-lm loads it: a checkpoint of other names, whose matrices may be quantized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import InputError, UsageError
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.engine_rows import Engine
 from ckconv.families.loaders import MLX_LM
 from ckconv.families.rope_keys import ROPE_KEYS
@@ -22,19 +22,19 @@ from ckconv.families.schema import Family
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.plan.planner import ORIGINAL, engine_of
-from ckconv.plan.quantising import FLOATS, Asked, names, parsed
+from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
 from ckconv.quant.packed import is_scaled
-from ckconv.quant.quantise import Errors, Quantising
+from ckconv.quant.quantize import Errors, Quantizing
 from ckconv.quant.repack import BY_BLOCK
 from ckconv.quant.superblocks import SUPERBLOCKS
 from ckconv.quant.triples import triple_of, triple_type
 
 # ``--quantize`` for MLX: which module gets what, as in ``quantize_model`` of mlx-lm's ``utils.py``.
 
-#: Of the sizes that triples may have, those that MLX quantises to (``mlx.core.quantize``).
+#: Of the sizes that triples may have, those that MLX quantizes to (``mlx.core.quantize``).
 _BITS, _GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 #: What mlx-lm's classes ask for single modules.
@@ -75,7 +75,7 @@ def quantization_of(word: str, text: str) -> Quantization:
     except InputError as error:
         raise UsageError("usage.quantize", f"--quantize {text}: {error.message}") from error
     if mode == "affine" and (found.bits not in _BITS or found.group_size not in _GROUPS):
-        message = f"--quantize {text}: MLX quantises to 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
+        message = f"--quantize {text}: MLX quantizes to 1, 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128"
         raise UsageError("usage.quantize", message)
     return found
 
@@ -227,17 +227,17 @@ class MlxPlanner(CheckpointPlanner):
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
         for glob, word in asked.rules:
             if not any(names(glob, self.tensors[name]) for name in hit):
-                self.refuse(f"--quantize {glob}={word} names no matrix that can be quantised")
+                self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
         return types
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
-        """The type of a matrix of the source that is to be quantised so, or to be of a float type."""
+        """The type of a matrix of the source that is to be quantized so, or to be of a float type."""
         source, asked = tensor.dtype, self.dtype
         same = triple_of(source)
         if same is not None and chosen == same.quantization and not self.decoded(tensor):
             return source
         if source.kind is Kind.BLOCK and not self.decoded(tensor):
-            why = f"--quantize rounds floats, and {source} is quantised already"
+            why = f"--quantize rounds floats, and {source} is quantized already"
             self._fault(why, "--dequantize decodes it first", tensor.source)
         number = F32 if source.kind is Kind.BLOCK else source
         number = number if asked == "engine" else DTYPES[asked.upper()]
@@ -258,13 +258,13 @@ class MlxPlanner(CheckpointPlanner):
         """The piece whose conversions say how far values move, once for all arrays of a module."""
         if piece.conversion is None:
             return piece
-        how = Quantising(errors=None if piece.conversion.plane else errors)
+        how = Quantizing(errors=None if piece.conversion.plane else errors)
 
         def told(conversion: Conversion, source: Tensor | None) -> Conversion:
             if source is not None and self.decoded(source):
                 conversion = of_values(conversion)
-            rounds = conversion.quantises or conversion.action is Action.NARROW
-            return conversion._replace(quantising=how) if rounds else conversion
+            rounds = conversion.quantizes or conversion.action is Action.NARROW
+            return conversion._replace(quantizing=how) if rounds else conversion
 
         runs = tuple(run._replace(conversion=told(run.conversion, run.tensor)) for run in piece.runs)
         return piece._replace(conversion=told(piece.conversion, piece.source), runs=runs)
@@ -305,7 +305,7 @@ class MlxPlanner(CheckpointPlanner):
             self.reasons += rope_reasons(config, self.rope_scaling, row)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
-        """The most common quantisation, and by name the modules that have another."""
+        """The most common quantization, and by name the modules that have another."""
         found: dict[str, Quantization] = {}
         for piece in (module[0] for module in modules):
             triple = triple_of(piece.module) if piece.module is not None else None
@@ -323,7 +323,7 @@ def _entry(quantization: Quantization) -> dict[str, Any]:
     return {"group_size": quantization.group_size, "bits": quantization.bits, "mode": quantization.mode}
 
 
-# Quantised matrices of MLX, named by the block type of ggml that has the same numbers.
+# Quantized matrices of MLX, named by the block type of ggml that has the same numbers.
 
 #: What a model of MLX may have, and what becomes an MLX matrix without being decoded.
 BLOCKS = tuple(dtype.name for dtype in BY_BLOCK)

@@ -1,6 +1,6 @@
-"""MLX directories: which stored arrays are one quantised matrix.
+"""MLX directories: which stored arrays are one quantized matrix.
 
-Whether a module is quantised is decided by its ``.scales``, as mlx-lm's loader does; ``config.json`` says how, with
+Whether a module is quantized is decided by its ``.scales``, as mlx-lm's loader does; ``config.json`` says how, with
 overrides per module. What the shapes say must agree with it.
 """
 
@@ -27,8 +27,8 @@ def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names:
     """
     if metadata.get("format") == "mlx":
         return True
-    quantised = metadata.get("format") != "pt" or any(name.endswith(".scales") for name in names)
-    return quantised and isinstance((config or {}).get("quantization"), dict)
+    quantized = metadata.get("format") != "pt" or any(name.endswith(".scales") for name in names)
+    return quantized and isinstance((config or {}).get("quantization"), dict)
 
 
 def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: Path) -> list[Item]:
@@ -112,7 +112,7 @@ def _plane(stored: StoredTensor) -> Tensor:
 
 
 def _fits(weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, q: Quantization) -> bool:
-    """The arrays have the types and shapes that the quantisation makes of one matrix (formats: mlx.core.quantize)."""
+    """The arrays have the types and shapes that the quantization makes of one matrix (formats: mlx.core.quantize)."""
     if weight.dtype is not DTYPES["U32"] or len(weight.shape) < 2 or len(weight.shape) != len(scales.shape):
         return False
     columns = weight.shape[-1] * 32 // q.bits

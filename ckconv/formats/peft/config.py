@@ -15,7 +15,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import AdapterModule, Role, Tensor, effective_scale, parse, plain_tensor, with_layer
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.kinds import kind_of
 from ckconv.families.names import HF, names_of
 from ckconv.families.naming_schemes import NESTED

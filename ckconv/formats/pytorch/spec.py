@@ -71,7 +71,7 @@ DCP_NAMES = frozenset(
 
 #: Bytes of a pickle. Of 100,000 tensors one has about 20 MB.
 MAX_PICKLE = 64 << 20
-#: Of a pickle's containers, and of the values that it memorises: so many, and one more for so many bytes (torch writes
+#: Of a pickle's containers, and of the values that it memorizes: so many, and one more for so many bytes (torch writes
 #: one for 15 and one for 10 bytes); and of its instructions (one for 2.7 bytes). An empty list of 1 byte takes 64.
 MAX_CONTAINERS, BYTES_PER_CONTAINER, BYTES_PER_INSTRUCTION = 100_000, 8, 2
 MAX_TENSORS = 1_000_000

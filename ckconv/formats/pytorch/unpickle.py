@@ -119,9 +119,9 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.result: Any = None
-        #: How many instructions, containers and memorised values may still come.
+        #: How many instructions, containers and memorized values may still come.
         self._instructions = MAX_CONTAINERS + nbytes // BYTES_PER_INSTRUCTION
-        self._containers = self._memorised = MAX_CONTAINERS + nbytes // BYTES_PER_CONTAINER
+        self._containers = self._memorized = MAX_CONTAINERS + nbytes // BYTES_PER_CONTAINER
 
     def do(self, name: str, argument: Any) -> None:
         """One instruction.
@@ -132,8 +132,8 @@ class _Machine:
         stack = self.stack
         self._instructions -= 1
         self._containers -= name in _CONTAINERS
-        self._memorised -= name in _MEMORISING
-        if self._instructions < 0 or self._containers < 0 or self._memorised < 0:
+        self._memorized -= name in _MEMORIZING
+        if self._instructions < 0 or self._containers < 0 or self._memorized < 0:
             raise Malformed("holds a pickle with more lists, dicts and tuples than a state dict has in so many bytes")
         if name in _CONSTANTS:
             stack.append(argument)
@@ -254,7 +254,7 @@ def _called(function: Any, arguments: Any) -> Any:
 
 
 _PUTS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
-_MEMORISING = _PUTS | {"MEMOIZE"}
+_MEMORIZING = _PUTS | {"MEMOIZE"}
 #: Instructions that make an object of many bytes out of one or two.
 _CONTAINERS = frozenset(
     {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST"}

@@ -107,7 +107,7 @@ class Spelling:
 
 # The arrays that one tensor of a checkpoint is written as, and the rows that go into them.
 
-#: What the arrays of a quantised module of MLX are called, in the order of their planes.
+#: What the arrays of a quantized module of MLX are called, in the order of their planes.
 PLANES = ("weight", "scales", "biases")
 
 #: What stands behind the name of one that transformers stores in MXFP4.
@@ -205,7 +205,7 @@ def spare_of(
 
 
 class StoredArray(NamedTuple):
-    """One of the arrays that a quantised module is stored as.
+    """One of the arrays that a quantized module is stored as.
 
     Attributes:
         together: how many rows of the matrix one of its rows is for.
@@ -236,7 +236,7 @@ def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArr
 def planes(
     entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[StoredArray]
 ) -> Module:
-    """The arrays of a quantised module; those of a triple that is one already are copied."""
+    """The arrays of a quantized module; those of a triple that is one already are copied."""
     pieces = []
     for number, array in enumerate(arrays):
         kept = [part.dtype is dtype and bool(part.planes) for part in parts]

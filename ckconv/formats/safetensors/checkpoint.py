@@ -24,7 +24,7 @@ from ckconv.core.tensors import (
     parse,
     plain_tensor,
 )
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.diffusion import diffuses
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
@@ -80,7 +80,7 @@ from ckconv.quant.triples import triple_of
 
 # The tensors of a checkpoint under the names that they have: copied, or packed matrices decoded.
 
-#: What another quantiser says about the types of a checkpoint, which are others in another.
+#: What another quantizer says about the types of a checkpoint, which are others in another.
 _QUANTIZER_NAMES = {"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"}
 
 
@@ -125,8 +125,8 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     for array, matrix in index.packed.items():
         arrays.setdefault(matrix.name, []).append(array)
     scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
-    quantised = {name.removesuffix(".scales") for name in scales}
-    if not (index.canonical_of or left or arrays or quantised or planner.options.drop):
+    quantized = {name.removesuffix(".scales") for name in scales}
+    if not (index.canonical_of or left or arrays or quantized or planner.options.drop):
         types = [_kept_type(planner, stored) for stored in index.stored]
         planner.tied = HEAD not in index.tensors
         return made(len(types), lambda at: (copied_piece(index.stored[at].name, index.stored[at], types[at]),))
@@ -145,7 +145,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
             continue
         module, _, kind = stored.name.rpartition(".")
         name = canonical[0] if len(canonical) == 1 else stored.name
-        grouped = module in quantised and kind in ("weight", "scales", "biases")
+        grouped = module in quantized and kind in ("weight", "scales", "biases")
         if packed is not None:
             grouped, module = True, packed.name
             if planner.unpacked:
@@ -393,7 +393,7 @@ class CheckpointPlanner(Planner):
                 return False  # a file may contradict its rules; what is made for another library does not
             decodes = bool(o.dequantize or o.decode)
             same = source.format == self.format and not (decodes and not source.packed)
-            return (same or not self._quantised()) and not (decodes and source.quantizer)
+            return (same or not self._quantized()) and not (decodes and source.quantizer)
         spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
         decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
         return not decoding and source.format == self.format and spelled == "hf" and self._fused_as_its_class()
@@ -405,7 +405,7 @@ class CheckpointPlanner(Planner):
         stored = ((names, written.get(parse(names[0]).pattern)) for names in self.index.canonical_of.values() if names)
         return all(held is None or (len(names) > 1) == (len(held.parts) > 1) for names, held in stored)
 
-    def _quantised(self) -> bool:
+    def _quantized(self) -> bool:
         """The source has modules of several arrays."""
         return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
 
@@ -636,5 +636,5 @@ class CheckpointPlanner(Planner):
         return floats_of(pieces)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
-        """MLX's object for ``config.json``; ``None`` where nothing is quantised."""
+        """MLX's object for ``config.json``; ``None`` where nothing is quantized."""
         return None

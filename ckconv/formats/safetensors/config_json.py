@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
-from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantised, without_stale
+from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import fit, is_on
 from ckconv.families.huggingface_config import huggingface_config, text_config
@@ -267,7 +267,7 @@ def _rope(
 CHECKPOINTS = ("safetensors", "mlx")
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
-#: Under which keys a loader looks for a quantisation.
+#: Under which keys a loader looks for a quantization.
 _QUANTIZATION_KEYS = {"mlx": ("quantization", "quantization_config"), "safetensors": ("quantization_config",)}
 
 #: What mlx-lm's loader and tokenizer read of the outer document.
@@ -287,12 +287,12 @@ class Said(NamedTuple):
     Attributes:
         format: ``safetensors`` or ``mlx``.
         kept: every tensor has the name that it has in the source, and is stored as it is there.
-        unpacked: what another quantiser packed is decoded.
+        unpacked: what another quantizer packed is decoded.
         tied: there is no output head of its own.
         floats: names of the float types of the arrays.
         as_they_were: no tensor changes its type.
         present: canonical names.
-        quantization: MLX's object, ``None`` where nothing is quantised.
+        quantization: MLX's object, ``None`` where nothing is quantized.
         rope_scaling: in Hugging Face's words.
         context: context length, 0 for the source's.
     """
@@ -328,7 +328,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
 
 
-def _quantised(said: Said) -> dict[str, Any]:
+def _quantized(said: Said) -> dict[str, Any]:
     """What is said of the types of blocks, under the keys that the loader looks for."""
     found = said.quantization if not said.kept else None
     return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
@@ -340,7 +340,7 @@ def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -
     if row is not None and row.wrapped:
         outer = {key: document[key] for key in _OUTER if key in document}
         document = {**outer, "model_type": row.wrapped, "text_config": document}
-    return document | _quantised(said)
+    return document | _quantized(said)
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         text = text_key(document)
         document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
     if said.unpacked or not said.kept:
-        document = unquantised(document)
+        document = unquantized(document)
     if said.format == "safetensors":
         document = without_stale(document, index.stored)
     if not said.as_they_were:

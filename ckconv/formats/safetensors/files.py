@@ -264,7 +264,7 @@ def read_checkpoint_files(
     """Find and validate the files of a checkpoint. Headers are read, no tensor data.
 
     Args:
-        path: a directory, an index file, or one file of tensors (its neighbours count as side files only where
+        path: a directory, an index file, or one file of tensors (its neighbors count as side files only where
             a ``config.json`` shows that they belong together).
         follow_links: links out of the directory are followed.
         read_pickle: describes a file that torch.save wrote; without it they are refused.

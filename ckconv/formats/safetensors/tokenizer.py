@@ -84,7 +84,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
     notes = []
     if found.pre and found.pre.nfc:
-        notes.append(f"the tokenizer NFC-normalises text first, as those of {found.pre.name} do; llama.cpp does not")
+        notes.append(f"the tokenizer NFC-normalizes text first, as those of {found.pre.name} do; llama.cpp does not")
     if found.pre and found.pre.otherwise:
         notes.append(f"llama.cpp splits {found.pre.otherwise} differently from the tokenizer ({found.pre.name})")
     if found.lowers and found.lowers[1]:
@@ -110,7 +110,7 @@ def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str
     if kept or not how:
         return kept, ()
     files = pooling_files(number, index.config.hidden_size, options.context or index.config.context_length or 0)
-    note = f"embeddings are pooled {how} (modules.json); a GGUF does not say whether they are normalised afterwards"
+    note = f"embeddings are pooled {how} (modules.json); a GGUF does not say whether they are normalized afterwards"
     return files, (note,)
 
 

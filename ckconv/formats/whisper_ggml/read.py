@@ -12,7 +12,7 @@ from ckconv.core.dtypes import BY_GGML, DType
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.canonical import Item, canonicalise
+from ckconv.families.canonical import Item, canonicalize
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.speech import USUAL, speech, speech_document, speech_family, speech_names
 from ckconv.families.words import said_of
@@ -141,7 +141,7 @@ def _index(path: Path, source: ByteSource, size: int) -> TensorIndex:
     config = huggingface_config(document, family, stored, path)
     columns = {table.tensors[name] for name in table.columns}
     items = [Item(plain_tensor(one.name, _flat(one) if one.name in columns else one), (one,)) for one in stored]
-    canonical = canonicalise(items, family, speech_names(), config, said_of(config), path=path)
+    canonical = canonicalize(items, family, speech_names(), config, said_of(config), path=path)
     return TensorIndex(
         format=NAME,
         version=0,

@@ -4,7 +4,7 @@ All numbers are little-endian, 32 bits wide (``convert-h5-to-ggml.py``, ``whispe
 
     0    magic 0x67676d6c
     4    ten numbers of the model (families/speech/whisper_cpp.toml), then the type of the file: its remainder by 1000
-         is a ggml_ftype, the rest the version of the quantisation
+         is a ggml_ftype, the rest the version of the quantization
     48   filters: their number, bins of each, and as many floats
          words: their number; of each its length in bytes, and the bytes
          tensors: number of axes, length of the name, ggml type; axes, innermost first; name; data, not aligned
@@ -24,7 +24,7 @@ MODEL_NAME = "ggml-model.bin"
 BINS = 201
 #: Types of a file by the type of its matrices (``ggml_ftype``).
 FILE_TYPES = {"F32": 0, "F16": 1}
-#: By this the type of the file is separated from the version of its quantisation.
+#: By this the type of the file is separated from the version of its quantization.
 VERSION_FACTOR = 1000
 MAX_AXES = 4
 

@@ -1,4 +1,4 @@
-"""How other quantisers lay a matrix out in arrays: one table, a module a family of layouts.
+"""How other quantizers lay a matrix out in arrays: one table, a module a family of layouts.
 
 A new packing is a row of :data:`PACKINGS`:
 

@@ -4,7 +4,7 @@ nf4, fp4: a matrix ``[R, C]`` is one run of codes, two in a byte, the first one 
 each ``blocksize`` of them, whatever row they are in.
 
 ``weight``                                   U8 ``[R * C / 2, 1]``; the same bytes as BF16, F16 or F32 (quant_storage)
-``weight.absmax``                            F32 ``[B]``: scales; U8, where they are quantised, too ("double quant"):
+``weight.absmax``                            F32 ``[B]``: scales; U8, where they are quantized, too ("double quant"):
 ``weight.nested_absmax``                     F32: of each ``nested_blocksize`` of them, what all are multiplied with
 ``weight.nested_quant_map``                  F32 ``[256]``: what the codes of scales are
 ``weight.quant_map``                         F32 ``[16]``: what the codes are
@@ -71,7 +71,7 @@ def _fit(stored: Arrays, declared: Declared, *, codes: str, state: str) -> Modul
     many, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
     if absmax.dtype is U8:
         if nested is None or inner is None or type(many) is not int or many < 1 or not isinstance(offset, float):
-            raise Misfit("absmax is quantised, and its nested_absmax, nested_quant_map or quant_state are not there")
+            raise Misfit("absmax is quantized, and its nested_absmax, nested_quant_map or quant_state are not there")
         shaped(nested, (-(-blocks // many),))
         shaped(inner, (256,))
     elif nested is not None or inner is not None:
@@ -88,7 +88,7 @@ def _fit(stored: Arrays, declared: Declared, *, codes: str, state: str) -> Modul
             *(in_rows(array, 0) for array in (nested, inner) if array),
         ),
         partial(_unpack, size=size, many=many, offset=offset),
-        f"blocks of {size}{', double-quantised' * (nested is not None)}",
+        f"blocks of {size}{', double-quantized' * (nested is not None)}",
     )
 
 

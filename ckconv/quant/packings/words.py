@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits, where neighbours in a word are rows of the matrix, and such words of codes."""
+"""Codes in words of 32 bits, where neighbors in a word are rows of the matrix, and such words of codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantising to MLX's triples: the very bytes that ``mlx.core.quantize`` gives on a processor (0.32), in NumPy.
+"""Quantizing to MLX's triples: the very bytes that ``mlx.core.quantize`` gives on a processor (0.32), in NumPy.
 
 affine
     The bias is the end of a group that is farther from zero, the scale goes from there to the other end, and is
@@ -39,7 +39,7 @@ _LARGEST = {4: 6.0, 8: 448.0}
 _STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
-def quantise_triple(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
+def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
     """float32 ``[n, cols]`` -> rows of packed codes, of scales and, where there are, of biases.
 
     Args:

@@ -1,9 +1,9 @@
 """Record what transformers computes of decoded blocks, for tests of bump files that run without torch.
 
-    python scripts/record_quantised_models.py           write fixtures/logits/quantised_models.npz anew
-    python scripts/record_quantised_models.py --check   compute again and compare
+    python scripts/record_quantized_models.py           write fixtures/logits/quantised_models.npz anew
+    python scripts/record_quantized_models.py --check   compute again and compare
 
-Models, their blocks and what they decode to are of ``tests/quantised_models.py``; nothing of ckconv is used.
+Models, their blocks and what they decode to are of ``tests/quantized_models.py``; nothing of ckconv is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from kept_arrays import moved  # noqa: E402
-from quantised_models import MODELS, PROMPT, Quantised  # noqa: E402
+from quantized_models import MODELS, PROMPT, Quantized  # noqa: E402
 
 ARRAYS = ROOT / "fixtures" / "logits" / "quantised_models.npz"
 
@@ -34,7 +34,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def logits(made: Quantised) -> np.ndarray:
+def logits(made: Quantized) -> np.ndarray:
     """``[positions, vocabulary]``."""
     config_class, model_class = CLASSES[made.arch]
     model = model_class(config_class(**made.config()))

@@ -1,6 +1,6 @@
-"""Quantised GGUFs made with the gguf package, and the decoded weights as transformers has them.
+"""Quantized GGUFs made with the gguf package, and the decoded weights as transformers has them.
 
-``scripts/record_quantised_models.py`` gives transformers the decoded weights and writes its logits into
+``scripts/record_quantized_models.py`` gives transformers the decoded weights and writes its logits into
 ``fixtures/logits/quantised_models.npz``. Nothing of ckconv is used.
 """
 
@@ -75,7 +75,7 @@ OWN = {"nemotron_h": {"token_embd.weight": "model.embeddings.weight", "output_no
 SCALES = {Q.Q4_K: {0: 0.002, 2: 0.01}, Q.Q5_K: {0: 0.001, 2: 0.01}, Q.Q6_K: {208: 0.0001}}
 
 
-class Quantised(NamedTuple):
+class Quantized(NamedTuple):
     """A model: ``wide`` elements in a row of every matrix, two heads of all kinds; ``types`` by the end of a name."""
 
     arch: str
@@ -207,7 +207,7 @@ class Quantised(NamedTuple):
             whole = WHOLE | OWN.get(self.arch, {})
             theirs = f"model.layers.{layer}.{NAMES[self.arch][part]}" if inside else whole[name]
             if self.arch == "nemotron_h" and part.startswith(("attn_q", "attn_k")):
-                array = array.reshape(2, -1, 2, self.wide).swapaxes(1, 2).reshape(-1, self.wide)  # heads of neighbours
+                array = array.reshape(2, -1, 2, self.wide).swapaxes(1, 2).reshape(-1, self.wide)  # heads of neighbors
             if self.arch == "nemotron_h" and part.startswith(("ssm_a", "ssm_d", "ssm_norm")):
                 array = array.reshape(-1)
             made[theirs] = array[:, None, :] if "conv1d.weight" in name else array
@@ -245,16 +245,16 @@ class Quantised(NamedTuple):
 BLOCK_KINDS = ("mamba", "mlp", "attention", "mamba")
 LINEAR = ("linear_attention", "linear_attention", "full_attention")
 MODELS = {
-    "glm4-q8_0": Quantised("glm4", 64, {"": Q.Q8_0}),
-    "qwen35-q8_0": Quantised("qwen35", 64, {"": Q.Q8_0}, LINEAR),
-    "qwen35-q5_k": Quantised(
+    "glm4-q8_0": Quantized("glm4", 64, {"": Q.Q8_0}),
+    "qwen35-q8_0": Quantized("qwen35", 64, {"": Q.Q8_0}, LINEAR),
+    "qwen35-q5_k": Quantized(
         "qwen35", 256, {"token_embd": Q.Q6_K, "output.weight": Q.Q6_K, "ffn": Q.Q4_K, "": Q.Q5_K}, LINEAR
     ),
-    "qwen35-q4_k": Quantised(
+    "qwen35-q4_k": Quantized(
         "qwen35", 256, {"token_embd": Q.Q6_K, "ssm_out": Q.Q5_K, "attn_v": Q.Q6_K, "ssm": Q.Q8_0, "": Q.Q4_K}, LINEAR
     ),
-    "nemotron_h-q8_0": Quantised("nemotron_h", 64, {"": Q.Q8_0}, BLOCK_KINDS),
-    "nemotron_h-q4_k": Quantised(
+    "nemotron_h-q8_0": Quantized("nemotron_h", 64, {"": Q.Q8_0}, BLOCK_KINDS),
+    "nemotron_h-q4_k": Quantized(
         "nemotron_h",
         256,
         {"token_embd": Q.Q6_K, "output.weight": Q.Q6_K, "ffn_down": Q.Q6_K, "ssm_in": Q.Q8_0, "": Q.Q4_K},

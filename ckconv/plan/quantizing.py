@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted, missing_package
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalog import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
 from ckconv.quant import ggml_python
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
-from ckconv.quant.quantise import (
+from ckconv.quant.quantize import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
     SPEED,
     UNLIKE,
     Errors,
-    Quantising,
+    Quantizing,
     has_library,
-    missing_quantiser,
+    missing_quantizer,
     needs_library,
 )
 
@@ -82,7 +82,7 @@ def parsed(text: str) -> Asked:
     for word in (asked.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
-            made = UNLIKE.get(word.upper(), f"nothing here quantises floats to {word.upper()} as llama-quantize does")
+            made = UNLIKE.get(word.upper(), f"nothing here quantizes floats to {word.upper()} as llama-quantize does")
             why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
             raise UsageError("usage.quantize", f"--quantize {text}: {why}", hint=hint)
     if asked.word in FLOATS:
@@ -115,7 +115,7 @@ class Placed(NamedTuple):
     parts: tuple[Tensor, ...]
 
 
-class Quantised:
+class Quantized:
     """The types that ``--quantize`` gives the tensors of one output; nothing where it is not asked for.
 
     Attributes:
@@ -142,7 +142,7 @@ class Quantised:
         else:
             base = GGML_TYPES[asked.word]
             self.types = {
-                m.name: recipes.fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if recipes.quantised(m)
+                m.name: recipes.fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if recipes.quantized(m)
             }
         self._check(asked, placed, given)
 
@@ -154,7 +154,7 @@ class Quantised:
             numbers, wanted = given.get(matrix.name), experts * matrix.shape[-1]
             if numbers is not None and numbers.size == wanted:
                 self._importance[matrix.name] = numbers.reshape(experts, -1)
-            elif numbers is not None and recipes.quantised(matrix) and not matrix.name.endswith("token_embd.weight"):
+            elif numbers is not None and recipes.quantized(matrix) and not matrix.name.endswith("token_embd.weight"):
                 text = f"the importance matrix has {numbers.size:,} numbers for {matrix.name}, which takes {wanted:,}"
                 self._planner.refuse(text)
         if given and not self._importance:
@@ -200,10 +200,10 @@ class Quantised:
         )
         if seconds >= _LONG:
             hours = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
-            planner.notes.append(f"quantising takes about {hours} on one processor")
+            planner.notes.append(f"quantizing takes about {hours} on one processor")
         for glob, word in asked.rules:
             if not any(names(glob, p) for item in placed if item.matrix.name in self.types for p in item.parts):
-                planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantise")
+                planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantize")
 
     @staticmethod
     def _needs_importance(asked: Asked, dtype: DType, name: str) -> bool:
@@ -211,12 +211,12 @@ class Quantised:
         return dtype.name in NEEDS_IMPORTANCE or (dtype.name in recipes.needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
-        """A conversion that quantises, where the tensor of this name in GGUF is; blocks are to be decoded for that."""
+        """A conversion that quantizes, where the tensor of this name in GGUF is; blocks are to be decoded for that."""
         if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
             return plain
         weights = self._importance.get(name)
-        how = Quantising(weights[0] if weights is not None else None, self.errors)
-        return of_values(plain)._replace(quantising=how)
+        how = Quantizing(weights[0] if weights is not None else None, self.errors)
+        return of_values(plain)._replace(quantizing=how)
 
     def runs(self, name: str, runs: Sequence[Run]) -> tuple[Run, ...]:
         """The rows of each expert apart, where each has an importance of its own."""
@@ -245,9 +245,9 @@ def _model(config: ModelConfig, importance: bool) -> Model:
 def _by_expert(run: Run, weights: Floats) -> Iterable[Run]:
     rows = run.tensor.layout.rows // len(weights)
     for start in range(run.start, run.stop, rows):
-        how = run.conversion.quantising
-        told = Quantising(weights[start // rows], how.errors if how else None)
-        yield Run(run.tensor, run.conversion._replace(quantising=told), start, min(start + rows, run.stop))
+        how = run.conversion.quantizing
+        told = Quantizing(weights[start // rows], how.errors if how else None)
+        yield Run(run.tensor, run.conversion._replace(quantizing=told), start, min(start + rows, run.stop))
 
 
 def _base(asked: Asked) -> DType:
@@ -256,12 +256,12 @@ def _base(asked: Asked) -> DType:
 
 def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str, str]]:
     if part.dtype.kind is Kind.BLOCK and part.dtype is not dtype and not planner.decoded(part):
-        yield f"--quantize rounds floats, and {part.dtype} is quantised already", "--dequantize decodes it first"
+        yield f"--quantize rounds floats, and {part.dtype} is quantized already", "--dequantize decodes it first"
     elif part.dtype.kind is Kind.BLOCK and part.dtype is not dtype and not decodable(part.dtype):
         yield f"no decoder for {part.dtype}", ""
     elif part.dtype.kind not in (Kind.BLOCK, Kind.FLOAT):
         yield f"--quantize rounds F32, F16 and BF16, not {part.dtype}", ""
     if needs_library(dtype):
         raise missing_package(f"quantizing to {dtype}", "libgguf")
-    if missing := missing_quantiser(dtype):
+    if missing := missing_quantizer(dtype):
         yield missing, ""

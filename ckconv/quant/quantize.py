@@ -1,8 +1,8 @@
-"""Quantising: rows of float32 -> blocks of ggml's types, the very bytes that llama-quantize writes.
+"""Quantizing: rows of float32 -> blocks of ggml's types, the very bytes that llama-quantize writes.
 
 Three libraries give them: libgguf is ggml's own code and has every type, ggml-python makes some of them faster, and
-gguf's quantisers in numpy are slower and have some. Blocks of a row depend on nothing outside of the row, so rows may
-be quantised in any order and any tile.
+gguf's quantizers in numpy are slower and have some. Blocks of a row depend on nothing outside of the row, so rows may
+be quantized in any order and any tile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.mlx import Triple
 
-#: Types that gguf's package quantises to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
+#: Types that gguf's package quantizes to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
 IN_NUMPY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})
 
 #: Types of which libgguf makes other blocks than llama-quantize, and why.
@@ -34,7 +34,7 @@ UNLIKE = {
 }
 
 #: Those types, and those that libgguf does not know, or ggml has for intermediate results only.
-_NO_QUANTISER = frozenset({"Q8_1", "Q8_K", "Q2_0", *UNLIKE})
+_NO_QUANTIZER = frozenset({"Q8_1", "Q8_K", "Q2_0", *UNLIKE})
 
 #: Types that are garbage without an importance matrix (``tensor_requires_imatrix`` of ``llama-quant.cpp``).
 NEEDS_IMPORTANCE = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
@@ -43,16 +43,16 @@ NEEDS_IMPORTANCE = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
 GGML_TYPES: dict[str, DType] = {
     name.lower(): dtype
     for name, dtype in DTYPES.items()
-    if dtype.ggml is not None and dtype.kind is Kind.BLOCK and name not in _NO_QUANTISER
+    if dtype.ggml is not None and dtype.kind is Kind.BLOCK and name not in _NO_QUANTIZER
 }
 
 
-#: Million weights a second that libgguf quantises on one core, where that is slow enough to be said.
+#: Million weights a second that libgguf quantizes on one core, where that is slow enough to be said.
 SPEED = {"Q2_K": 8.0, "Q4_K": 7.0, "Q5_K": 8.0, "Q6_K": 10.0, "IQ4_XS": 3.0, "IQ4_NL": 3.0}
 
 
 class Error(NamedTuple):
-    """How far quantising moved the values of one type."""
+    """How far quantizing moved the values of one type."""
 
     values: int
     largest: float
@@ -127,8 +127,8 @@ class Errors:
         }
 
 
-class Quantising:
-    """What a conversion that quantises is told besides its types.
+class Quantizing:
+    """What a conversion that quantizes is told besides its types.
 
     Attributes:
         importance: one number a column, how much its error counts (an importance matrix); ``None`` for all alike.
@@ -141,17 +141,17 @@ class Quantising:
         self.importance, self.errors = importance, errors
 
 
-def missing_quantiser(dtype: DType) -> str:
-    """Why there is no quantiser for a type; empty where there is one."""
+def missing_quantizer(dtype: DType) -> str:
+    """Why there is no quantizer for a type; empty where there is one."""
     if dtype in WIDENS_TO_F32 or triple_of(dtype) is not None:
         return ""
     if dtype.name.lower() not in GGML_TYPES:
-        return f"there is no quantiser for {dtype}"
+        return f"there is no quantizer for {dtype}"
     return f"quantizing to {dtype} needs the package libgguf" if needs_library(dtype) else ""
 
 
 def needs_library(dtype: DType) -> bool:
-    """The type's only quantiser is in the package libgguf, which is not installed."""
+    """The type's only quantizer is in the package libgguf, which is not installed."""
     return dtype.name.lower() in GGML_TYPES and dtype.name not in IN_NUMPY and not has_library()
 
 
@@ -161,20 +161,20 @@ def has_library() -> bool:
     return find_spec("libgguf") is not None
 
 
-def quantiser_of(dtype: DType) -> str:
+def quantizer_of(dtype: DType) -> str:
     """The package that makes blocks of a type of ggml, with its version; empty for other types."""
     if dtype.name.lower() not in GGML_TYPES:
         return ""
     from importlib.metadata import version
 
     if has_library():
-        return ggml_python.quantiser_of(dtype) or f"libgguf {version('libgguf')}"
+        return ggml_python.quantizer_of(dtype) or f"libgguf {version('libgguf')}"
     import gguf
 
     return f"{gguf.__name__} {version(gguf.__name__)}"
 
 
-def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, number: DType = F32) -> Rows:
+def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, number: DType = F32) -> Rows:
     """float32 ``[n, cols]`` -> ``[n, bytes]`` of a block type.
 
     Args:
@@ -203,13 +203,13 @@ def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, num
 def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
     """The same for MLX: codes, scales and biases, each array for itself; ``codes=False`` leaves the first empty."""
     from ckconv.core.dtypes import round_to
-    from ckconv.quant.quantise_mlx import quantise_triple
+    from ckconv.quant.quantize_mlx import quantize_triple
 
     _check_finite(floats)
     if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before
         floats, number = floats.copy(), triple.number
         round_to(floats, number)
-    return quantise_triple(floats, triple, number, codes=codes)
+    return quantize_triple(floats, triple, number, codes=codes)
 
 
 def _check_finite(floats: Floats) -> None:
@@ -217,7 +217,7 @@ def _check_finite(floats: Floats) -> None:
 
     if not np.isfinite(floats).all():
         bad = floats[~np.isfinite(floats)].flat[0]
-        raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantised", found=str(bad))
+        raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantized", found=str(bad))
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
@@ -226,7 +226,7 @@ def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows
     library = libgguf()
     assert library is not None
     weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    if (faster := ggml_python.quantise(floats, dtype, weights)) is not None:
+    if (faster := ggml_python.quantize(floats, dtype, weights)) is not None:
         return faster
     made = np.empty((len(floats), dtype.nbytes(floats.shape[1])), np.uint8)
     if made.size:

@@ -1,7 +1,7 @@
-"""Record what other quantisers' own libraries make of their checkpoints: fixtures/quantised/NAME and NAME.json.
+"""Record what other quantizers' own libraries make of their checkpoints: fixtures/quantised/NAME and NAME.json.
 
-    python scripts/record_quantised.py MODELS NAME...           copy these models, and write the digests of their values
-    python scripts/record_quantised.py MODELS --check NAME...   compare with what is there
+    python scripts/record_quantized.py MODELS NAME...           copy these models, and write the digests of their values
+    python scripts/record_quantized.py MODELS --check NAME...   compare with what is there
 
 ``MODELS/NAME`` has, beside the checkpoint, ``dequant.safetensors``: every matrix as the library of the format decodes
 it (GPTQModel's ``TorchLinear.dequantize_weight``, AutoAWQ's ``dequantize_gemm``, compressed-tensors' ``decompress``,

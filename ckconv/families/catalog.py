@@ -70,7 +70,7 @@ def _naming(word: str, section: str, key: str) -> Iterator[str]:
 _COMMON = "decoder"
 
 
-class Catalogue(Mapping[str, Family]):
+class Catalog(Mapping[str, Family]):
     """Families by name. Listing them reads no rows."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Catalogue(Mapping[str, Family]):
         return len(_texts().keys() | own_files().families.keys())
 
 
-FAMILIES = Catalogue()
+FAMILIES = Catalog()
 
 
 @contextmanager

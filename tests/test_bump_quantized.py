@@ -1,4 +1,4 @@
-"""Quantised models of templates of the engine's own: their blocks are the source's, and compute what transformers does.
+"""Quantized models of templates of the engine's own: their blocks are the source's, and compute what transformers does.
 
 Entries are expected from the GGUF, which the gguf package wrote; logits are transformers', of the decoded weights.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from family_directions import other_tensors
 from gguf import GGMLQuantizationType as Q
-from quantised_models import MODELS, PROMPT, recorded
+from quantized_models import MODELS, PROMPT, recorded
 from test_bump_circuits import BLOCKS, FULL, GLM4, RECURRENT
 
 import ckconv
@@ -97,7 +97,7 @@ def test_the_blocks_come_back(name: str, tmp_path: Path) -> None:
     assert found == wanted
 
 
-def test_april_has_no_template_for_a_quantised_glm4(tmp_path: Path) -> None:
+def test_april_has_no_template_for_a_quantized_glm4(tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match="the engine of April 2026 has no template for glm4"):
         bump_of("glm4-q8_0", tmp_path, "april")
 
@@ -138,7 +138,7 @@ def test_the_configuration_of_nemotron_h(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["hf", "mlx"])
-def test_nemotron_h_of_floats_is_right_once_it_is_quantised(format: str, tmp_path: Path) -> None:
+def test_nemotron_h_of_floats_is_right_once_it_is_quantized(format: str, tmp_path: Path) -> None:
     direct = bump_of("nemotron_h-q8_0", tmp_path)
     between = tmp_path / "between"
     to = "safetensors" if format == "hf" else format
