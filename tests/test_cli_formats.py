@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
+from typing import Any
 
 import pytest
 
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.merge import FOLDER, merged
+from ckconv.families.resolved import resolved
 from ckconv.formats import FORMATS, names
 
 
@@ -68,3 +72,29 @@ def test_completion_is_a_script_of_that_shell(shell: str, check: str | None, ckc
 
 def test_completion_of_an_unknown_shell(ckconv) -> None:
     assert ckconv("completion", "tcsh").code == 2
+
+
+def single(value: Any) -> Any:
+    """Rows without the fields of those that stand for one tensor each."""
+    if isinstance(value, dict):
+        return {k: single(v) for k, v in value.items() if (k, v) not in (("part", 0), ("parts", 1))}
+    return [single(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_resolved_rows_are_those_that_the_readers_of_a_family_are_given(name: str) -> None:
+    told, table = tomllib.loads("\n".join(resolved(FOLDER / f"{name}.toml"))), merged(FOLDER / f"{name}.toml")
+    assert {section: told.get(section, {}) for section in table} == single(table)
+
+
+def test_resolved_rows_say_which_files_they_come_from(ckconv) -> None:
+    lines = ckconv("formats", "--family", "dots1", "--resolved").out.splitlines()
+    (context,) = (line for line in lines if line.startswith("context = "))
+    assert context.startswith('context = { hf = "max_position_embeddings", gguf = "context_length"')
+    assert context.endswith("# decoder + dots1")
+    assert not any("#" in line for line in lines if line.startswith("shared_experts = "))
+
+
+def test_rows_are_those_of_a_family(ckconv) -> None:
+    refused = ckconv("formats", "--resolved")
+    assert (refused.code, "add --family NAME" in refused.err) == (2, True)

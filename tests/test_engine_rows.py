@@ -105,7 +105,10 @@ def test_a_multiplier_that_a_gguf_does_not_say_is_what_llama_cpp_takes_for_it(tm
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('x = { hf = "x" }', "parameters.x: it is required, and no cell of gguf says it"),
+        (
+            'x = { hf = "x" }',
+            "parameters.x: it has no place in gguf, and no default: add gguf = 'x', or gguf = { fixed = VALUE, ",
+        ),
         ('x = { hf = "hidden_size", gguf = "x" }', "parameters.x: hidden_size is written by 'hidden' too"),
         ('x = { hf = "x", gguf = "x", scalar = true }', "parameters.x: there is no field 'scalar' (known: "),
         ('x = { hf = "x", gguf = "x", range = [0, 1] }', "parameters.x: there is no field 'range' (known: "),

@@ -61,7 +61,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x" }',
-            "tensors.L.x: gguf is missing ('absent' where the format has none)",
+            'tensors.L.x: gguf is missing: gguf = "NAME", or gguf = "absent" where the format has none',
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H V", hf = "L.x", gguf = { name = "L.x", axes = "H I" } }',

@@ -441,7 +441,7 @@ MALFORMED = {
     ),
     "a required parameter that nothing writes": (
         parameter('x = { hf = "x" }'),
-        "parameters.x: it is required, and no cell of gguf says it",
+        "parameters.x: it has no place in gguf, and no default: add gguf = 'x', or gguf = { fixed = VALUE, ",
     ),
     "a parameter that is asked for and not there": (
         row("L.x", '{ axes = "H", when = "y", hf = "L.x", gguf = "L.x" }'),
@@ -543,3 +543,31 @@ def test_a_mutated_file_loads_or_is_refused(tmp_path: Path) -> None:
         except InputError as error:
             codes.add(error.code)
     assert codes == {"", "family.file"}
+
+
+CLASS = 'huggingface = { model_type = "mylmo", class = "MylmoForCausalLM" }\ngguf = { arch = "mylmo" }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "line"),
+    [
+        (parameter('x = { hf = "x" }'), "mylmo.toml", 'x = { hf = "x" }'),
+        (row("L.{x,y}", '{ axes = "(H|Z)", hf = "L.f", gguf = "L.f" }'), "mylmo.toml", '"L.{x,y}" = { axes = "(H|Z)"'),
+        (parameter('layers = { gguf = "absent" }\nq = "heads + nothing"'), "mylmo.toml", 'q = "heads + nothing"'),
+        (MINE.replace("[tensors]\n", 'axes.H = "nothing"\n[tensors]\n'), "mylmo.toml", 'axes.H = "nothing"'),
+        ('extends = "olmo2"\n' + CLASS + 'defaults.mlx_lm.kv_heads = "x +"\n', "decoder.toml", "kv_heads = "),
+    ],
+)  # fmt: skip
+def test_a_fault_says_the_line_of_the_file_or_of_one_that_it_extends(
+    tmp_path: Path, text: str, file: str, line: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InputError) as caught, own_families((path,)):
+        pass
+    (place,) = caught.value.details
+    found = re.fullmatch(r"(.*), line (\d+): (.*)", place)
+    assert found
+    assert found[1] == file
+    assert found[3].startswith(line)
+    there = (path if file == path.name else FOLDER / file).read_text().split("\n")
+    assert there[int(found[2]) - 1].strip().startswith(found[3][:100].rstrip())

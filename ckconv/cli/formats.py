@@ -19,13 +19,18 @@ _SCHEMAS = Path(__file__).parent / "schemas"
     help="Print the family file of NAME, to start your own from; a FILE is checked, and listed with the others.",
 )
 @click.option(
+    "--resolved",
+    is_flag=True,
+    help="With --family: print its rows with all that it extends merged in, and the files that each comes from.",
+)
+@click.option(
     "--schema",
     type=click.Choice(sorted(path.stem for path in _SCHEMAS.glob("*.json"))),
     help="Print the JSON Schema of what a command prints with --json.",
 )
 @common_options
 @click.pass_context
-def command(context: click.Context, family: str | None, schema: str | None) -> None:
+def command(context: click.Context, family: str | None, resolved: bool, schema: str | None) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     if schema is not None:
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
@@ -39,6 +44,14 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
     from ckconv.formats.destination import kept_types, model_sources
     from ckconv.quant.convert import decodable
 
+    if resolved:
+        from ckconv.families import resolved as rows
+        from ckconv.families.merge import FOLDER
+
+        if family is None:
+            raise UsageError("usage", "--resolved prints the rows of one family: add --family NAME")
+        print_lines([*rows.resolved(FOLDER / f"{family}.toml" if family in FAMILIES else Path(family))])
+        return
     if family is not None:
         text = text_of(family)
         if text is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -48,8 +49,59 @@ PARAMETER_CELLS = ("hf", "gguf", "bump")
 
 
 def fault(path: Path, message: str) -> InputError:
-    """An error of a family file."""
-    return InputError("family.file", message, path=path)
+    """Error of a family file: the message begins with the key, and the line that says it follows.
+
+    Args:
+        message: ``SECTION.KEY: what was found, what was expected``.
+    """
+    key = message.partition(": ")[0]
+    place = _line_of(path, key) if re.fullmatch(r"[a-z]+\.\S+", key) else None
+    return InputError("family.file", message, path=path, details=(place,) if place else ())
+
+
+#: A line of TOML that begins a table, or says a key.
+_HEADER, _SAYS = (
+    re.compile(r"\[([^\]]+)\]\s*(#.*)?"),
+    re.compile(r"((?:\"[^\"]*\"|[\w-]+)(?:\.(?:\"[^\"]*\"|[\w-]+))*)\s*="),
+)
+
+
+def _line_of(path: Path, key: str) -> str | None:
+    """File, number and text of the line that says most of a key; of the file, or of one that it extends."""
+    for file in _extended(path):
+        section, best, length = "", "", 0
+        for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
+            header, says = _HEADER.fullmatch(line.strip()), _SAYS.match(line)
+            section = header[1].replace('"', "") if header else section
+            name = f"{section}.{says[1]}".replace('"', "").removeprefix(".") if says else section if header else ""
+            for one in _names(name):
+                if len(one) > length and f"{key}.".startswith(f"{one}."):
+                    best, length = f"{file.name}, line {number}: {line.strip()[:100]}", len(one)
+        if length > len(key.partition(".")[0]):
+            return best
+    return None
+
+
+def _names(name: str) -> list[str]:
+    """Names that a key of a row says; itself where it is none that can be read."""
+    try:
+        return [*expanded(name)]
+    except AxesError:
+        return [name]
+
+
+def _extended(path: Path) -> Iterator[Path]:
+    """The file and those that it extends, nearest first, as far as they can be read."""
+    ahead, seen = [path], set[Path]()
+    while ahead and len(seen) < _MAX_FILES:
+        file = ahead.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        with suppress(OSError, ValueError, InputError, AxesError):
+            parents = tomllib.loads(file.read_text("utf-8")).get("extends", [])
+            yield file
+            ahead += [_parent(file, name, FOLDER) for name in ([parents] if isinstance(parents, str) else parents)]
 
 
 def read_file(path: Path) -> Table:

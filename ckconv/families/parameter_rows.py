@@ -165,7 +165,13 @@ class ParameterRows(Fields):
                         raise self.fault(f"{cell.key} is written by {places[cell.key]!r} too")
                 needed = not (parameter.value or parameter.optional or parameter.defaults)
                 if needed and not any(not cell.alias for cell in parameter.cells.get(format, ())):
-                    raise self.fault(f"it is required, and no cell of {format} says it")
+                    other = next(
+                        (cell.key for cells in parameter.cells.values() for cell in cells if cell.key), "a key"
+                    )
+                    raise self.fault(
+                        f"it has no place in {format}, and no default: add {format} = {other!r}, or "
+                        f'{format} = {{ fixed = VALUE, else = "WHY OTHERS ARE REFUSED" }}, or optional = true'
+                    )
 
     def _defaults(self, value: object) -> dict[str, Expression]:
         if value is None:
@@ -190,7 +196,8 @@ class ParameterRows(Fields):
         }
         kinds = [kind for kind in _KINDS if kind in row]
         if len(kinds) != 1:
-            raise self.fault(f"a cell is one of {', '.join(_KINDS)}")
+            said = f"says {' and '.join(kinds)}" if kinds else "says none of them"
+            raise self.fault(f"a cell has one of the fields {', '.join(_KINDS)}; this one {said}")
         kind = kinds[0]
         if kind == "key":
             key, _, type = str(row["key"]).partition(":")

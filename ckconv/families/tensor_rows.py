@@ -152,14 +152,16 @@ class TensorRows(Fields):
         self.where = f"tensors.{name}"
         fused = self._axes(row.get("axes"))
         if fused is None:
-            raise self.fault("axes are missing")
+            raise self.fault('axes are missing: the shape in letters of [axes], outermost first, such as axes = "F H"')
         axes = shapes.of_part(fused, row.get("part", 0))
         cells: dict[str, tuple[Cell, ...]] = {}
         dropped: dict[str, Dropped] = {}
         for format in FORMATS:
             cell = row.get(format, None if format != "mlx" else row.get("hf"))
             if cell is None:
-                raise self.fault(f"{format} is missing ('absent' where the format has none)")
+                raise self.fault(
+                    f'{format} is missing: {format} = "NAME", or {format} = "absent" where the format has none'
+                )
             if isinstance(cell, dict) and "dropped" in cell:
                 also = (bool(cell.get(word)) for word in ("zeros", "copied"))
                 dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
@@ -198,7 +200,7 @@ class TensorRows(Fields):
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
-            raise self.fault("a cell without a name")
+            raise self.fault('a cell without a name: "NAME", or { name = "NAME", ... }')
         if value not in VALUES:
             raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
         if value and format == _CANONICAL:
@@ -240,5 +242,6 @@ class TensorRows(Fields):
             raise self.fault(str(error)) from None
         for letter in shapes.letters(shape):
             if not letter.isdigit() and letter.removeprefix("_") not in self._letters:
-                raise self.fault(f"there is no axis {letter!r}")
+                known = ", ".join(sorted(one for one in self._letters if len(one) == 1))
+                raise self.fault(f"there is no axis {letter!r} (known: {known}; a new one is a row of [axes])")
         return shape
