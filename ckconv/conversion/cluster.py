@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple, TypeVar
@@ -55,37 +55,32 @@ def connected(address: str) -> Iterator[Executor]:
         expected = "dask://HOST:PORT, ray://HOST:PORT or local://N (1 to 99 processes) expected"
         raise UsageError("usage.cluster", f"--cluster {address!r}: {expected}")
     scheme, place = (group for group in found.groups() if group)
-    try:
-        opened = _OPENING[scheme](place)
-        executor, close = next(opened)
-    except ImportError as error:
-        raise missing_package(f"{scheme}:", {"dask": "distributed"}.get(scheme, scheme)) from error
-    except CkconvError:
-        raise
-    except Exception as error:
-        message = f"nothing answers at {address}: {type(error).__name__}"
-        raise OutputError("cluster.worker", message, hint="start the scheduler and its workers first") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            executor = _OPENING[scheme](place, stack)
+        except ImportError as error:
+            raise missing_package(f"{scheme}:", {"dask": "distributed"}.get(scheme, scheme)) from error
+        except Exception as error:
+            message = f"nothing answers at {address}: {type(error).__name__}"
+            raise OutputError("cluster.worker", message, hint="start the scheduler and its workers first") from error
         yield executor
-    finally:
-        close()
 
 
-_Opened = Iterator[tuple[Executor, Callable[[], object]]]
-
-
-def _dask(place: str) -> _Opened:
+def _dask(place: str, stack: ExitStack) -> Executor:
     from distributed import Client
 
     client = Client(f"tcp://{place}", timeout=_PATIENCE, set_as_default=False)
-    yield client.get_executor(pure=False), client.close
+    stack.callback(client.close)
+    executor: Executor = client.get_executor(pure=False)
+    return executor
 
 
-def _ray(place: str) -> _Opened:
+def _ray(place: str, stack: ExitStack) -> Executor:
     import ray
 
     session = ray.init(f"ray://{place}", allow_multiple=True, logging_level="ERROR", log_to_driver=False)
-    yield _Ray(ray, session), session.disconnect
+    stack.callback(session.disconnect)
+    return _Ray(ray, session)
 
 
 class _Ray(Executor):
@@ -101,7 +96,7 @@ class _Ray(Executor):
         return found
 
 
-def _local(place: str) -> _Opened:
+def _local(place: str, stack: ExitStack) -> Executor:
     with suppress(ImportError):  # POSIX only; started here, because its start unblocks signals
         from multiprocessing.resource_tracker import ensure_running
 
@@ -109,7 +104,8 @@ def _local(place: str) -> _Opened:
 
     # spawn, because a process forked from one with threads may hang.
     executor = _Processes(int(place), get_context("spawn"), _serve)
-    yield executor, partial(executor.shutdown, cancel_futures=True)
+    stack.callback(executor.shutdown, cancel_futures=True)
+    return executor
 
 
 class _Processes(ProcessPoolExecutor):
@@ -134,7 +130,7 @@ def _serve() -> None:
     threading.Thread(target=end_with_it, daemon=True).start()
 
 
-_OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray, "local": _local}
+_OPENING: dict[str, Callable[[str, ExitStack], Executor]] = {"dask": _dask, "ray": _ray, "local": _local}
 
 
 #: Class names of errors that Dask and Ray raise when a worker dies; names, because neither library is imported here.
@@ -172,11 +168,13 @@ def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) 
             died: list[tuple[W, BaseException]] = []
             for future in done:
                 piece = waiting.pop(future)
-                error = _gone() if future.cancelled() else future.exception()
+                if future.cancelled():
+                    raise OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
+                error = future.exception()
                 if error is None:
                     deaths = 0
                     yield future.result()
-                elif _is_death(error):
+                elif isinstance(error, BrokenExecutor) or any(kind.__name__ in _DEATHS for kind in type(error).__mro__):
                     died.append((piece, error))
                 else:
                     raise _known(error)
@@ -200,15 +198,6 @@ def _renewed(old: Executor, error: BrokenExecutor) -> Executor:
         raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
     given = ("_max_workers", "_mp_context", "_initializer", "_initargs")
     return type(old)(*(getattr(old, name) for name in given))
-
-
-def _gone() -> OutputError:
-    """The error for a task that the scheduler canceled, because the scheduler itself ended."""
-    return OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
-
-
-def _is_death(error: BaseException) -> bool:
-    return isinstance(error, BrokenExecutor) or any(kind.__name__ in _DEATHS for kind in type(error).__mro__)
 
 
 def _known(error: BaseException) -> BaseException:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from ckconv.conversion.follow import Watcher
@@ -80,16 +80,12 @@ class Request:
         """
         check_version(self.version)
         options = self.options
+        links, drop = options.follow_links, options.drop
         index = open_index(
-            as_path(self.source),
-            format=self.source_format,
-            base=options.base,
-            follow_links=options.follow_links,
-            drop=options.drop,
+            as_path(self.source), format=self.source_format, base=options.base, follow_links=links, drop=drop
         )
-        adapters = [(as_path(path), weight) for path, weight in self.adapters]
-        if adapters:
-            index = merged(index, adapters, options, self.target.format)
+        if self.adapters:
+            index = merged(index, self.adapters, options, self.target.format)
         with readable(index.path):
             return make_plan(index, self.target.format, options)
 
@@ -151,19 +147,6 @@ class Fingerprint(NamedTuple):
     source: str
     plan: str
 
-    def check(self, found: Fingerprint) -> None:
-        """Another process found this of what should be the same.
-
-        Raises:
-            OutputError: ``input.changed`` or ``cluster.version``.
-        """
-        if found.source != self.source:
-            message = "has changed since the conversion began, or is another file on a worker's machine"
-            raise OutputError("input.changed", message)
-        if found != self:
-            message = "a worker plans this conversion differently: it has another version of some package"
-            raise OutputError("cluster.version", message, hint="install the same versions there")
-
 
 def fingerprint(plan: Plan, container: Container, request: Request) -> Fingerprint:
     """The fingerprint of a conversion.
@@ -188,7 +171,7 @@ def fingerprint(plan: Plan, container: Container, request: Request) -> Fingerpri
 
 
 def _described(tensor: Tensor) -> list[object]:
-    """What a tensor is, without what differs between two processes: paths as the user named them, and functions."""
+    """A tensor without what differs between two processes: paths as the user named them, and functions."""
     packed = [
         (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
         for each in tensor.packed
@@ -207,17 +190,13 @@ def _files(plan: Plan, request: Request) -> Iterator[str]:
         begins[path] = min(begins.get(path, offset), offset)
     with Files(index.identities) as files:
         for path in dict.fromkeys((*index.files, *index.side_files, *index.part_files)):
-            files.fd(path)  # it is the file that was planned
-            with readable(path):
-                status = path.stat()
+            status = os.fstat(files.fd(path))
             header = bytearray(min(begins.get(path, 0), status.st_size, _HEADER))
             files.read_into(path, 0, header)
             yield f"{path.name} {status.st_size} {status.st_mtime_ns} {sha256(header).hexdigest()}"
-    for name, _ in request.adapters:
-        yield from _small(located(as_path(name)))
-    for further in (options.imatrix, options.template, options.base):
-        if further is not None:
-            yield from _small(located(further))
+    besides = (*(as_path(name) for name, _ in request.adapters), options.imatrix, options.template, options.base)
+    for further in filter(None, besides):
+        yield from _small(located(further))
 
 
 def _small(path: Path) -> Iterator[str]:
@@ -233,6 +212,16 @@ def _small(path: Path) -> Iterator[str]:
                 yield line
 
 
+def _is_locked(lock: Callable[[], bool]) -> bool:
+    """Whether this run gets a lock; every run does on a file system without locks, where two may make the same."""
+    try:
+        return lock()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return True
+
+
 class SharedFiles:
     """The finished files of one conversion, and the part of one run in making them.
 
@@ -241,6 +230,11 @@ class SharedFiles:
         hands: makes files in other processes, given the numbers of those that are not finished; else this run does.
         publishes: it is this run's turn to publish all of them.
     """
+
+    _here: Directory
+    #: The directory of finished files in it.
+    _made: Directory
+    _turn: int
 
     def __init__(
         self,
@@ -260,88 +254,76 @@ class SharedFiles:
         Raises:
             OutputError: ``input.changed``.
         """
-        self._plan, self._container, self._request = plan, container, request
+        self._plan, self._container = plan, container
+        self._names = [file.name for file in plan.files]
         self._fingerprint = fingerprint(plan, container, request)
         self._resume, self.only, self.hands = resume, only, hands
-        self._output = Path()
-        self._here: Directory | None = None
-        self._directory: Directory | None = None
-        self._turn = -1
         self.publishes = self._is_published = False
         self._facts: list[Any] = []
 
     # The directory
 
-    def at(self, output: Path) -> SharedFiles:
-        """Say where the output goes, which the directory of finished files is beside."""
-        self._output = output
-        return self
+    @contextmanager
+    def at(self, output: Path) -> Iterator[None]:
+        """Work in the directory of finished files beside ``output``.
 
-    def __enter__(self) -> SharedFiles:
-        """Go into that directory; what is there of another conversion, or damaged, is removed.
+        Files of another conversion, and damaged ones, are removed from it; all are where they are of no more use.
 
         Raises:
             OutputError: ``output.busy``, runs of another conversion are at work in it; ``input.changed`` or
                 ``cluster.version``, the run for which this one works has another plan; ``output.write``.
         """
-        try:
-            with failing(self._output):
-                self._begin(self._output)
-        except BaseException:
-            self._close()
-            raise
-        return self
+        with ExitStack() as stack:
+            with failing(output):
+                self._open(output, stack)
+            error: BaseException | None = None
+            try:
+                yield
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                if self.only is None and (self.publishes or not self.elsewhere):
+                    self._leave(error)
 
-    def _begin(self, output: Path) -> None:
+    def _open(self, output: Path, stack: ExitStack) -> None:
         name, elsewhere = lasting_name(output.name), self.only is not None and not output.parent.is_dir()
         with nullcontext() if elsewhere else Locked([output.parent]):  # nobody else comes, and nobody removes it
             if elsewhere or (self.only is not None and not (output.parent / name).is_dir()):
                 message = "is not there for a worker: workers need the files under the same path"
                 raise OutputError("cluster.place", message, path=output.parent)
-            self._here = Directory(output.parent)
-            self._directory = directory = self._here.make(name)
-            alone = self._is_free(shared=False) and self.only is None
-            if not alone and not self._is_free(shared=True):
-                raise self._busy
+            self._here = stack.enter_context(Directory(output.parent))
+            self._made = stack.enter_context(self._here.make(name))
+            alone = _is_locked(self._made.is_free) and self.only is None
             known = self._read(CONVERSION)
-            found = Fingerprint(*map(str, known)) if isinstance(known, list) and len(known) == 2 else None
-            if found != self._fingerprint:
-                if self.only is not None:
-                    (found or Fingerprint("", "")).check(self._fingerprint)
-                if not alone:
-                    raise self._busy
+            is_same = known == [*self._fingerprint]
+            if self.only is not None and not is_same:
+                if not isinstance(known, list) or known[:1] != [self._fingerprint.source]:
+                    message = "has changed since the conversion began, or is another file on a worker's machine"
+                    raise OutputError("input.changed", message)
+                message = "a worker plans this conversion differently: it has another version of some package"
+                raise OutputError("cluster.version", message, hint="install the same versions there")
+            if not (alone or (is_same and _is_locked(partial(self._made.is_free, shared=True)))):
+                message = "another run of ckconv is writing it"
+                raise OutputError("output.busy", message, path=self._made.path, hint="wait for it")
+            if not is_same:
                 self._remove(*self._made.names())
                 self._write(CONVERSION, self._fingerprint)
             if alone:
                 self._remove(_TURN)
-            self._is_free(shared=True)
-            self._turn = directory.open(_TURN, os.O_RDWR | os.O_CREAT)
-        for number in range(len(self._plan.files)) if alone else ():
+            _is_locked(partial(self._made.is_free, shared=True))
+            self._turn = self._made.open(_TURN, os.O_RDWR | os.O_CREAT)
+            stack.callback(close_unwritten, self._turn)
+        for number in range(len(self._names)) if alone else ():
             if not self._fits(number):
                 self._forget(number)
-        directory.sync()
-
-    @property
-    def _busy(self) -> OutputError:
-        message = "another run of ckconv is writing it"
-        return OutputError("output.busy", message, path=self._made.path, hint="wait for it")
-
-    def _is_free(self, *, shared: bool) -> bool:
-        try:
-            return self._made.is_free(shared=shared)
-        except OSError as error:  # no run can know
-            return error.errno in NO_LOCKS
-
-    @property
-    def _made(self) -> Directory:
-        assert self._directory is not None
-        return self._directory
-
-    def _name(self, number: int) -> str:
-        return self._plan.files[number].name
+        self._made.sync()
 
     def _forget(self, number: int) -> None:
-        self._remove(self._name(number), _facts_of(self._name(number)))
+        self._remove(self._names[number], self._facts_name(number))
+
+    def _facts_name(self, number: int) -> str:
+        return f".{self._names[number]}.json"
 
     def _remove(self, *names: str) -> None:
         for name in names:
@@ -363,27 +345,22 @@ class SharedFiles:
     def _fits(self, number: int) -> bool:
         """Every byte of a finished file is what it was."""
         found = self.result(number)
-        if found is None:
-            return False
-        try:
-            fd = self._made.open(self._name(number))
-        except OSError:
-            return False
-        try:
-            return os.fstat(fd).st_size == self._plan.files[number].nbytes and sha256_of(fd) == found.digest.hex()
-        except OSError:
-            return False
-        finally:
-            close_unwritten(fd)
+        with suppress(OSError):
+            fd = self._made.open(self._names[number])
+            try:
+                return found is not None and sha256_of(fd) == found.digest.hex()
+            finally:
+                close_unwritten(fd)
+        return False
 
     # Finished files
 
     def result(self, number: int) -> FileResult | None:
         """The result of a file; ``None`` while unfinished."""
-        status = self._made.status(self._name(number))
+        status = self._made.status(self._names[number])
         if status is None or status.st_size != self._plan.files[number].nbytes:
             return None
-        return self._result(number, self._read(_facts_of(self._name(number))))
+        return self._result(number, self._read(self._facts_name(number)))
 
     def _result(self, number: int, found: Any) -> FileResult | None:
         with suppress(TypeError, ValueError, KeyError):
@@ -395,22 +372,6 @@ class SharedFiles:
                 Losses(self._plan, found["changed"], found["merged"]),
             )
         return None
-
-    @contextmanager
-    def _taken(self, number: int) -> Iterator[bool]:
-        """Whether this run makes a file in the block: it is not finished, and nobody else makes it."""
-        name = f".{self._name(number)}.lock"
-        fd = self._made.open(name, os.O_RDWR | os.O_CREAT)
-        try:
-            try:
-                free = try_lock(fd)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                free = True  # two may make the same
-            yield free and self.result(number) is None
-        finally:
-            close_unwritten(fd)
 
     # Making them
 
@@ -430,14 +391,14 @@ class SharedFiles:
         self._share(make, outputs, paths, watcher)
         if self.only is not None:
             return []
-        found = self._facts_of_others()
-        if found is None and self._is_ours():
+        found = self.elsewhere.get("files", [])
+        if not found and self._is_ours():
             outputs.recover()  # whose turn it was before may have been killed
-            found = [self._read(_facts_of(self._name(number))) for number in range(len(paths))]
+            found = [self._read(self._facts_name(number)) for number in range(len(paths))]
             for number, path in enumerate(paths):
                 with failing(path):
-                    outputs.take(path, self._made, self._name(number))
-        found = found or self._facts_of_others() or []
+                    outputs.take(path, self._made, self._names[number])
+        found = found or self.elsewhere.get("files", [])
         results = [result for number, facts in enumerate(found) if (result := self._result(number, facts)) is not None]
         if len(results) < len(paths):
             raise OutputError("output.write", "another run of this command has failed", path=self._made.path)
@@ -448,15 +409,12 @@ class SharedFiles:
         return results
 
     @property
-    def elsewhere(self) -> int | None:
-        """How many tensors the run compared that has published."""
-        found = _document(self._turn)
-        return found["verified"] if isinstance(found, dict) else None
-
-    def _facts_of_others(self) -> list[Any] | None:
-        """The facts of all files, where another run has published them."""
-        found = _document(self._turn)
-        return found["files"] if isinstance(found, dict) else None
+    def elsewhere(self) -> Mapping[str, Any]:
+        """Facts of all files and the count of compared tensors, if another run has published; else empty."""
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(read_at(self._turn, _MOST, 0))
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def _share(
         self, make: Callable[[int], FileResult], outputs: Outputs, paths: Sequence[Path], watcher: Watcher
@@ -465,11 +423,11 @@ class SharedFiles:
         told: set[int] = set()
 
         def left() -> list[int]:
-            if self._facts_of_others() is not None:
+            if self.elsewhere:
                 return []
             done = {number for number in wanted if self.result(number) is not None}
             for number in sorted(done - told):
-                watcher(self._plan.files[number].nbytes, self._name(number))
+                watcher(self._plan.files[number].nbytes, self._names[number])
             told.update(done)
             return [number for number in wanted if number not in done]
 
@@ -478,16 +436,16 @@ class SharedFiles:
             if self.hands is not None:
                 for _ in self.hands(missing):
                     left()
-                continue
-            if not any(self._make(number, make, outputs, paths[number], told) for number in missing):
+            elif not any(self._make(number, make, outputs, paths[number], told) for number in missing):
                 time.sleep(PATIENCE)
 
     def _make(
         self, number: int, make: Callable[[int], FileResult], outputs: Outputs, path: Path, told: set[int]
     ) -> bool:
-        """Make a file, unless somebody else does."""
-        with self._taken(number) as mine:
-            if not mine:
+        """Make a file, unless it is finished, or somebody else holds its lock."""
+        lock = self._made.open(f".{self._names[number]}.lock", os.O_RDWR | os.O_CREAT)
+        try:
+            if not _is_locked(partial(try_lock, lock)) or self.result(number) is not None:
                 return False
             self._forget(number)
             errors, file = self._plan.errors, self._plan.files[number]
@@ -498,7 +456,7 @@ class SharedFiles:
             told.add(number)
             found = make(number)
             with failing(path):
-                if not outputs.share(path, self._made, self._name(number)):
+                if not outputs.share(path, self._made, self._names[number]):
                     write_frames([(file, self._container.frames[number], outputs.fds[path])], path)
                 compared = found.compared
                 facts = {
@@ -509,16 +467,17 @@ class SharedFiles:
                     "errors": errors.taken() if errors is not None else {},
                 }
                 self._made.sync()  # its name first, then what speaks of it
-                self._write(_facts_of(self._name(number)), facts)
-        return True
+                self._write(self._facts_name(number), facts)
+            return True
+        finally:
+            close_unwritten(lock)
 
     def _is_ours(self) -> bool:
         """Wait for the turn to publish: not where another run has done so, or failed and left nothing."""
-        with suppress(OSError):  # no locks here
-            while not try_lock(self._turn):
-                check()
-                time.sleep(PATIENCE)
-        self.publishes = self._facts_of_others() is None and self._made.status(CONVERSION) is not None
+        while not _is_locked(partial(try_lock, self._turn)):
+            check()
+            time.sleep(PATIENCE)
+        self.publishes = not self.elsewhere and self._made.status(CONVERSION) is not None
         return self.publishes
 
     def published(self, verified: int | None) -> None:
@@ -526,63 +485,31 @@ class SharedFiles:
         write_at(self._turn, json.dumps({"verified": verified, "files": self._facts}).encode(), 0)
         self._is_published = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._here is None or self._directory is None or self.only is not None:
-                return
-            if self._facts_of_others() is not None and not self.publishes:
-                return
-            finished = sum(self.result(number) is not None for number in range(len(self._plan.files)))
-            if not self._is_published and finished and self._resume and self._is_of_machine(error):
-                self._say(error, finished)
-            else:
-                with suppress(OutputError), Locked([self._here.path]):  # nobody comes while it goes
-                    if self._is_published or self.hands is not None or self._is_free(shared=False):
-                        discard(self._here, self._directory)
-            if self.hands is not None:
-                recover([self._here.path])  # what workers left that died
-        finally:
-            self._close()
+    def _leave(self, error: BaseException | None) -> None:
+        """Keep finished files for a later run, or remove the directory."""
+        finished = sum(self.result(number) is not None for number in range(len(self._names)))
+        if not self._is_published and finished and self._resume and self._is_of_machine(error):
+            are = "is" if finished == 1 else "are"
+            stay = f"{counted(finished, 'file')} of {len(self._names):,} {are} finished and stay: --resume goes on"
+            declare(f"interrupted; {stay}")
+            if isinstance(error, Interrupted):
+                error.message = f"interrupted; {stay}"
+            elif isinstance(error, CkconvError):
+                error.details = (*error.details, stay)
+        else:
+            with suppress(OutputError), Locked([self._here.path]):  # nobody comes while it goes
+                if self._is_published or self.hands is not None or _is_locked(self._made.is_free):
+                    discard(self._here, self._made)
+        if self.hands is not None:
+            recover([self._here.path])  # what workers left that died
 
     def _is_of_machine(self, error: BaseException | None) -> bool:
         """Whether finished files survive this error (machine) or not (model)."""
         if isinstance(error, OutputError):
-            named = error.code == "output.exists" and all(map(self._has_name, range(len(self._plan.files))))
+            found = [self._made.status(name) for name in self._names]
+            # A run that was killed at its very end has given all of them their names.
+            named = error.code == "output.exists" and all(status and status.st_nlink > 1 for status in found)
             return error.code != "input.changed" and not named
         if isinstance(error, InputError):
             return error.code == "input.unreadable"
         return isinstance(error, (Interrupted, KeyboardInterrupt, MemoryError))
-
-    def _has_name(self, number: int) -> bool:
-        """A run that was killed at its very end has published it."""
-        status = self._made.status(self._name(number))
-        return status is not None and status.st_nlink > 1
-
-    def _say(self, error: BaseException | None, finished: int) -> None:
-        of, are = len(self._plan.files), "is" if finished == 1 else "are"
-        sentence = f"{counted(finished, 'file')} of {of:,} {are} finished and stay: --resume goes on"
-        declare(f"interrupted; {sentence}")
-        if isinstance(error, Interrupted):
-            error.message = f"interrupted; {sentence}"
-        elif isinstance(error, CkconvError):
-            error.details = (*error.details, sentence)
-
-    def _close(self) -> None:
-        if self._turn >= 0:
-            close_unwritten(self._turn)
-        for directory in (self._directory, self._here):
-            if directory is not None:
-                directory.close()
-
-
-def _document(fd: int) -> Any:
-    """The JSON object in a file; ``None`` for anything else."""
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads(read_at(fd, _MOST, 0))
-    return None
-
-
-def _facts_of(name: str) -> str:
-    return f".{name}.json"

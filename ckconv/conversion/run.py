@@ -226,7 +226,7 @@ def run(
                 if sharing is not None and not sharing.publishes:  # another run looks at all of it, and publishes
                     losses, results = staged.written(written_files)
                     others = [*written(side), *(Written(item.path, 0, "") for item in late)]
-                    return report([*results, *others], sharing.elsewhere, losses)
+                    return report([*results, *others], sharing.elsewhere.get("verified"), losses)
                 whole_digests = digests or any(item.names_digests for item in late)
                 losses, results, verified = staged.settle(written_files, whole=whole_digests)
             source.check()
