@@ -73,6 +73,7 @@ class Consumer:
     """One of the programs."""
 
     def __init__(self, script: str, *arguments: str) -> None:
+        self.script = script
         self._command = [sys.executable, str(HERE / script), *arguments]
         self._process: subprocess.Popen[str] | None = None
 

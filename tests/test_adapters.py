@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
+from consumers import Consumer
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -334,7 +332,6 @@ def test_the_same_bytes_every_time(tmp_path: Path, ckconv: Any) -> None:
 
 # ---- what the engines compute
 
-LIBRARY = os.environ.get("LLAMA_CPP_LIBRARY", "")
 PROMPT = (1, 5, 17, 42, 99, 200, 301, 7)
 
 LOGITS = [
@@ -353,109 +350,30 @@ LOGITS = [
 ]
 
 
-@pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no directory of libllama")
+#: Script of a consumer and base -> the last row without an adapter.
+ALONE: dict[tuple[str, Path], np.ndarray] = {}
+
+
+def last_rows(consumer: Consumer, base: Path, adapter: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the last position with the adapter, and without it."""
+    known = (consumer.script, base)
+    if known not in ALONE:
+        ALONE[known] = consumer.logits(base, PROMPT)[-1]
+    return consumer.logits(base, PROMPT, adapter=adapter)[-1], ALONE[known]
+
+
 @pytest.mark.parametrize(("adapter", "reference", "base", "limit"), LOGITS, ids=[row[0].name for row in LOGITS])
 def test_llama_cpp_computes_what_the_source_does(
-    adapter: Path, reference: str, base: Path, limit: float, tmp_path: Path, ckconv: Any
+    adapter: Path, reference: str, base: Path, limit: float, tmp_path: Path, ckconv: Any, llama_cpp: Consumer
 ) -> None:
     flags = ("--allow-lossy", "--drop", "*.saved_weight")
     result = ckconv("convert", adapter, tmp_path / "a.gguf", "--base", base, *flags)
     assert result.code == 0, result.err
     document = json.loads((adapter / reference).read_text())
     theirs = np.array(document["last_row"])
-    ours, without = logits(base, tmp_path / "a.gguf"), logits(base, None)
+    ours, without = last_rows(llama_cpp, base, tmp_path / "a.gguf")
     assert np.abs(ours - theirs).max() < limit
     assert np.abs(without - theirs).max() > 20 * limit
-
-
-class Opaque(ctypes.Structure):
-    """A struct passed by value whose fields do not matter: larger than any release's."""
-
-    _fields_ = [("bytes", ctypes.c_ubyte * 1024)]
-
-
-class Batch(ctypes.Structure):
-    _fields_ = [
-        ("n_tokens", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ["token", "embd", "pos", "n", "seq", "last"]),
-    ]
-
-
-@cache
-def libllama() -> Any:
-    folder = Path(LIBRARY).resolve()
-    libraries = [
-        ctypes.CDLL(str(next(iter(sorted(folder.glob(pattern))))), ctypes.RTLD_GLOBAL)
-        for pattern in ("libggml-base*.so", "libggml.*so", "libllama.*so")
-    ]
-    libraries[1].ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
-    libraries[1].ggml_backend_load_all_from_path(os.fsencode(folder))
-    library, pointer = libraries[2], ctypes.c_void_p
-    for name, result, arguments in (
-        ("llama_model_default_params", Opaque, []),
-        ("llama_context_default_params", Opaque, []),
-        ("llama_model_load_from_file", pointer, [ctypes.c_char_p, Opaque]),
-        ("llama_init_from_model", pointer, [pointer, Opaque]),
-        ("llama_model_get_vocab", pointer, [pointer]),
-        ("llama_vocab_n_tokens", ctypes.c_int32, [pointer]),
-        ("llama_batch_get_one", Batch, [pointer, ctypes.c_int32]),
-        ("llama_decode", ctypes.c_int32, [pointer, Batch]),
-        ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, ctypes.c_int32]),
-        ("llama_adapter_lora_init", pointer, [pointer, ctypes.c_char_p]),
-        ("llama_set_adapters_lora", ctypes.c_int32, [pointer, pointer, ctypes.c_size_t, pointer]),
-        ("llama_free", None, [pointer]),
-        ("llama_model_free", None, [pointer]),
-    ):
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, pointer)(lambda level, text, user: None)
-    library.llama_log_set(quiet, None)
-    library.keep = quiet
-    library.llama_backend_init()
-    return library
-
-
-def logits(model: Path, adapter: Path | None) -> np.ndarray:
-    """Of the last token of the prompt."""
-    library = libllama()
-    loaded = library.llama_model_load_from_file(os.fsencode(model), library.llama_model_default_params())
-    assert loaded
-    changes = library.llama_adapter_lora_init(loaded, os.fsencode(adapter)) if adapter else None
-    assert changes or not adapter, "llama.cpp does not load the adapter"
-    context = library.llama_init_from_model(loaded, library.llama_context_default_params())
-    if changes:
-        library.llama_set_adapters_lora(
-            context, (ctypes.c_void_p * 1)(changes), 1, ctypes.byref((ctypes.c_float * 1)(1.0))
-        )
-    ids = (ctypes.c_int32 * len(PROMPT))(*PROMPT)
-    assert not library.llama_decode(context, library.llama_batch_get_one(ctypes.addressof(ids), len(PROMPT)))
-    count = library.llama_vocab_n_tokens(library.llama_model_get_vocab(loaded))
-    found = np.ctypeslib.as_array(library.llama_get_logits_ith(context, -1), (count,)).copy()
-    library.llama_free(context)
-    library.llama_model_free(loaded)
-    return found
-
-
-MLX = """
-import json, sys
-import mlx.core as mx
-from pathlib import Path
-from mlx_lm.tuner.utils import load_adapters
-from mlx_lm.utils import load_model
-model, _ = load_model(Path(sys.argv[1]))
-if len(sys.argv) > 2:
-    model = load_adapters(model, sys.argv[2])
-    model.eval()
-print(json.dumps(model(mx.array([[1, 5, 17, 42, 99, 200, 301, 7]]))[0, -1].astype(mx.float32).tolist()))
-"""
-
-
-@cache
-def mlx_python() -> str | None:
-    for python in (os.environ.get("MLX_PYTHON"), sys.executable):
-        if python and not subprocess.run([python, "-c", "import mlx_lm"], capture_output=True, check=False).returncode:
-            return python
-    return None
 
 
 @pytest.mark.parametrize(
@@ -467,19 +385,13 @@ def mlx_python() -> str | None:
     ids=["gpt2", "qwen2"],
 )
 def test_mlx_computes_what_the_source_does(
-    adapter: Path, reference: str, base: Path, limit: float, tmp_path: Path, ckconv: Any
+    adapter: Path, reference: str, base: Path, limit: float, tmp_path: Path, ckconv: Any, mlx_lm: Consumer
 ) -> None:
-    python = mlx_python()
-    if python is None:
-        pytest.skip("mlx-lm is not installed")
     assert ckconv("convert", adapter, tmp_path / "m", "--to", "mlx").code == 0
     theirs = np.array(json.loads((adapter / reference).read_text())["last_row"])
-    found = [
-        np.array(json.loads(subprocess.run([python, "-c", MLX, base, *more], capture_output=True, check=True).stdout))
-        for more in ([tmp_path / "m"], [])
-    ]
-    assert np.abs(found[0] - theirs).max() < limit
-    assert np.abs(found[1] - theirs).max() > 1
+    ours, without = last_rows(mlx_lm, base, tmp_path / "m")
+    assert np.abs(ours - theirs).max() < limit
+    assert np.abs(without - theirs).max() > 1
 
 
 @pytest.mark.parametrize("target", ["gguf", "mlx"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from ckconv.errors import Interrupted, OutputError
 from ckconv.publish import locks
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.signals import interruptible
 
 
@@ -31,7 +32,7 @@ def at_the_first_line_of(function: Callable[..., Any], then: Callable[[], None])
 
 
 def test_there_is_a_file_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
-    with Locked([tmp_path]):
+    with locked([tmp_path]):
         assert [path.name for path in tmp_path.iterdir()] == [locks.NAME]
     assert list(tmp_path.iterdir()) == []
 
@@ -53,7 +54,7 @@ def test_the_file_of_another_user_in_a_sticky_directory_is_locked(
         return real(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", protected)
-    with Locked([tmp_path]):
+    with locked([tmp_path]):
         assert (tmp_path / locks.NAME).exists()
 
 
@@ -68,15 +69,14 @@ def test_a_directory_that_may_not_be_written_to_says_so(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(OutputError, match="Permission denied"):
-        Locked([tmp_path]).__enter__()
+        locked([tmp_path]).__enter__()
 
 
-@pytest.mark.parametrize("method", [Locked.__exit__, Locked.release])
-def test_a_signal_before_it_is_given_back_leaves_nothing(tmp_path: Path, method: Callable[..., Any]) -> None:
-    before = sys.gettrace()
+def test_a_signal_before_it_is_given_back_leaves_nothing(tmp_path: Path) -> None:
+    before, leaving = sys.gettrace(), contextlib._GeneratorContextManager.__exit__
     try:
-        with pytest.raises(Interrupted), interruptible(), Locked([tmp_path]):
-            sys.settrace(at_the_first_line_of(method, lambda: signal.raise_signal(signal.SIGTERM)))
+        with pytest.raises(Interrupted), interruptible(), locked([tmp_path]):
+            sys.settrace(at_the_first_line_of(leaving, lambda: signal.raise_signal(signal.SIGTERM)))
     finally:
         sys.settrace(before)
     assert list(tmp_path.iterdir()) == []
@@ -89,7 +89,7 @@ def test_a_signal_within_the_block_comes_when_it_ends(tmp_path: Path) -> None:
         signal.raise_signal(signal.SIGTERM)
         done.append("the block")
 
-    with pytest.raises(Interrupted), interruptible(), Locked([tmp_path]):
+    with pytest.raises(Interrupted), interruptible(), locked([tmp_path]):
         work()
     assert done == ["the block"]
     assert list(tmp_path.iterdir()) == []

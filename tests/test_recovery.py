@@ -21,7 +21,7 @@ from outputs import refused
 from ckconv.publish import locks
 from ckconv.publish.directory import Directory
 from ckconv.publish.journal import REPLACED, recover
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.publish.staging import Outputs, Room, Small
 
 Ckconv = Callable[..., Result]
@@ -200,7 +200,7 @@ def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monke
     outputs = Outputs({tmp_path / "m": Room(1)}, {})
     outputs.__enter__()
     monkeypatch.setattr(locks, "PATIENCE", 0.0)
-    with Locked([tmp_path]):
+    with locked([tmp_path]):
         with refused("output.busy", "another run of ckconv"):
             outputs.publish()
         outputs.__exit__(None, None, None)

@@ -14,7 +14,7 @@ import pytest
 
 from ckconv import signals
 from ckconv.errors import Interrupted
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import blocking, check, declare, interruptible, noted
 from ckconv.system import ENDING
@@ -265,7 +265,7 @@ def interrupted_at(number: int, work: Callable[[], None]) -> bool:
 
 def test_a_signal_at_any_function_call_leaves_no_lock_behind(tmp_path: Path) -> None:
     def work() -> None:
-        with Locked([tmp_path]):
+        with locked([tmp_path]):
             (tmp_path / "locked").touch()
 
     number = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.plan.steps import Frame, OutputFile
-    from ckconv.publish.files import SideFile
     from ckconv.quant.codec import Floats
 
 
@@ -131,12 +130,8 @@ def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, 
     """The storage options that the output shows, except those given."""
     row = format_of(out.format)
     seen: dict[str, Any] = load(row.shown)(source, out) if row.shown is not None else {}
-    if (
-        out.adapter is None
-        and any("tie" in output.options for output in row.outputs)
-        and out.tensors
-        and source.tensors
-    ):
+    may_tie = out.adapter is None and any("tie" in output.options for output in row.outputs)
+    if may_tie and out.tensors and source.tensors:
         has, had = HEAD in out.tensors, HEAD in source.tensors
         seen["tie"] = "untie" if has and not had else "tie" if had and not has else ""
     if len(out.files) > 1:
@@ -160,8 +155,8 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
     if options.dtype != "engine" or options.dequantize or options.decode:
         yield {}
         return
-    blocks = {name for name, tensor in source.tensors.items() if _is_block(tensor.dtype.kind)}
-    decoded = {name for name in blocks if name in out.tensors and not _is_block(out.tensors[name].dtype.kind)}
+    blocks = {name for name, tensor in source.tensors.items() if tensor.dtype.kind is Kind.BLOCK}
+    decoded = {name for name in blocks if name in out.tensors and out.tensors[name].dtype.kind is not Kind.BLOCK}
     ways: list[Mapping[str, Any]] = [{}]
     if decoded:
         ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}, {}]  # without either, where floats hold them
@@ -169,10 +164,6 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
         for dtype in _FLOATS:
             if dtype != ("keep" if way else "source"):
                 yield {**way, "dtype": dtype, "allow_lossy": True}
-
-
-def _is_block(kind: Kind) -> bool:
-    return kind is Kind.BLOCK
 
 
 # Verify an output: checksums, structure, every tensor against its source, and everything that it says besides.
@@ -507,9 +498,9 @@ def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, 
     assert place.directory is not None
     inside = plan.record is not None and format_of(plan.format).keeps_source
     path = record_path(place.directory / plan.files[0].name) if inside else place.directory / CONVERSION_NAME
-    if not there(path):
-        raise _other(place, "without a conversion record")
-    data = open_record(path).conversion() if inside else read_document(path, DOCUMENT)
+    data = None
+    if there(path):
+        data = open_record(path).conversion() if inside else read_document(path, DOCUMENT)
     if data is None:
         raise _other(place, "without a conversion record")
     document = parse_object(data, DOCUMENT, path)
@@ -564,64 +555,6 @@ class Rebuilt(NamedTuple):
     nbytes: int
 
 
-class Held:
-    """Takes what a conversion writes, and holds it against a file."""
-
-    def __init__(self, path: Path, fd: int, watcher: Watcher | None = None) -> None:
-        """Describe it; ``path`` is what an error calls the file."""
-        self._path, self._fd, self._watcher = path, fd, watcher or Unwatched()
-        self.at = 0
-        self._digest = sha256()
-        self.tensor = ""
-
-    def begin(self, at: int) -> None:
-        """Continue at byte ``at``."""
-        self.at = at
-
-    def named(self, tensor: str) -> None:
-        """Attribute the bytes that follow to a tensor, or to none."""
-        self.tensor = tensor
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of everything that came."""
-        return self._digest.digest()
-
-    def put(self, data: Buffer) -> None:
-        """Compare these bytes with the file's next ones.
-
-        Raises:
-            VerifyError: ``verify.rebuild``, the file has another byte, or none.
-        """
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        for start in range(0, len(view), CHUNK):
-            meant = view[start : start + CHUNK]
-            found = read_at(self._fd, len(meant), self.at)
-            if found != meant:
-                self._differs(found, meant)
-            self._digest.update(meant)
-            self.at += len(meant)
-            self._watcher(len(meant), self.tensor)
-
-    def ends(self) -> None:
-        """Check that the file ends here.
-
-        Raises:
-            VerifyError: ``verify.rebuild``, the file goes on.
-        """
-        size = os.fstat(self._fd).st_size
-        if size != self.at:
-            message = f"has {size:,} bytes, {self.at:,} are made of the source: byte {self.at:,} is one too many"
-            raise VerifyError(REBUILT, message, path=self._path, offset=self.at)
-
-    def _differs(self, found: bytes, meant: memoryview) -> None:
-        first = next((n for n, (one, other) in enumerate(zip(found, meant, strict=False)) if one != other), len(found))
-        at, is_there = self.at + first, f"is {found[first]:#04x}" if first < len(found) else "is missing"
-        message = f"byte {at:,} {is_there}, {meant[first]:#04x} is made of the source"
-        raise VerifyError(REBUILT, message, path=self._path, offset=at, tensor=self.tensor or None)
-
-
 def rebuild(
     out: TensorIndex,
     opened: Path,
@@ -673,59 +606,78 @@ def _compared(
     parent = place.parent
     if parent is None:
         raise UsageError("usage.target", "stdout holds nothing to compare")
-    files, nbytes = 0, 0
-    digests = []
-    losses = Losses(plan)
+    files, nbytes, digests, losses = 0, 0, list[bytes](), Losses(plan)
     watcher.begin("rebuilding", plan.nbytes)
     with Files(plan.index.identities) as inputs:
         for file, frame in zip(plan.files, container.frames, strict=True):
-            digests.append(_file(parent / file.name, file, frame, inputs, losses, watcher))
+            digests.append(_compared_file(parent / file.name, file, frame, inputs, losses, watcher))
             files, nbytes = files + 1, nbytes + file.nbytes
         losses.check()
         inputs.check_unchanged()
     wanted = [name for name in container.on_request if there(named.get(name) or parent / name)]
-    for path, small in side_places(plan, container, place, named, wanted).items():
-        nbytes += _bytes(path, small.content)
-        files += 1
+    side = side_places(plan, container, place, named, wanted)
+    made = [(path, pieces_of(small.content)) for path, small in side.items()]
     if plan.record is not None and kept is not None:
-        pieces = plan.record.chunks(digests[0], kept.conversion())
-        nbytes += _pieces(record_path(parent / plan.files[0].name), pieces)
-        files += 1
+        made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], kept.conversion())))
+    for path, pieces in made:
+        with _is_there(path) as fd:
+            end, _ = _hold(path, fd, 0, ((piece, "") for piece in pieces), Unwatched())
+            _check_end(path, fd, end)
+        files, nbytes = files + 1, nbytes + end
     return Rebuilt(files, nbytes)
 
 
-def _file(path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Losses, watcher: Watcher) -> bytes:
+def _compared_file(
+    path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Losses, watcher: Watcher
+) -> bytes:
     """Compare one file of tensors; the digest that its header holds."""
     with _is_there(path) as fd:
-        held = Held(path, fd, watcher)
-        begin = frame.header_bytes + len(frame.prologue)
-        held.begin(frame.header_bytes)
-        held.put(frame.prologue)
-        held.begin(begin)
-        for data, name in in_one_run(file, begin, file.nbytes - len(frame.epilogue), inputs, losses):
-            held.named(name)
-            held.put(data)
-        digest = held.digest
-        held.named("")
-        held.put(frame.epilogue)
-        held.ends()
+        begin, end = frame.header_bytes + len(frame.prologue), file.nbytes - len(frame.epilogue)
+        made = chain([(memoryview(frame.prologue), "")], in_one_run(file, begin, end, inputs, losses))
+        at, digest = _hold(path, fd, frame.header_bytes, made, watcher)
+        at, _ = _hold(path, fd, at, [(frame.epilogue, "")], watcher)
+        _check_end(path, fd, at)
         if frame.header:
-            held.begin(0)
-            held.put(frame.header(digest))
+            _hold(path, fd, 0, [(frame.header(digest), "")], watcher)
     return digest
 
 
-def _bytes(path: Path, content: SideFile) -> int:
-    return _pieces(path, pieces_of(content))
+def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
+    """Compare bytes, each piece with its tensor's name, with a file from byte ``at`` on.
+
+    Returns:
+        the byte behind the last one, and the SHA-256 of all of them.
+
+    Raises:
+        VerifyError: ``verify.rebuild``, the file has another byte, or none.
+    """
+    digest = sha256()
+    for data, tensor in made:
+        view = memoryview(data)
+        for start in range(0, len(view), CHUNK):
+            piece = view[start : start + CHUNK]
+            found = read_at(fd, len(piece), at)
+            if found != piece:
+                first = next((n for n, (a, b) in enumerate(zip(found, piece, strict=False)) if a != b), len(found))
+                is_there = f"is {found[first]:#04x}" if first < len(found) else "is missing"
+                message = f"byte {at + first:,} {is_there}, {piece[first]:#04x} is made of the source"
+                raise VerifyError(REBUILT, message, path=path, offset=at + first, tensor=tensor or None)
+            digest.update(piece)
+            at += len(piece)
+            watcher(len(piece), tensor)
+    return at, digest.digest()
 
 
-def _pieces(path: Path, pieces: Iterable[bytes]) -> int:
-    with _is_there(path) as fd:
-        held = Held(path, fd)
-        for piece in pieces:
-            held.put(piece)
-        held.ends()
-    return held.at
+def _check_end(path: Path, fd: int, end: int) -> None:
+    """Check that a file ends at byte ``end``.
+
+    Raises:
+        VerifyError: ``verify.rebuild``, the file goes on.
+    """
+    size = os.fstat(fd).st_size
+    if size != end:
+        message = f"has {size:,} bytes, {end:,} are made of the source: byte {end:,} is one too many"
+        raise VerifyError(REBUILT, message, path=path, offset=end)
 
 
 @contextmanager

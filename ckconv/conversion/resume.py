@@ -37,7 +37,7 @@ from ckconv.plan.steps import Container, Plan
 from ckconv.publish.directory import Directory
 from ckconv.publish.files import close_unwritten, failing, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check, declare
 from ckconv.system import NO_LOCKS, allocate, read_at, try_lock, write_at
@@ -288,7 +288,7 @@ class SharedFiles:
 
     def _open(self, output: Path, stack: ExitStack) -> None:
         name, elsewhere = lasting_name(output.name), self.only is not None and not output.parent.is_dir()
-        with nullcontext() if elsewhere else Locked([output.parent]):  # nobody else comes, and nobody removes it
+        with nullcontext() if elsewhere else locked([output.parent]):  # nobody else comes, and nobody removes it
             if elsewhere or (self.only is not None and not (output.parent / name).is_dir()):
                 message = "is not there for a worker: workers need the files under the same path"
                 raise OutputError("cluster.place", message, path=output.parent)
@@ -497,7 +497,7 @@ class SharedFiles:
             elif isinstance(error, CkconvError):
                 error.details = (*error.details, stay)
         else:
-            with suppress(OutputError), Locked([self._here.path]):  # nobody comes while it goes
+            with suppress(OutputError), locked([self._here.path]):  # nobody comes while it goes
                 if self._is_published or self.hands is not None or _is_locked(self._made.is_free):
                     discard(self._here, self._made)
         if self.hands is not None:

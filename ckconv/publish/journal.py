@@ -18,7 +18,7 @@ from pathlib import Path
 from ckconv.errors import BROUGHT_BACK, OutputError
 from ckconv.publish.directory import Directory
 from ckconv.publish.files import CUT, close_written, made_meanwhile
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.system import is_own
 
 #: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).
@@ -313,7 +313,7 @@ def recover(
     left: list[str] = []
     for directory in directories:
         if leftovers(directory):
-            with suppress(OutputError, OSError), Locked([directory]):
+            with suppress(OutputError, OSError), locked([directory]):
                 for name in leftovers(directory):
                     with suppress(OSError):
                         restored, stuck = _recovered(directory / name, over, lasting=name not in abandoned)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ckconv.errors import OutputError
 from ckconv.publish.files import close_unwritten, failing, removed, write_code
@@ -26,89 +25,71 @@ NAME = ".ckconv.lock"
 PATIENCE = 60.0
 
 
-class Locked:
-    """Within the block no other run names files in these directories; without locks, no run is kept off.
+@contextmanager
+def locked(directories: Iterable[Path]) -> Iterator[list[str]]:
+    """Keep other runs from naming files in these directories; without locks, none is kept off.
 
-    Signals are noted only until all are given back: an exception between the end of the block and the first line of
-    ``__exit__`` would leave the files of the locks behind.
+    Signals are noted until all are given back. The order is the same everywhere: two runs do not wait for each other.
+
+    Yields:
+        sentences about lock files that could not be removed, when the block has ended.
 
     Raises:
         OutputError: ``output.busy``, another run does so for ``PATIENCE``; ``output.write``.
         Interrupted: on leaving the block, if a signal came meanwhile.
     """
-
-    def __init__(self, directories: Iterable[Path]) -> None:
-        """Describe what is locked; the same order everywhere, so that two runs do not wait for each other."""
-        self._directories = list(directories)
-        self._held: list[tuple[Path, int]] = []
-        self._signals = ExitStack()
-        #: Sentences about lock files that could not be removed.
-        self.left: list[str] = []
-
-    def __enter__(self) -> Locked:
-        self._signals.enter_context(noted())
+    held, left, known = list[tuple[Path, int]](), list[str](), dict[tuple[int, int], Path]()
+    with noted():
         try:
-            known: dict[tuple[int, int], Path] = {}
-            for directory in self._directories:
+            for directory in directories:
                 with failing(directory):
                     status = directory.stat()
                 known.setdefault((status.st_dev, status.st_ino), directory)
             for _, directory in sorted(known.items()):
-                self._wait_for(directory)
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    def _wait_for(self, directory: Path) -> None:
-        until = time.monotonic() + PATIENCE
-        while not self._take(directory / NAME):
-            check()
-            if time.monotonic() > until:
-                message = f"another run of ckconv has been publishing its files here for {PATIENCE:.0f} s"
-                raise OutputError("output.busy", message, path=directory, hint="wait until it ends, or end it")
-            time.sleep(0.005)
-
-    def _take(self, path: Path) -> bool:
-        with failing(path.parent):
-            try:
-                fd = _open(path)
-            except PermissionError:
-                if MOVES_OPEN:
-                    raise
-                return False  # it is being removed, and its name goes with the last one who has it open
-            locked = False
-            try:
-                locked = try_lock(fd)
-                if not locked or not _is(path, fd):  # whoever had it may just have removed it
-                    close_unwritten(fd)
-                    return False
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    left = removed(path) if locked else [f"{path} is left over"]
-                    close_unwritten(fd)
-                    raise OutputError(
-                        write_code(error), f"cannot be locked: {error.strerror}", path=path, details=left
-                    ) from error
-            self._held.append((path, fd))
-        return True
-
-    def release(self) -> None:
-        """Give all of them back."""
-        while self._held:
-            path, fd = self._held.pop()
-            if MOVES_OPEN:
-                self.left += removed(path)
-            close_unwritten(fd)
-            if not MOVES_OPEN:
-                with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
-                    path.unlink()
-
-    def __exit__(self, *raised: Any) -> None:
-        try:
-            self.release()
+                until, path = time.monotonic() + PATIENCE, directory / NAME
+                while (fd := _take(path)) is None:
+                    check()
+                    if time.monotonic() > until:
+                        message = f"another run of ckconv has been publishing its files here for {PATIENCE:.0f} s"
+                        raise OutputError("output.busy", message, path=directory, hint="wait until it ends, or end it")
+                    time.sleep(0.005)
+                held.append((path, fd))
+            yield left
         finally:
-            self._signals.__exit__(*raised)
+            for path, fd in reversed(held):
+                if MOVES_OPEN:
+                    left += removed(path)
+                close_unwritten(fd)
+                if not MOVES_OPEN:
+                    with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
+                        path.unlink()
+
+
+def _take(path: Path) -> int | None:
+    """The descriptor of the locked file; ``None`` while somebody else has locked it, or removes it."""
+    with failing(path.parent):
+        try:
+            fd = _open(path)
+        except PermissionError:
+            if MOVES_OPEN:
+                raise
+            return None  # its name goes with the last one who has it open
+        is_locked = False
+        try:
+            is_locked = try_lock(fd)
+            if not is_locked or not os.path.samestat(os.fstat(fd), path.lstat()):  # whoever had it has just removed it
+                close_unwritten(fd)
+                return None
+        except FileNotFoundError:
+            close_unwritten(fd)
+            return None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                left = removed(path) if is_locked else [f"{path} is left over"]
+                close_unwritten(fd)
+                message = f"cannot be locked: {error.strerror}"
+                raise OutputError(write_code(error), message, path=path, details=left) from error
+    return fd
 
 
 def _open(path: Path) -> int:
@@ -126,9 +107,3 @@ def _open(path: Path) -> int:
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDONLY | flags)
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)  # it has just been removed, or may not be made
-
-
-def _is(path: Path, fd: int) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    return False

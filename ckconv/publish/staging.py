@@ -53,7 +53,7 @@ from ckconv.publish.journal import (
     within,
 )
 from ckconv.publish.locks import NAME as LOCK
-from ckconv.publish.locks import Locked
+from ckconv.publish.locks import locked
 from ckconv.signals import LATE, LEFT, check, declare, noted
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 
@@ -130,10 +130,11 @@ class _File:
         return self.content is not None and holds(self.target, self.content)
 
 
-class Staging:
+class Staging(Journal):
     """A staging directory, locked as long as the process lives, so that others can tell what a dead one left behind.
 
-    Methods raise what the system says, as :class:`OSError`.
+    Attributes:
+        left: sentences about lock files that could not be removed.
     """
 
     def __init__(self, place: Path, *, is_locked: bool) -> None:
@@ -142,34 +143,33 @@ class Staging:
         Args:
             is_locked: this run is naming files there already.
         """
-        self.here, name = Directory(place.parent), temporary_name(place.name)
+        here, name = Directory(place.parent), temporary_name(place.name)
         try:
             # No other run may find it before it is locked itself.
-            with Locked([] if is_locked else [place.parent]) as locked:
-                self.directory = self.here.make(name)
+            with locked([] if is_locked else [place.parent]) as self.left:
+                staged = here.make(name)
                 with suppress(OSError):  # no locks here, then no run takes it for a dead one's
-                    self.directory.is_free()
-            status = self.directory.status()
+                    staged.is_free()
+            status = staged.status()
             if status is not None and stat.S_IMODE(status.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
-                self.directory.chmod(".", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+                staged.chmod(".", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
         except BaseException:
             with suppress(OSError):
-                self.here.remove_directory(name)
-            self.here.close()
+                here.remove_directory(name)
+            here.close()
             raise
-        self.left = locked.left
-        self.journal = Journal(self.here, self.directory)
+        super().__init__(here, staged)
 
     @property
     def path(self) -> Path:
         """Where it is."""
-        return self.directory.path
+        return self.staged.path
 
     def create(self, reader: Place, allowed: int) -> tuple[Place, int]:
         """A new file at the place that readers look for, or at another one where that is taken; its descriptor."""
         if len(reader) > 1:
-            self.directory.make(reader[0]).close()
-        with within(self.directory, reader) as (folder, name):
+            self.staged.make(reader[0]).close()
+        with within(self.staged, reader) as (folder, name):
             name = name if folder.status(name) is None else temporary_name(name)
             return (*reader[:-1], name), folder.create(name, 0o666 & allowed)
 
@@ -185,10 +185,10 @@ class Staging:
 
     def become(self, place: Path, allowed: int) -> None:
         """Take the permissions of the empty directory that it is going to replace, or those of a new one."""
-        there, own = self.here.status(place.name), self.directory.status()
+        there, own = self.here.status(place.name), self.staged.status()
         assert own is not None
         mode = there.st_mode if there is not None else own.st_mode & (allowed | ~0o777)
-        self.directory.chmod(".", stat.S_IMODE(mode))
+        self.staged.chmod(".", stat.S_IMODE(mode))
 
     def arrange(self, places: Mapping[Place, Place]) -> None:
         """Leave in it what gets a name out of it, under that name.
@@ -199,9 +199,9 @@ class Staging:
         for place in self._places():
             if place not in places:
                 self._move(place, None)
-        for name in set(self.directory.names()) - {REPLACED, *(place[0] for place in places)}:
+        for name in set(self.staged.names()) - {REPLACED, *(place[0] for place in places)}:
             with suppress(OSError):  # somebody is at work in it
-                self.directory.remove_directory(name)
+                self.staged.remove_directory(name)
         # In two steps: a name may be free only when another file has moved.
         moves = {old: new for old, new in places.items() if old != new}
         between = {old: (*new[:-1], temporary_name(new[-1])) for old, new in moves.items()}
@@ -211,29 +211,29 @@ class Staging:
             self._move(other, moves[old])
 
     def _move(self, place: Place, other: Place | None) -> None:
-        with within(self.directory, place) as (folder, name):
+        with within(self.staged, place) as (folder, name):
             if other is None:
                 folder.remove(name)
             else:
                 if len(other) > 1:
-                    self.directory.make(other[0]).close()
-                with within(self.directory, other) as (there, new):
+                    self.staged.make(other[0]).close()
+                with within(self.staged, other) as (there, new):
                     folder.move(name, there, new)
 
     def _places(self) -> Iterator[Place]:
         """Every file that is staged."""
-        for name in self.directory.names():
-            status = self.directory.status(name)
+        for name in self.staged.names():
+            status = self.staged.status(name)
             if status is None or not stat.S_ISDIR(status.st_mode):
                 yield (name,)
             elif name != REPLACED:
-                with Directory(Path(name), self.directory) as folder:
+                with Directory(Path(name), self.staged) as folder:
                     yield from ((name, inner) for inner in folder.names())
 
     def shrink(self) -> None:
         """Give the room back that staged files take which have no other name."""
         for place in self._places():
-            with suppress(OSError), within(self.directory, place) as (folder, name):
+            with suppress(OSError), within(self.staged, place) as (folder, name):
                 status = folder.status(name)
                 if name != NAME and status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                     os.truncate(folder.path / name, 0)
@@ -241,14 +241,15 @@ class Staging:
     def sync_names(self) -> None:
         """Bring its names to the disk."""
         for name in sorted({place[0] for place in self._places() if len(place) > 1}):
-            with Directory(Path(name), self.directory) as folder:
+            with Directory(Path(name), self.staged) as folder:
                 folder.sync()
-        self.directory.sync()
+        self.staged.sync()
 
     def close(self) -> None:
         """Let go of it."""
-        for directory in (self.journal, self.directory, self.here):
-            directory.close()
+        super().close()
+        self.staged.close()
+        self.here.close()
 
 
 class Outputs:
@@ -298,17 +299,13 @@ class Outputs:
         #: The directory gets its name in one step; or it is filled, and nothing else is to be in it.
         self._whole = self._alone = False
         self._stagings: dict[Path, Staging] = {}
-        self._locked = Locked([])
         self._signals = ExitStack()
         self._naming = self._complete = False
         self._made: list[Path] = []
-        #: What to say of links that are followed.
-        self._links: list[str] = []
-        #: Sentences: what was brought back of dead runs, names that could not be undone, what could not be removed.
-        self._recovered: list[str] = []
-        self._stuck: list[str] = []
-        self._left: list[str] = []
-        self._left_by_others: list[str] = []
+        #: Sentences: links that are followed, and what was brought back of dead runs; what these left; names that could
+        #: not be undone; what could not be removed.
+        self._told, self._left_by_others, self._stuck = list[str](), list[str](), list[str]()
+        self._left, self._locks_left = list[str](), list[str]()
         self._allowed = 0o777
         self.fds = Descriptors()
 
@@ -354,8 +351,11 @@ class Outputs:
 
     def recover(self) -> None:
         """Undo and remove what dead runs left."""
-        told, self._left_by_others = recover(self._parents(), abandoned=self._abandoned())
-        self._recovered += told
+        # Nobody goes back to finished files of an earlier run.
+        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, Room))]
+        abandoned = [lasting_name(place.name) for place in places if place is not None]
+        told, self._left_by_others = recover(self._parents(), abandoned=abandoned)
+        self._told += told
 
     def _describe(self) -> None:
         """Say of every file where it goes; what a user has named may be a link, and is followed with ``force``.
@@ -377,17 +377,12 @@ class Outputs:
 
     def _followed(self, path: Path) -> Path:
         real = followed(path, force=self._force, typed=self._follow)
-        self._links += [f"{path} is a link: the output is {real}"] if real != path else []
+        self._told += [f"{path} is a link: the output is {real}"] if real != path else []
         return real
 
     def _parents(self) -> list[Path]:
         parents = {file.parent for file in self._files.values()} | {self._parent(path) for path in self._gone}
         return sorted(parents | ({self._directory.parent} if self._directory else set()))
-
-    def _abandoned(self) -> list[str]:
-        """Directories of finished files of an earlier run, to which nobody goes back."""
-        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, Room))]
-        return [lasting_name(place.name) for place in places if place is not None]
 
     def _check(self) -> None:
         directory = self._directory
@@ -441,7 +436,7 @@ class Outputs:
         if isinstance(what, Room):
             home = main if near else self._staging(file.target, file.parent)
             place, fd = home.create(file.reader, self._allowed_of(file))
-            self.fds.add(path, fd, home.directory, place)
+            self.fds.add(path, fd, home.staged, place)
             if not what.later:
                 allocate(fd, what.nbytes, what.holes)
             file.staged = home, place
@@ -476,7 +471,7 @@ class Outputs:
             ``False`` where files have one name only: it is there now, and a file without content is here.
         """
         staging, place = self._staged(path)
-        with within(staging.directory, place) as (folder, own):
+        with within(staging.staged, place) as (folder, own):
             give(folder, own, directory, name)
             if folder.status(own) is not None:
                 return True
@@ -487,7 +482,7 @@ class Outputs:
     def take(self, path: Path, directory: Directory, name: str) -> None:
         """Put a finished file in the place of a large one; it may keep its name."""
         staging, place = self._staged(path)
-        with within(staging.directory, place) as (folder, own):
+        with within(staging.staged, place) as (folder, own):
             here, there = folder.status(own), directory.status(name)
             if here is None or there is None or here.st_ino != there.st_ino:
                 self.fds.forget(path)
@@ -514,7 +509,7 @@ class Outputs:
             return
         places = {file.parent for file in self._files.values() if not file.inside}
         places |= {self._parent(path) for path in self._gone} | ({self._main.here.path} if self._whole else set())
-        with Locked(sorted(places)) as self._locked:
+        with locked(sorted(places)) as self._locks_left:
             self._naming = True
             try:
                 look()
@@ -594,12 +589,12 @@ class Outputs:
         with failing(file.target):
             status = staging.here.status(name) if self._force else None
             if status is None:
-                give(staging.directory, name, staging.here, name)
+                give(staging.staged, name, staging.here, name)
             elif stat.S_ISDIR(status.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             else:
                 self._keep_mode(file)
-                staging.directory.move(name, staging.here, name)
+                staging.staged.move(name, staging.here, name)
 
     def _keep_mode(self, file: _File) -> None:
         """Give a staged file the permissions of what it replaces."""
@@ -608,7 +603,7 @@ class Outputs:
         with suppress(FileNotFoundError), within(staging.here, file.place) as (here, name):
             status = here.status(name)
             if status is not None and stat.S_ISREG(status.st_mode):
-                with within(staging.directory, file.place) as (folder, _):
+                with within(staging.staged, file.place) as (folder, _):
                     folder.chmod(name, stat.S_IMODE(status.st_mode) & 0o777 & self._allowed)
 
     def _name_all(self, named: Sequence[_File]) -> None:
@@ -623,13 +618,14 @@ class Outputs:
                 self._keep_mode(file)
             steps.append((file.staged[0], file.place, file.target))
         taken = [*reversed(steps)] if self._force else []
-        taken += [(self._staging(path, self._parent(path)), self._place_of(path), path) for path in self._gone]
-        journals = [staging.journal for staging in self._stagings.values()]
+        for path in self._gone:
+            parent = self._parent(path)
+            taken.append((self._staging(path, parent), path.relative_to(parent).parts, path))
         group = [os.path.realpath(staging.path) for staging in self._stagings.values()]
         for staging in reversed(self._stagings.values()):  # that of the main one counts
             with failing(staging.path):
                 folders = [place[0] for home, place, _ in steps if home is staging and len(place) > 1]
-                staging.journal.begin(
+                staging.begin(
                     [place for home, place, _ in taken if home is staging],
                     [place for home, place, _ in steps if home is staging],
                     sorted({name for name in folders if staging.here.status(name) is None}),
@@ -637,37 +633,37 @@ class Outputs:
                 )
         for number, (staging, place, path) in enumerate(taken):
             with failing(path):
-                staging.journal.take_away(place)
+                staging.take_away(place)
                 if number in (0, len(taken) - 1):
-                    _sync(journals)
+                    self._sync()
         for number, (staging, place, path) in enumerate(steps):
             with failing(path):
                 if number == len(steps) - 1:
-                    _sync(journals)
-                staging.journal.give_name(place)
+                    self._sync()
+                staging.give_name(place)
+
+    def _sync(self) -> None:
+        for staging in self._stagings.values():
+            staging.sync()
 
     def _parent(self, path: Path) -> Path:
         """The directory of the output that a path is in, perhaps in one inside that."""
         parents = {file.parent for file in self._files.values()}
         return next((parent for parent in path.parents if parent in parents), path.parent)
 
-    def _place_of(self, path: Path) -> Place:
-        return path.relative_to(self._parent(path)).parts
-
     def _undo(self) -> None:
         """Put everything back; where that fails on a full disk, once more when nothing else takes room on it."""
-        journals = [staging.journal for staging in self._stagings.values()]
-        _, self._stuck = undo(journals)
+        _, self._stuck = undo([*self._stagings.values()])
         if self._stuck:
             self.fds.close()
             for staging in self._stagings.values():
                 staging.shrink()
-            _, self._stuck = undo(journals)
+            _, self._stuck = undo([*self._stagings.values()])
 
     @property
     def notes(self) -> list[str]:
         """What people should know of links, and of leftovers of this run and of others."""
-        return [*self._links, *self._recovered, *self._left_by_others, *self._stuck, *self._left, *self._locked.left]
+        return [*self._told, *self._left_by_others, *self._stuck, *self._left, *self._locks_left]
 
     def _clean_up(self, error: BaseException | None) -> None:
         """Remove everything that has no business to stay, and say what stays."""
@@ -676,7 +672,7 @@ class Outputs:
             for path in self._made:
                 with suppress(OSError):  # somebody has put something there
                     path.rmdir()
-            if self._stuck or self._left or self._locked.left:
+            if self._stuck or self._left or self._locks_left:
                 declare(LEFT)
                 if isinstance(error, Interrupted):
                     error.message = LEFT
@@ -687,15 +683,10 @@ class Outputs:
         self.fds.close()
         left = []
         for parent, staging in [*self._stagings.items()]:
-            left += [*staging.left, *([] if self._stuck else discard(staging.here, staging.directory))]
+            left += [*staging.left, *([] if self._stuck else discard(staging.here, staging.staged))]
             staging.close()
             del self._stagings[parent]
         return left
-
-
-def _sync(journals: Iterable[Journal]) -> None:
-    for journal in journals:
-        journal.sync()
 
 
 class Descriptors(Mapping[Path, int]):
