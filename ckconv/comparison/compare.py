@@ -1,28 +1,45 @@
-"""Two models of any formats, compared through the canonical index: values, not files."""
+"""Two models of any formats, compared through the canonical index: values, not files, and what they say besides.
+
+Metadata of one format are compared as they are. Of two formats one model is planned into the other's: what it would say
+there is held against what that one says.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.comparison.difference import Difference, incomparable
-from ckconv.comparison.factdiff import Facts, compare_facts
+from ckconv.comparison.verify import content_of_plan, plan_again
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
-from ckconv.core.tensors import PREFIX, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
-from ckconv.errors import UnsupportedError
+from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
+from ckconv.core.tensors import PREFIX, MetadataKind, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
+from ckconv.errors import CkconvError, UnsupportedError
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import shift_of
+from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.towers import tower_family
+from ckconv.formats import format_of
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import Files, head_is_embedding, runs
+from ckconv.options import Options
 from ckconv.quant.convert import convertible, decode
 from ckconv.quant.packed import NOT_WEIGHTS
-from ckconv.verification.content import parameter_differences
+from ckconv.tokenizer.vocabulary import adds_by_default
+from ckconv.verification.content import (
+    COVERED,
+    SPELLING,
+    Fact,
+    content_of_index,
+    differences,
+    parameter_differences,
+)
 
 if TYPE_CHECKING:
-    from ckconv.verification.content import Fact
+    from ckconv.comparison.difference import Difference
 
 ROPE_FREQUENCIES = "rope_frequencies"
 
@@ -115,8 +132,9 @@ def diff(
             ours, theirs = _with(ours, _beside(a, b)), _with(theirs, _beside(b, a))
         ours = _without_derived(_without_placeholders(ours, theirs, files), theirs, b, files)
         theirs = _without_derived(_without_placeholders(theirs, ours, files), ours, a, files)
-        equal, retyped, different = 0, list[tuple[str, str, str]](), list[Difference]()
-        near = list[Difference]()
+        equal, retyped = 0, list[tuple[str, str, str]]()
+        different: list[Difference] = []
+        near: list[Difference] = []
         for name, mine in ours.items():
             if name not in theirs:
                 continue
@@ -219,10 +237,10 @@ def _compare(
         from ckconv.adapters.model import same_rank
 
         one, other = same_rank(one, other, files)
+    from ckconv.comparison.difference import difference, incomparable
+
     if one.shape != other.shape:
         return incomparable(one, other, f"shape {list(one.shape)} and {list(other.shape)}")
-    from ckconv.comparison.pairs import difference
-
     return difference(one, other, shifts, files, lambda nbytes: progress(nbytes, one.name), spread=spread)
 
 
@@ -247,3 +265,120 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
                 f" so its tensors cannot be matched with those of {other.path}",
                 path=one.path,
             )
+
+
+# Differences besides tensors: metadata, tokenizers, files beside the models.
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+#: Keys of a configuration that the comparison of tensors covers, or that say how values are stored.
+_STORAGE = frozenset(
+    {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
+)
+
+#: A GGUF is called after the place of its source, where that has no name of its own.
+_OF_THE_PLACE = "general.name"
+
+#: The library that a safetensors file says it was written for, and the names that its tensors have.
+_WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+class Facts(NamedTuple):
+    """Differences found.
+
+    Attributes:
+        different: what the two say different things of.
+        unknown: why that could not be compared, empty where it was.
+    """
+
+    different: tuple[Fact, ...] = ()
+    unknown: str = ""
+
+
+def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
+    """Compare architectures, metadata, tokenizers, and the files beside two models.
+
+    Raises:
+        InputError: ``side.json``, a file beside one of them is malformed.
+    """
+    if a.adapter is not None or b.adapter is not None:  # their scales are in their tensors
+        rows = [str(index.adapter.replaced) if index.adapter is not None else "" for index in (a, b)]
+        return Facts((Fact("trainable_token_indices", rows[0], rows[1]),) if rows[0] != rows[1] else ())
+    towers = a.tower is not None and b.tower is not None
+    if (a.config is None or b.config is None) and a.architecture != b.architecture and not towers:
+        return Facts((Fact("architecture", a.architecture, b.architecture),))
+    if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
+        one, other = content_of_index(a), content_of_index(b)
+        found = differences(one, other, people=False)
+        return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
+    ways: list[Facts] = []
+    lacking: list[Fact] = []
+    for source, target in ((a, b), (b, a)):
+        facts = _facts_of_plan(source, target)
+        own = [(fact, _is_lacking(fact)) for fact in facts.different]
+        turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
+        lacking += [fact for fact, lacks in turned if lacks]
+        ways.append(Facts(tuple(fact for fact, lacks in turned if not lacks), facts.unknown))
+    # Of two ways the one that finds less: the other names what only one of the formats has a place for.
+    fewer = min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+    return fewer._replace(different=(*lacking, *fewer.different))
+
+
+def _counts(fact: Fact, *, ruled: bool) -> bool:
+    """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
+    if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
+        return False
+    top, last = fact.key.partition(".")[0], fact.key.rpartition(".")[2]
+    if not (ruled and fact.file == CONFIG_NAME) or (top not in _STORAGE and last not in COVERED and top not in COVERED):
+        return True
+    # Hyper-parameters are compared as readers of ckconv take them; those of a document that lacks one may take another.
+    return top not in _STORAGE and not fact.idle and None in (fact.mine, fact.meant)
+
+
+def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
+    """Facts of ``other``, and those of ``source`` in the same format."""
+    try:
+        plan = plan_again(source, other, Options(source_record=False), directory=other.path.is_dir())
+        plan.check()
+        meant = content_of_plan(plan.contents())
+    except CkconvError as error:
+        return Facts(unknown=error.message)
+    mine = content_of_index(other)
+    if other.metadata_kind is MetadataKind.TYPED:  # a flag that is not there is what llama.cpp takes for it
+        taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
+        mine = replace(mine, keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
+    worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
+    found = (
+        fact
+        for fact in differences(mine, meant, people=False, spelled=False)
+        if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
+    )
+    return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
+
+
+def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
+    """What changes the computation, where only one of the two says anything of the kind: words differ by format."""
+    mine, theirs = (index.config.modifiers if index.config else () for index in (one, other))
+    if bool(mine) == bool(theirs):
+        return ()
+    return (Fact("modifiers", ", ".join(mine) or None, ", ".join(theirs) or None),)
+
+
+def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
+    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have.
+
+    What a configuration may say only one of is in the hyper-parameters and modifiers, where there are rules.
+    """
+    if not fact.file and fact.key.startswith("tokenizer."):
+        return worded
+    said_by_both = fact.mine is not None and fact.meant is not None
+    document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
+    return fact.key != _OF_THE_PLACE and (said_by_both or document or _is_lacking(fact))
+
+
+def _is_lacking(fact: Fact) -> bool:
+    """A document lacks a hyper-parameter, and whoever reads it takes another value."""
+    return fact.file == CONFIG_NAME and fact.mine is None and fact.key.rpartition(".")[2] in COVERED
