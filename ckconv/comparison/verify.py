@@ -7,14 +7,15 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.conversion.follow import Unwatched, Watcher, check_frame, check_kept
+from ckconv.conversion.follow import Watcher, check_frame, check_kept, watching
 from ckconv.conversion.planning import make_plan
-from ckconv.conversion.sidefiles import FileDigests, Recorded, check_listed, check_sums, side_places
+from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, in_one_run
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import Content, beside
@@ -261,20 +262,20 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         VerifyError: ``verify.checksum``, a file has another digest.
         InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
     """
-    digests = FileDigests()
+    digest_of = cache(file_digest)
     kept = None
     if format_of(out.format).keeps_source:
         with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
             kept = record_beside(out)
     records = list(records_of(opened, out, kept))
     for record in records:
-        faults = check_listed(record.path, record.outputs, digests)
+        faults = check_listed(record.path, record.outputs, digest_of)
         if source is not None:
             there = {path.name: path for path in source.files} | beside(source)
             faults += [
-                f"{name} is not the file that was converted: its SHA-256 is {digests.of(there[name])}, {digest} was"
+                f"{name} is not the file that was converted: its SHA-256 is {digest_of(there[name])}, {digest} was"
                 for name, digest in record.sources
-                if name in there and digests.of(there[name]) != digest
+                if name in there and digest_of(there[name]) != digest
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
@@ -282,7 +283,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     ages = str(out.facts.get("engines") or DEFAULT).split(", ")
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is
-    sums = check_sums(out, opened, digests)
+    sums = check_sums(out, opened, digest_of)
     return Beside(records[0] if records else None, sums, options)
 
 
@@ -586,7 +587,7 @@ def rebuild(
         plan, place = prepare(name, out.format, replace(asked, source_record=used))
         plan.check()
         try:
-            return _compared(plan, place, named or {}, kept, watcher or Unwatched())
+            return _compared(plan, place, named or {}, kept, watching(watcher))
         except VerifyError as error:
             first = first or error
         if not format_of(plan.index.format).keeps_source:
@@ -621,7 +622,7 @@ def _compared(
         made.append((record_path(parent / plan.files[0].name), plan.record.chunks(digests[0], kept.conversion())))
     for path, pieces in made:
         with _is_there(path) as fd:
-            end, _ = _hold(path, fd, 0, ((piece, "") for piece in pieces), Unwatched())
+            end, _ = _hold(path, fd, 0, ((piece, "") for piece in pieces), watching(None))
             _check_end(path, fd, end)
         files, nbytes = files + 1, nbytes + end
     return Rebuilt(files, nbytes)

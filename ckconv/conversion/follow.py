@@ -40,35 +40,24 @@ class Watcher(Protocol):
         """``nbytes`` more are done."""
 
 
-def watching(progress: Callable[[int, str], None] | None) -> Watcher:
-    """A watcher out of what a program gives: nothing, a function of bytes and a name, or a watcher."""
-    if progress is None:
-        return Unwatched()
-    return progress if hasattr(progress, "begin") else _Told(progress)
+class Watching:
+    """A watcher that calls a function with bytes and a name, or does nothing."""
 
-
-class _Told:
-    """A function, which hears of bytes alone."""
-
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
+    def __init__(self, tell: Callable[[int, str], None] | None = None) -> None:
         self._tell = tell
 
     def begin(self, phase: str, total: int) -> None:
-        """Ignored."""
+        """Ignore the phase."""
 
     def __call__(self, nbytes: int, name: str, /) -> None:
         """Pass them on."""
-        self._tell(nbytes, name)
+        if self._tell is not None:
+            self._tell(nbytes, name)
 
 
-class Unwatched:
-    """A watcher for whom nothing is done."""
-
-    def begin(self, phase: str, total: int) -> None:
-        """Ignored."""
-
-    def __call__(self, nbytes: int, name: str, /) -> None:
-        """Ignored."""
+def watching(progress: Callable[[int, str], None] | Watcher | None) -> Watcher:
+    """A watcher of what a program gives: nothing, a function, or a watcher."""
+    return progress if progress is not None and hasattr(progress, "begin") else Watching(progress)
 
 
 class Progress:

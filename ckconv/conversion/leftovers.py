@@ -22,8 +22,6 @@ from ckconv.publish.files import failing, holds
 from ckconv.publish.staging import Small
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, record_path
 
-_HINT = "remove what is left over, or name another directory"
-
 
 def check_leftovers(
     plan: Plan,
@@ -45,27 +43,20 @@ def check_leftovers(
     if directory is None or not directory.is_dir():  # it is going to be made
         return
     along, written = _along(plan, directory), {*rooms, *side, *gone}
-    if left := _there(directory, along.weights, written):
-        raise _refused(
-            directory, left, f"{_some(left)} would remain, and loaders would take it for part of the output", _HINT
-        )
-    if left := _described(target, written, side, gone):
-        raise _refused(
-            directory, left, f"{_some(left)} would remain, and the {CONFIG_NAME} there would be of another model", _HINT
-        )
-    if left := _there(directory, along.documents, written):
-        hint = f"--force removes {'it' if len(left) == 1 else 'them'}; or {_HINT}"
-        raise _refused(
-            directory, left, f"{_some(left)} would remain, and loaders would take it for part of the output", hint
-        )
-
-
-def _some(left: list[str]) -> str:
-    return left[0] + (f" and {len(left) - 1} more" if len(left) > 1 else "")
-
-
-def _refused(directory: Path, left: list[str], message: str, hint: str) -> OutputError:
-    return OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
+    documents = _there(directory, along.documents, written)
+    read = "loaders would take it for part of the output"
+    for left, why in (
+        (_there(directory, along.weights, written), read),
+        (_described(target, written, side, gone), f"the {CONFIG_NAME} there would be of another model"),
+        (documents, read),
+    ):
+        if left:
+            some = left[0] + (f" and {len(left) - 1} more" if len(left) > 1 else "")
+            hint = "remove what is left over, or name another directory"
+            if left is documents:
+                hint = f"--force removes {'it' if len(left) == 1 else 'them'}; or {hint}"
+            message = f"{some} would remain, and {why}"
+            raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
 
 
 def left_documents(plan: Plan, target: Destination, written: Collection[Path]) -> list[Path]:
@@ -106,7 +97,9 @@ def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) 
             found |= {
                 os.path.join(folder, path.name)
                 for path in paths
-                if path not in written and _among(path.name, globs) and not (path.is_dir() and not path.is_symlink())
+                if path not in written
+                and any(fnmatchcase(path.name, glob) for glob in globs)
+                and not (path.is_dir() and not path.is_symlink())
             }
     return sorted(found)
 
@@ -139,10 +132,6 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
         names = (f"{target.file_name}{checksums.SUFFIX}", f"{target.file_name}{CONVERSION_SUFFIX}")
     left = [path for path in (target.parent / name for name in names) if path not in written and os.path.lexists(path)]
     return [f"{path.name} is already there and is not part of this output: remove it" for path in left]
-
-
-def _among(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_in_place(index: TensorIndex, place: Destination) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.conversion.follow import Unwatched, Watcher, check_frame, check_kept, compare_restored
+from ckconv.conversion.follow import Watcher, check_frame, check_kept, compare_restored, watching
 from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
 from ckconv.conversion.pipeline import FileResult, Pipeline, phase
 from ckconv.conversion.sidefiles import (
@@ -154,7 +154,7 @@ def run(
     """
     plan.check()
     started = time.monotonic()
-    watcher = watcher or Unwatched()
+    watcher = watching(watcher)
     container = plan.contents()
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     beside = {name: it for name, it in container.side_files.items() if name not in container.on_request}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,26 +248,22 @@ _ALONE = re.compile(r"([0-9a-fA-F]{64})")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
-class FileDigests:
-    """SHA-256 of files, each computed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, str] = {}
-
-    def of(self, path: Path) -> str:
-        """SHA-256 of a whole file, in hexadecimal.
-
-        Raises:
-            InputError: it is not a regular file, or cannot be read.
-            OutputError: ``system``.
-        """
-        if path not in self._known:
-            with readable(path), opened_regular(path) as fd:
-                self._known[path] = sha256_of(fd)
-        return self._known[path]
+#: SHA-256 of a file, as hex.
+Digest = Callable[[Path], str]
 
 
-def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path | None:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a whole file, as hex.
+
+    Raises:
+        InputError: it is not a regular file, or cannot be read.
+        OutputError: ``system``.
+    """
+    with readable(path), opened_regular(path) as fd:
+        return sha256_of(fd)
+
+
+def check_sums(index: TensorIndex, opened: Path, digest_of_file: Digest) -> Path | None:
     """Hold every file that a list of checksums beside the model names against it.
 
     Args:
@@ -284,7 +281,7 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path |
         pairs = list(_pairs(path)) if there(path) else []
         if not pairs:
             continue
-        if faults := check_listed(path, pairs, digests):
+        if faults := check_listed(path, pairs, digest_of_file):
             raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
         found = path
     return found
@@ -323,16 +320,16 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
             raise InputError("checksum.line", message, path=path)
 
 
-def _fault(path: Path, digest: str, digests: FileDigests) -> str:
-    if not there(path):
-        return f"{path.name} is listed and missing"
-    computed = digests.of(path)
-    return "" if computed == digest else f"the SHA-256 of {path.name} is {computed}, {digest} is listed"
-
-
-def check_listed(path: Path, pairs: Sequence[tuple[str, str]], digests: FileDigests) -> list[str]:
+def check_listed(document: Path, pairs: Sequence[tuple[str, str]], digest_of_file: Digest) -> list[str]:
     """Faults of files that a document lists with their digests."""
-    return [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]
+    faults = []
+    for name, digest in pairs:
+        path = document.parent / name
+        if not there(path):
+            faults.append(f"{path.name} is listed and missing")
+        elif (computed := digest_of_file(path)) != digest:
+            faults.append(f"the SHA-256 of {path.name} is {computed}, {digest} is listed")
+    return faults
 
 
 # What an output was made of, with which options, and every file of it: as a conversion record, and for in-toto.
@@ -399,7 +396,7 @@ class Facts:
     """Options, sources and adapters of a conversion record; hash a source once."""
 
     def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
-        self._plan, self._adapters, self._digests = plan, adapters, FileDigests()
+        self._plan, self._adapters, self._digest = plan, adapters, cache(file_digest)
         own = own_files()
         self._families: list[dict[str, Any]] = []
         for name, digest in own.digests.items():
@@ -430,7 +427,7 @@ class Facts:
     def sources(self) -> list[dict[str, Any]]:
         """Every file that was read, by name."""
         paths = _sources(self._plan.index).items()
-        return [{"name": name, "bytes": _size(path), "sha256": self._digests.of(path)} for name, path in paths]
+        return [{"name": name, "bytes": _size(path), "sha256": self._digest(path)} for name, path in paths]
 
 
 def record_file(place: Destination, content: Recorded) -> Late:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.conversion.follow import Unwatched, Watcher
+from ckconv.conversion.follow import Watcher, watching
 from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
@@ -60,7 +60,7 @@ class Upload:
         paths = [*first, *(reversed(weights) if single else weights), *index]
         self._uploads.check_free([path.name for path in paths])
         digests = []
-        watcher = watcher or Unwatched()
+        watcher = watching(watcher)
         watcher.begin("sending", sum(path.stat().st_size for path in paths))
         try:
             for path in paths:
