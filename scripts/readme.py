@@ -82,10 +82,12 @@ _RUNNERS: dict[str, Callable[[str, Path, dict[str, Any]], str]] = {"console": co
 def renewed(page: Path) -> Iterator[tuple[str, str, str]]:
     """Language, text and what it prints now of each of a page's blocks, in order."""
     names: dict[str, Any] = {}
+    blocks = _BLOCK.findall(page.read_text())
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        shutil.copytree(ROOT / "fixtures", directory / "fixtures")
-        for language, block in _BLOCK.findall(page.read_text()):
+        if blocks:
+            shutil.copytree(ROOT / "fixtures", directory / "fixtures")
+        for language, block in blocks:
             yield language, block, _RUNNERS[language](block, directory, names)
 
 

@@ -49,10 +49,10 @@ def hinted(err: str) -> list[list[str]]:
 def test_april_turns_what_q_k_and_v_read_into_blocks_once(arch: str, words: str, tmp_path: Path, ckconv) -> None:
     source = mixed(arch, words).write(tmp_path / "m.gguf")
     for flags in ((), ("--engine", "april"), ("--engine", "april", "--bump-version", 4)):
-        made = ckconv("convert", source, tmp_path / "m.bump", "--force", *flags)
+        made = ckconv("convert", source, tmp_path / "m.bump", "-n", *flags)
         assert made.code == (0 if ATTENTION[words] else 4), made.err
         assert ("April 2026 does not compute layer.0.w" in made.err) == (not ATTENTION[words])
-    assert ckconv("convert", source, tmp_path / "m.bump", "--force", "--engine", "july").code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--engine", "july").code == 0
     said = json.loads((tmp_path / "weights_manifest.json").read_text())["config"]["ckconv_engines"]
     assert said == (["april", "july"] if ATTENTION[words] else ["july"])
 

@@ -27,6 +27,7 @@ from ckconv.conversion import write as writing
 from ckconv.conversion.resume import fingerprint, requested
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
+from ckconv.system import MOVES_OPEN
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
@@ -77,7 +78,10 @@ def flip() -> None:
 
 
 def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: object) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
+    """Processes that import everything once for all of them, where the system has that."""
+    context = multiprocessing.get_context("forkserver" if MOVES_OPEN else "spawn")
+    if MOVES_OPEN:
+        context.set_forkserver_preload([__name__, "ckconv.io.stored", "ckconv.verification.rows"])
     return ProcessPoolExecutor(workers, context, arm, given)
 
 
