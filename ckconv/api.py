@@ -14,7 +14,7 @@ from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, named, names, whole_format
-from ckconv.formats.destination import Destination, destination, named_by_directory, says_nothing
+from ckconv.formats.destination import Destination, destination, followable, named_by_directory, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import check_alone, seen_as, with_mmproj
@@ -109,8 +109,13 @@ def prepare(
         if to is None and named_by_directory(target)
         else ()
     )
+    lead = partial(followable, place=place, options=options)
     if adapters:
-        index = merged(index, adapters, options, place.format)
+        try:
+            index = merged(index, adapters, options, place.format)
+        except CkconvError as error:
+            error.hint = lead(error.hint or "") or None
+            raise
     if not index.stored and not (options.set_meta or options.drop_meta):
         require_tensors(index)  # metadata alone are edited, not converted
     carried = noted(index, strict=options.strict)
@@ -119,7 +124,7 @@ def prepare(
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
-    plan = replace(plan, notes=(*told, *plan.notes, *_kept_blocks(plan), *carried))
+    plan = replace(plan, notes=(*told, *plan.notes, *_kept_blocks(plan), *carried), followable=lead)
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):

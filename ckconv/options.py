@@ -352,6 +352,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+#: An option's value -> the options that it excludes. Two rows of one field exclude each other besides.
+EXCLUDES = {("dtype", "keep"): ("dequantize", "decode", "quantize")}
+
+
 class Chosen(NamedTuple):
     """An option that is not what it is by default."""
 
@@ -362,6 +366,16 @@ class Chosen(NamedTuple):
     def flag(self) -> str:
         """As the command line has it."""
         return self.option.flag
+
+    @property
+    def shown(self) -> str:
+        """The flag, and the word behind it."""
+        return f"{self.flag} {self.value}" if self.option.takes is Takes.WORD else self.flag
+
+    def excludes(self, other: Option) -> bool:
+        """Whether no command may have both."""
+        rows = other.name == self.option.name and other.flag != self.flag
+        return rows or other.name in EXCLUDES.get((self.option.name, self.value), ())
 
 
 def asked(options: Options) -> Iterator[Chosen]:

@@ -7,9 +7,11 @@ in capitals stand for what only the user knows, which :data:`Known` has; other c
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -21,6 +23,7 @@ from ckconv.options import OPTIONS
 DEPTH = 5
 
 _CLAUSE = re.compile(r"(?:;|,|:|\bor\b)\s+(?=--|ckconv |leave out --|or --)|\s+(?=leave out --)")
+_FIRST = re.compile(r"(without --[^,]*, )?(into a directory \(DST/\), )?")
 _VERB = re.compile(rf"ckconv ({'|'.join(main.list_commands(click.Context(main)))}) ")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:=[A-Z]+|\.gguf)?")
 
@@ -62,8 +65,12 @@ class Unknown(Misleading):
 
 
 def clauses(hint: str) -> list[str]:
-    """The parts of a hint, each of which says one thing to do."""
-    return [clause.removeprefix("or ").strip() for clause in _CLAUSE.split(hint) if clause.strip()]
+    """The parts of a hint, each of which says one thing to do; what it begins with is for all of them."""
+    first = _FIRST.match(hint)
+    assert first is not None
+    gone = "".join(f" without {flag}" for flag in re.findall(r"--[\w-]+", first[0])) + " into DST/" * bool(first[2])
+    found = [clause.removeprefix("or ").strip() for clause in _CLAUSE.split(hint[first.end() :]) if clause.strip()]
+    return [f"{clause}{gone}" if clause.startswith("--") else clause for clause in found]
 
 
 def said(hint: str) -> list[str]:
@@ -111,7 +118,21 @@ def changed(arguments: list[str], words: list[str], known: Known) -> list[str]:
                 raise Misleading(f"{flag} stands without a value")
             found.append(_filled(words[at].rstrip(",;:"), known))
             at += 1
+    for word, flag in itertools.pairwise(words[at:]):
+        if word == "without" and flag in flags:
+            _remove(found, flag, flags)
+        if (word, flag) == ("into", "DST/"):
+            found = [f"{Path(it).with_suffix('')}-as/" if it == target(arguments) else it for it in found]
     return found
+
+
+def target(arguments: list[str]) -> str:
+    """The output that a command names; empty where it has none."""
+    command = main.get_command(click.Context(main), arguments[0])
+    assert command is not None
+    given = command.make_context(arguments[0], arguments[1:], resilient_parsing=True).params
+    named = [given.get(name) for name in ("output", "dst", "into")] + [*given.get("paths", ())[1:]][-1:]
+    return str(next(filter(None, named), ""))
 
 
 def follow(

@@ -165,7 +165,7 @@ def noted() -> Iterator[None]:
 
 def _another_target(arguments: list[str], folder: Path, error: Mapping[str, Any], _: Any) -> list[str]:
     """Of another name, in another place; an output instead of the source in its place."""
-    target = _target(arguments)
+    target = hints.target(arguments)
     if "--in-place" in arguments:
         other = _made(folder / "another") / Path(arguments[1]).name
         return [*(it for it in arguments if it != "--in-place"), f"{other}{'/' * Path(arguments[1]).is_dir()}"]
@@ -183,7 +183,7 @@ def _made(folder: Path) -> Path:
 
 
 def _a_directory(arguments: list[str], folder: Path, error: Mapping[str, Any], _: Any) -> list[str]:
-    target = _target(arguments)
+    target = hints.target(arguments)
     return [f"{it.rstrip('/')}/" if it == target else it for it in arguments]
 
 
@@ -254,16 +254,9 @@ _DONE: list[tuple[str, Callable[[list[str], Path, Mapping[str, Any], Any], list[
 ]
 
 
-def _target(arguments: list[str]) -> str:
-    command = main.get_command(click.Context(main), arguments[0])
-    assert command is not None
-    given = command.make_context(arguments[0], arguments[1:], resilient_parsing=True).params
-    return str(given.get("dst") or given.get("into") or "")
-
-
 def _moved(arguments: list[str], folder: Path) -> list[str]:
     """The command with another output."""
-    target = _target(arguments)
+    target = hints.target(arguments)
     if not target:
         raise Unknown("there is no output")
     slash = "/" if f"{target}/" in arguments or target.endswith("/") else ""
@@ -363,7 +356,7 @@ def _known(arguments: list[str], folder: Path) -> dict[str, str]:
 
 def _of_another_format(runner: Any, arguments: list[str], folder: Path) -> list[str]:
     """Without a name that says the former format, and flags that only that has."""
-    target = _target(arguments)
+    target = hints.target(arguments)
     arguments = [f"{folder}/to/" if it.rstrip("/") == target.rstrip("/") else it for it in arguments]
     while (found := runner(arguments)).code == "usage.flag":
         (sentence,) = found.sentences

@@ -27,6 +27,7 @@ import golden
 LLAMA = FIXTURES / "hf" / "llama-bias-f32"
 TIED = FIXTURES / "hf" / "qwen2-tied-bf16"
 GGUF = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
+Q4_K_M = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
 #: The largest float32, which is infinite in BF16.
 MOST = float(np.finfo(np.float32).max)
 LORA = FIXTURES / "lora" / "llama-r4-attn-mlp"
@@ -175,6 +176,22 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         lambda folder: _tensors(folder, {"model_type": "llama"}, "model.layers.0.mlp.up_proj.weight._data"),
         ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors without --dequantize copies this one as it is",
     ),
+    "an adapter under a model's name": (
+        lambda _: LORA, ["convert", "SRC", "DST.bump", "--base", str(LLAMA)],
+        "into a directory (DST/), --to peft, --to gguf, --to mlx converts it",
+    ),
+    "blocks that are to be kept": (
+        lambda _: Q4_K_M, ["convert", "SRC", "DST.safetensors", "--dtype", "keep"],
+        "without --dtype keep, --dequantize decodes them to FP32, --decode GLOB only",
+    ),
+    "a base with blocks that are to be kept": (
+        lambda _: Q4_K_M, ["convert", "SRC", "DST.gguf", "--adapter", str(LORA), "--dtype", "keep"],
+        "without --dtype keep, --dequantize decodes them to float32",
+    ),
+    "a flag of this output only": (
+        lambda folder: _tensors(folder, None, "model.diffusion_model.out.2.weight"),
+        ["convert", "SRC", "DST/", "--to", "mlx", "--quantize", "mxfp4"], "without --quantize, --to safetensors",
+    ),
     "a text part of an unknown whole": (
         lambda folder: _tensors(
             folder,
@@ -187,7 +204,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
 
 #: What the placeholders of those hints stand for.
 KNOWN = {
-    "GLOB": "general.name", "N": "64", "KEY=VALUE": "general.name=x", "BASE": str(LLAMA), "DST": "DST.gguf",
+    "ADAPTER": str(LORA), "N": "64", "KEY=VALUE": "general.name=x", "BASE": str(LLAMA), "DST": "DST.gguf",
     "SRC": str(GGUF), "DIR": "DST.d",
 }  # fmt: skip
 
@@ -200,7 +217,8 @@ def test_hints_of_refusals_lead_on(name: str, tmp_path: Path, runner: Any) -> No
 
     assert first.status
     assert said in first.hint
-    assert follow(runner, command, KNOWN, without="FILE")  # a family's file: test_own_families.py
+    known = {**KNOWN, "GLOB": "general.name" if command[0] == "edit" else "*"}
+    assert follow(runner, command, known, without="FILE")  # a family's file: test_own_families.py
 
 
 def test_a_hint_that_leads_nowhere_is_noticed() -> None:

@@ -136,10 +136,6 @@ def options_of(flags: dict[str, Any]) -> Options:
     Raises:
         UsageError: flags that exclude each other, or a value that is none.
     """
-    if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
-        raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
-    if flags["quantize"] and flags["dtype"] == "keep":
-        raise UsageError("usage.dtype", "--quantize and --dtype keep exclude each other")
     if flags["tie"] and flags["untie"]:
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
     if flags.get("no_source_record") and flags.get("source_record"):

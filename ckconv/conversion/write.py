@@ -91,7 +91,7 @@ class Losses:
             text.format(f"{sum(counts.values()):,} {unit} of {counted(len(counts), 'tensor')}"),
             path=self._plan.index.path,
             tensor=next(iter(counts)),
-            hint=hint,
+            hint=self._plan.followable(hint),
             details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
         )
 

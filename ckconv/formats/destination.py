@@ -14,7 +14,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.schema import DRAFTS, MTP
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
-from ckconv.options import Options, asked
+from ckconv.options import OPTIONS, Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.quantizing import parsed
 from ckconv.plan.steps import Plan
@@ -213,6 +213,28 @@ def check_version(plan: Plan) -> None:
             hint = " or ".join(f"--{plan.format}-version {o.version}" for o in having) if plan.version else None
             message = f"{given.flag} is for {_listed([o.name for o in having])}, and the output is {plan.target_name}"
             raise UsageError("usage.flag", message, hint=hint)
+
+
+_FLAG, _TO = re.compile(r"--[a-z][a-z-]*"), re.compile(r"--to ([a-z-]+)")
+
+
+def followable(hint: str, place: Destination, options: Options) -> str:
+    """A hint, with what else of the command must go: flags that exclude its flags, a name that says another format."""
+    flags = set(_FLAG.findall(hint))
+    others = [format for format in _TO.findall(hint) if format != place.format]
+    named_by = [row for row in OPTIONS if row.flag in flags]
+    gone = [
+        given.shown
+        for given in asked(options)
+        if any(given.excludes(row) for row in named_by)
+        or (
+            given.option.limited
+            and any(not {it, f"{it} adapter"} & {*_outputs_with(given.option.name)} for it in others)
+        )
+    ]
+    named = others and place.file is not None and _SUFFIXES.get(place.file.suffix.lower())
+    first = [*((f"without {' and '.join(gone)}",) if gone else ()), *(("into a directory (DST/)",) if named else ())]
+    return ", ".join((*first, hint)) if hint else ""
 
 
 def _listed(names: Sequence[str]) -> str:

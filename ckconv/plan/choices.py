@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckconv.errors import UsageError
-from ckconv.options import OPTIONS, Option, Options, Takes
+from ckconv.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.plan.quantizing import parsed
 
 #: One more than the latest second that a file may be dated with, in the year 5138: one of eleven digits.
@@ -16,10 +16,15 @@ def check_values(options: Options) -> None:
     """Refuse what no option can be.
 
     Raises:
-        UsageError: ``usage``.
+        UsageError: ``usage``; ``usage.dtype``, options that exclude each other.
     """
     for option in OPTIONS:
         _check(option, getattr(options, option.name))
+    given = list(asked(options))
+    for one in given:
+        for other in given:
+            if one.excludes(other.option):
+                raise UsageError("usage.dtype", f"{other.flag} and {one.shown} exclude each other")
     created = options.created
     if created is not None and not (type(created) is int and 0 <= created < _LATEST):
         raise _fault("created", created, "a whole number of seconds since 1970")

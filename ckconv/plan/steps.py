@@ -377,6 +377,7 @@ class Plan:
         importance: canonical name -> how much the error of each column counts where it was quantized, an expert a row.
         errors: how far quantizing moves values, once it is carried out; ``None`` where nothing is quantized.
         changes: keys that flags changed.
+        followable: a hint -> the same with what of the command it excludes.
     """
 
     index: TensorIndex
@@ -396,6 +397,7 @@ class Plan:
     importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
     changes: tuple[Change, ...] = ()
+    followable: Callable[[str], str] = str
 
     def __repr__(self) -> str:
         what = f"refused, {len(self.refusals)} reasons" if self.refusals else f"{self.nbytes:,} bytes"
@@ -430,8 +432,9 @@ class Plan:
         """
         if not self.refusals:
             return
-        out = "; ".join(filter(None, (self.way_out, self.alternative)))
-        texts = [it.text if out or not it.hint else f"{it.text}; hint: {it.hint}" for it in self.refusals]
+        lead = self.followable
+        out = "; ".join(filter(None, (lead(self.way_out), lead(self.alternative))))
+        texts = [it.text if out or not it.hint else f"{it.text}; hint: {lead(it.hint)}" for it in self.refusals]
         one = len(texts) == 1
         code, what = ("adapter.unsupported", "adapter") if self.index.adapter else ("plan.refused", "model")
         target = self.target_name.removesuffix(" adapter")
