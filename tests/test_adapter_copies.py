@@ -207,15 +207,62 @@ def test_the_same_rows_elsewhere_are_another_adapter(tmp_path: Path) -> None:
     assert not ckconv.diff(one, other).same
 
 
+def of_tokens(root: Path, changed: dict[str, np.ndarray], **said: Any) -> Path:
+    """An adapter of rows alone, as peft's TrainableTokensConfig saves it."""
+    document = {"peft_type": "TRAINABLE_TOKENS", "target_modules": ["embed_tokens"], "token_indices": [17, 5], **said}
+    (root / "adapter").mkdir()
+    (root / "adapter" / "adapter_config.json").write_text(json.dumps(document))
+    named = {f"base_model.model.{name}.trainable_tokens_delta": array for name, array in changed.items()}
+    save_file(root / "adapter" / "adapter_model.safetensors", named)
+    return root / "adapter"
+
+
+ROWS = np.random.default_rng(2).standard_normal((2, BASE.hidden)).astype(np.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_adapter_of_trainable_tokens_is_merged(tmp_path: Path, tied: bool) -> None:
+    """``TrainableTokensModel``: a tied head is wrapped with the embedding, and saved beside it."""
+    source = of_tokens(tmp_path, {TABLE: ROWS, **({HEAD: ROWS} if tied else {})})
+    ckconv.convert(base(tmp_path, tied=tied), tmp_path / "m.gguf", adapters=[(source, 1.0)])
+
+    found, wanted = tensors(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"].copy()
+    wanted[[17, 5]] = ROWS
+    assert np.array_equal(found["token_embd.weight"], wanted)
+    assert ("output.weight" in found) is not tied
+
+
+@pytest.mark.parametrize(
+    ("tied", "changed", "more", "said"),
+    [
+        (False, {TABLE: ROWS, HEAD: ROWS}, {}, "does not select 'lm_head'"),
+        (True, {TABLE: ROWS, HEAD: -ROWS}, {}, "its embedding and its output head differently"),
+        (False, {TABLE: ROWS[:1]}, {}, "names 2 rows"),
+        (False, {TABLE: ROWS}, {"token_indices": [5, 5]}, "none of them twice"),
+        (False, {TABLE: ROWS}, {"target_modules": ["q_proj"]}, "does not select 'model.embed_tokens'"),
+        (False, {TABLE: ROWS}, {"peft_type": "VERA"}, "peft_type is 'VERA'; LORA, IA3, TRAINABLE_TOKENS"),
+    ],
+)
+def test_trainable_tokens_that_peft_loads_otherwise_are_refused(
+    tmp_path: Path, tied: bool, changed: dict[str, np.ndarray], more: dict[str, Any], said: str
+) -> None:
+    source = of_tokens(tmp_path, changed, **more)
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(base(tmp_path, tied=tied), tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    assert said in caught.value.message
+
+
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of the two libraries about each other
-def test_as_peft_merges(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Model with")  # peft, of a tied base
+@pytest.mark.parametrize("alone", [False, True])
+def test_as_peft_merges(tmp_path: Path, alone: bool) -> None:
     peft, torch, transformers = (pytest.importorskip(name) for name in ("peft", "torch", "transformers"))
     model = base(tmp_path, tied=True)
     load = partial(transformers.AutoModelForCausalLM.from_pretrained, model, dtype=torch.float32)
+    lora = {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [17, 5], "task_type": "CAUSAL_LM"}
     wrapped = peft.get_peft_model(
-        load(),
-        peft.LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[17, 5], task_type="CAUSAL_LM"),
+        load(), peft.TrainableTokensConfig(token_indices=[17, 5]) if alone else peft.LoraConfig(**lora)
     )
     torch.manual_seed(1)
     with torch.no_grad():

@@ -39,7 +39,7 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
     if rows_of_head:
         raise UnsupportedError(
             "adapter.unsupported",
-            "the base is tied, and trainable_token_indices names rows of its output head that are not its embedding's",
+            "the base is tied, and the adapter replaces rows of its output head that are not its embedding's",
             path=base.path,
             hint="ckconv convert BASE DST --untie makes a base with a head of its own; merge the adapter into that",
         )
@@ -71,7 +71,7 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
     head, embedding = known.modules.get(_HEAD_MODULE), known.modules.get(_EMBEDDING_MODULE)
     if not known.ties or head is None or embedding is None or not _is_tied(base, config):
         return index
-    alike = (head.roles, head.scale) == (embedding.roles, embedding.scale)
+    alike = (head.roles, head.scale, head.replaced) == (embedding.roles, embedding.scale, embedding.replaced)
     if alike:
         from ckconv.io.rows import same_values
 

@@ -253,15 +253,15 @@ class AdapterPlanner(Planner):
 
     def _pieces(self, entries: Iterable[Entry]) -> list[Piece]:
         pieces = []
-        wrong: Counter[tuple[str, str]] = Counter()
+        wrong: Counter[tuple[str, DType]] = Counter()
         for entry in entries:
             dtype, reason = self._dtype(entry)
             if reason:
-                wrong[reason, str(entry.source.dtype)] += 1
+                wrong[reason, entry.source.dtype] += 1
             pieces.append(piece_of(entry, dtype))
-        for (reason, name), count in wrong.items():
-            hint = "--dequantize decodes them" if "blocks" in reason else ""
-            self.refuse(f"{reason}: {counted(count, 'tensor')} of type {name}", hint)
+        for (reason, own), count in wrong.items():
+            hint = "--dequantize decodes them" if decodable(own) else ""
+            self.refuse(f"{reason}: {counted(count, 'tensor')} of type {own}", hint)
         return pieces
 
     def _dtype(self, entry: Entry) -> tuple[DType, str]:

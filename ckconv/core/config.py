@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import InputError
@@ -15,6 +16,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+
+
+class Cause(Enum):
+    """Why a modifier is one."""
+
+    VALUE = "a value that changes what is computed"
+    UNKNOWN_KEY = "a key that ckconv does not know of"
+    FOREIGN_CLASS = "which is code of its own and no class of"
+    TWO_NUMBERS = "two keys say two numbers, and the loader takes one of them"
+
+
+class Modifier(str):
+    """What changes the computation: "key = value" of the source."""
+
+    cause: Cause
+
+    def __new__(cls, text: str, cause: Cause = Cause.VALUE) -> Modifier:
+        """A modifier of this text."""
+        made = super().__new__(cls, text)
+        made.cause = cause
+        return made
+
+
+def modifiers_of(found: Iterable[str]) -> tuple[Modifier, ...]:
+    """Modifiers; a text is a value that changes the computation."""
+    return tuple(one if isinstance(one, Modifier) else Modifier(one) for one in found)
 
 
 # The keys that ``config.json`` files have for the fields of a configuration, whatever the family.
@@ -345,7 +372,7 @@ class ModelConfig:
     expert_ffn_size: int = 0
     rope_scaling: Mapping[str, Any] | None = None
     tied: bool | None = None
-    modifiers: tuple[str, ...] = ()
+    modifiers: tuple[Modifier, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = field(default=(), compare=False)
     overruled: tuple[str, ...] = field(default=(), compare=False)
@@ -414,7 +441,7 @@ def build_config(
     rope: bool,
     rope_scaling: Mapping[str, Any] | None = None,
     tied: bool | None = None,
-    modifiers: tuple[str, ...] = (),
+    modifiers: tuple[Modifier, ...] = (),
     raw: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Derive missing fields, and check the fields against each other.

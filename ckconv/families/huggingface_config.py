@@ -13,10 +13,13 @@ from ckconv.core.config import (
     NUMBERS,
     REAL,
     WHOLE,
+    Cause,
     Fail,
     ModelConfig,
+    Modifier,
     build_config,
     checked_number,
+    modifiers_of,
     shortest_float32,
 )
 from ckconv.core.metadata import text_key
@@ -28,7 +31,7 @@ from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
 from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
-from ckconv.families.keys import MLX_LM, NO_CLASS, NOT_KNOWN, READERS, TRANSFORMERS
+from ckconv.families.keys import MLX_LM, READERS, TRANSFORMERS
 from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import ParameterError, Values, differ
@@ -154,7 +157,7 @@ def huggingface_config(
         rope=family.rope,
         rope_scaling=scaling,
         tied=_tied(own, family, consumer),
-        modifiers=tuple(modifiers),
+        modifiers=modifiers_of(modifiers),
         raw=config,
     )
     unread = (*unknown, *unread)
@@ -209,7 +212,7 @@ def _model_type(own: Mapping[str, Any], family: Family) -> str:
     return said if said in family.in_huggingface.names else family.model_type
 
 
-def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tuple[list[str], list[str]]:
+def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tuple[list[str], list[Modifier]]:
     """Keys that no known class reads, which a note names; and what is refused, as "key = value, why".
 
     A class of transformers that is known reads no key that the family's file does not list. Of any other code that is
@@ -226,9 +229,14 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     if known and not code and not foreign:
         return unknown, []
     whose = family.name if own.get("model_type") is None else f"{family.name} (model_type, architectures)"
-    refused = [f"{key} = {own[key]!r}, {NOT_KNOWN} {whose}" for key in unknown if own[key] is not None]
+    refused = [
+        Modifier(f"{key} = {own[key]!r}, {Cause.UNKNOWN_KEY.value} {whose}", Cause.UNKNOWN_KEY)
+        for key in unknown
+        if own[key] is not None
+    ]
     if code and foreign:
-        refused.append(f"auto_map names {foreign}, {NO_CLASS} {family.name} (architectures, model_type)")
+        text = f"auto_map names {foreign}, {Cause.FOREIGN_CLASS.value} {family.name} (architectures, model_type)"
+        refused.append(Modifier(text, Cause.FOREIGN_CLASS))
     return [key for key in unknown if own[key] is None], refused
 
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.config import NUMBERS, REAL, Fail, checked_number, same_factors_always, without_yarn_default
+from ckconv.core.config import (
+    NUMBERS,
+    REAL,
+    Cause,
+    Fail,
+    Modifier,
+    checked_number,
+    same_factors_always,
+    without_yarn_default,
+)
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.rope_keys import ROPE_KEYS
@@ -108,7 +117,7 @@ def read_rope(
         if value == theta:
             continue
         if consumer == MLX_LM:
-            modifiers.append(f"{key} = {value!r} beside {theta:,}, which mlx-lm takes")
+            modifiers.append(_two(key, value, f"{theta:,}"))
         elif theta not in stated.values():
             taken = f"transformers takes {theta:,}, its own, for rope_theta"
             raise fail(f"{key} is {value:,}, and not read, because rope_scaling is there: {taken}")
@@ -274,11 +283,7 @@ def _mlx_part(
         part = usual if all(value == usual for value in stated) else 1.0
     elif not (turns_a_part or scaled):
         return part, []
-    return part, [
-        f"{key} = {value!r} beside {part:g}, which mlx-lm takes"
-        for key, value in said.items()
-        if value is not None and value != part
-    ]
+    return part, [_two(key, value, f"{part:g}") for key, value in said.items() if value is not None and value != part]
 
 
 def _mlx_numbers(table: Mapping[str, Any], name: str, other: Mapping[str, Any], where: str, kind: str) -> list[str]:
@@ -286,11 +291,15 @@ def _mlx_numbers(table: Mapping[str, Any], name: str, other: Mapping[str, Any], 
     known = ROPE_KEYS.get(kind)
     name_of_other = where if name == "rope_scaling" else "rope_scaling"
     return [
-        f"{name_of_other}.{key} = {value!r} beside {table[key]!r}, which mlx-lm takes"
+        _two(f"{name_of_other}.{key}", value, repr(table[key]))
         for key, value in other.items()
         if known and key not in _BASE_KEYS and known.reads(key, MLX_LM)
         if value is not None and table.get(key) is not None and value != table[key]
     ]
+
+
+def _two(key: str, value: object, taken: str) -> Modifier:
+    return Modifier(f"{key} = {value!r} beside {taken}, which mlx-lm takes", Cause.TWO_NUMBERS)
 
 
 _BASE_KEYS = ("rope_theta", "rope_type", "type", "partial_rotary_factor")

@@ -41,9 +41,6 @@ CONSUMERS: Mapping[str, str] = {"safetensors": TRANSFORMERS, "mlx": MLX_LM}
 #: Word of a family file -> who reads a key.
 READERS: Mapping[str, tuple[str, ...]] = {"transformers": (TRANSFORMERS,), "mlx_lm": (MLX_LM,), "both": BOTH}
 
-#: What is said of keys and classes that are refused because they are not known.
-NOT_KNOWN, NO_CLASS = "a key that ckconv does not know of", "which is code of its own and no class of"
-
 
 class Key(NamedTuple):
     """One key.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, ModelConfig
+from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
@@ -20,7 +20,7 @@ from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
-from ckconv.families.keys import CONSUMERS, NO_CLASS, NOT_KNOWN, READERS, TRANSFORMERS
+from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameter_rows import Parameter
@@ -320,20 +320,21 @@ _ONE_NUMBER = (
 )
 
 
-def modifier_reason(modifier: str, otherwise: str) -> Reason:
+#: Way out, by the cause.
+_WAYS = {Cause.UNKNOWN_KEY: _WITHOUT_KEY, Cause.FOREIGN_CLASS: _WITHOUT_CODE, Cause.TWO_NUMBERS: _ONE_NUMBER}
+
+
+def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
     """Why a key that changes the computation is refused.
 
     Args:
         otherwise: what computes without it.
     """
-    if f", {NOT_KNOWN} " in modifier:
-        return Reason(modifier, _WITHOUT_KEY)
-    if f", {NO_CLASS} " in modifier:
-        return Reason(modifier, _WITHOUT_CODE)
-    disagrees = modifier.endswith(", which mlx-lm takes")
-    return Reason(
-        f"{modifier}{',' if disagrees else ''} changes the computation{otherwise}", _ONE_NUMBER if disagrees else ""
-    )
+    hint = _WAYS.get(modifier.cause, "")
+    if modifier.cause in (Cause.UNKNOWN_KEY, Cause.FOREIGN_CLASS):
+        return Reason(modifier, hint)
+    comma = "," if modifier.cause is Cause.TWO_NUMBERS else ""
+    return Reason(f"{modifier}{comma} changes the computation{otherwise}", hint)
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:

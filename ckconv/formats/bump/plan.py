@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckconv.core.config import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
+from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
@@ -374,7 +374,7 @@ class BumpPlanner(Planner):
                 '"tie_word_embeddings": true in config.json says that it is',
             )
         self.reasons += surplus_reasons(self.index, self.dropped)
-        for modifier in (*c.modifiers, *unusual(c)):
+        for modifier in modifiers_of((*c.modifiers, *unusual(c))):
             self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))
         if not c.norm_eps:
             keys = said(c, "norm_eps", format=self.index.format)

@@ -14,10 +14,13 @@ from ckconv.core.config import (
     NUMBERS,
     REAL,
     WHOLE,
+    Cause,
     Fail,
     ModelConfig,
+    Modifier,
     build_config,
     checked_number,
+    modifiers_of,
     shortest_float32,
 )
 from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
@@ -25,7 +28,7 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on
 from ckconv.families.catalog import family_of_gguf
 from ckconv.families.functions import SLIDING
-from ckconv.families.keys import NOT_KNOWN, Kind, full_key
+from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
@@ -158,12 +161,13 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
     table, prefix = family.metadata.keys, f"{architecture}."
     scope = Values(family, KeySource(file, architecture), given=config.scope)
-    modifiers, unread = [], list[str]()
+    modifiers, unread = list[str](), list[str]()
     closed = family.document.closed or architecture not in family.in_gguf.names
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
         if key is None and name.startswith(prefix) and closed:
-            modifiers.append(f"{name}, {NOT_KNOWN} {family.name},")
+            text = f"{name}, {Cause.UNKNOWN_KEY.value} {family.name},"
+            modifiers.append(Modifier(text, Cause.UNKNOWN_KEY))
         elif key is None and name.startswith(prefix):
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
@@ -178,7 +182,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     rotary = config.rope_theta is not None
     scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     modifiers += [unknown] if unknown else []
-    return replace(config, modifiers=tuple(modifiers), unread=tuple(unread), rope_scaling=scaling)
+    return replace(config, modifiers=modifiers_of(modifiers), unread=tuple(unread), rope_scaling=scaling)
 
 
 def _decoded(file: GgufFile, name: str) -> Any:

@@ -212,7 +212,9 @@ _VARIANTS: dict[str, str] = {
 #: Starts of ``init_lora_weights`` with which peft changes the base model before the adapter is added to it.
 _CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
-METHODS = ("LORA", "IA3")
+#: Rows of a table or a head are replaced, and nothing else changes (peft's TrainableTokensConfig).
+TOKENS = "TRAINABLE_TOKENS"
+METHODS = ("LORA", "IA3", TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ class PeftConfig:
     """A configuration, proved sound.
 
     Attributes:
-        method: ``LORA`` or ``IA3``.
+        method: one of :data:`METHODS`.
         dora: rows of the merged matrix get norms of their own.
         ties: the embedding and the head of a tied base change together.
         rows: end of a module's path -> the rows of it that are replaced; of the embedding where it is empty.
@@ -270,7 +272,7 @@ def read_peft_config(path: Path) -> PeftConfig:
     if method not in METHODS:
         raise UnsupportedError(
             "adapter.unsupported",
-            f"peft_type is {shown(method)}; {' and '.join(METHODS)} are supported",
+            f"peft_type is {shown(method)}; {', '.join(METHODS)} are supported",
             path=path,
             found=method if isinstance(method, str) else None,
             allowed=METHODS,
@@ -291,9 +293,10 @@ def read_peft_config(path: Path) -> PeftConfig:
         selection=Selection(document, steps),
         rank_stabilised=config.flag("use_rslora"),
         dora=config.flag("use_dora"),
-        ties=config.flag("ensure_weight_tying"),
+        # TrainableTokensModel.inject_adapter puts the embedding's layer around a tied head, too.
+        ties=config.flag("ensure_weight_tying") or method == TOKENS,
         base_name=config.base_name(),
-        rows=config.rows(),
+        rows=config.rows("token_indices" if method == TOKENS else "trainable_token_indices"),
         unsupported=_unsupported(document),
     )
 
@@ -335,13 +338,13 @@ class _Fields:
         value = self._document.get("base_model_name_or_path")
         return value if isinstance(value, str) else ""
 
-    def rows(self) -> dict[str, tuple[int, ...]]:
-        value = self._document.get("trainable_token_indices") or {}
+    def rows(self, key: str) -> dict[str, tuple[int, ...]]:
+        value = self._document.get(key) or {}
         rows = value if isinstance(value, dict) else {"": value}
         for found in rows.values():
             whole = isinstance(found, list) and all(type(row) is int and row >= 0 for row in found)
             if not whole or len(set(found)) < len(found):
-                message = f"trainable_token_indices has {shown(found)}; it must be a list of rows, none of them twice"
+                message = f"{key} has {shown(found)}; it must be a list of rows, none of them twice"
                 raise self._fault("adapter.config", message)
         return {module: tuple(found) for module, found in rows.items()}
 

@@ -15,7 +15,7 @@ from ckconv.adapters.read import Collector, Part, Shape, experts_together, vecto
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.peft.config import PeftConfig, add_experts, read_peft_config
+from ckconv.formats.peft.config import TOKENS, PeftConfig, add_experts, read_peft_config
 from ckconv.formats.safetensors.adapter import Opener, adapter_index, check_fits, find_base
 from ckconv.formats.safetensors.container import pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.files import regular_file
@@ -33,6 +33,7 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
     (".lora_magnitude_vector.weight", Role.MAGNITUDE, False),
     (".ia3_l", Role.IA3, False),
     (".token_adapter.trainable_tokens_delta", Role.ROWS, False),
+    (".trainable_tokens_delta", Role.ROWS, False),
     (".base_layer.weight", Role.SAVED_WEIGHT, False),
     (".base_layer.bias", Role.SAVED_BIAS, False),
     (".weight", Role.SAVED_WEIGHT, False),
@@ -92,7 +93,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
     if model is not None and not unsupported:  # what has no rule has no shape to be held against either
         check_fits(collected.modules, collected.tensors, model, root)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
-    method = "IA3" if config.method == "IA3" else "DoRA" if config.dora else "LoRA"
+    method = {"IA3": "IA3", TOKENS: "trainable tokens"}.get(config.method, "DoRA" if config.dora else "LoRA")
     adapter = Adapter(
         method,
         config.base_name,
@@ -172,7 +173,11 @@ def _add(
         replaced = config.rows_of(module)
         if Role.ROWS in parts:
             unsupported += _rows(module, parts, len(replaced))
-        elif beside or (Role.IA3 in parts and config.method != "IA3"):
+            if config.method == TOKENS:
+                # As of LoRA, the head of a tied base is wrapped with the embedding.
+                tied = name == "output" and (model is None or model.tied is not False)
+                unsupported += [] if tied or config.selection.holds(module) else [_ignored(module)]
+        elif beside or (Role.IA3 in parts and config.method != "IA3") or config.method == TOKENS:
             unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
         elif Role.IA3 in parts and not config.selection.holds(module):
             unsupported.append(_ignored(module))
@@ -209,9 +214,9 @@ def _rows(module: str, parts: Mapping[Role, Part], named: int) -> list[str]:
     """Why single rows of a module cannot replace the base's; peft wraps a module in nothing else then."""
     stored = parts[Role.ROWS].stored
     if len(parts) > 1:
-        return [f"{quoted(module)} has rows of its own (trainable_token_indices) beside other changes"]
+        return [f"{quoted(module)} has rows of its own (of single tokens) beside other changes"]
     if len(stored.shape) != 2 or stored.shape[0] != named:
-        return [f"{quoted(stored.name)} is {list(stored.shape)}, trainable_token_indices names {named} rows of it"]
+        return [f"{quoted(stored.name)} is {list(stored.shape)}, the configuration names {named} rows of it"]
     return []
 
 
