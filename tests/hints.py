@@ -23,7 +23,7 @@ from ckconv.options import OPTIONS
 DEPTH = 5
 
 _CLAUSE = re.compile(r"(?:;|,|:|\bor\b)\s+(?=--|ckconv |leave out --|or --)|\s+(?=leave out --)")
-_FIRST = re.compile(r"(without --[^,]*, )?(into a directory \(DST/\), )?")
+_FIRST = re.compile(r"(?:without --[^,]*, )?")
 _VERB = re.compile(rf"ckconv ({'|'.join(main.list_commands(click.Context(main)))}) ")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:=[A-Z]+|\.gguf)?")
 
@@ -68,7 +68,7 @@ def clauses(hint: str) -> list[str]:
     """The parts of a hint, each of which says one thing to do; what it begins with is for all of them."""
     first = _FIRST.match(hint)
     assert first is not None
-    gone = "".join(f" without {flag}" for flag in re.findall(r"--[\w-]+", first[0])) + " into DST/" * bool(first[2])
+    gone = "".join(f" without {flag}" for flag in re.findall(r"--[\w-]+", first[0]))
     found = [clause.removeprefix("or ").strip() for clause in _CLAUSE.split(hint[first.end() :]) if clause.strip()]
     return [f"{clause}{gone}" if clause.startswith("--") else clause for clause in found]
 
@@ -121,8 +121,8 @@ def changed(arguments: list[str], words: list[str], known: Known) -> list[str]:
     for word, flag in itertools.pairwise(words[at:]):
         if word == "without" and flag in flags:
             _remove(found, flag, flags)
-        if (word, flag) == ("into", "DST/"):
-            found = [f"{Path(it).with_suffix('')}-as/" if it == target(arguments) else it for it in found]
+    if words[at : at + 1] == ["DST/"]:
+        found = [f"{Path(it).with_suffix('')}-as/" if it == target(arguments) else it for it in found]
     return found
 
 

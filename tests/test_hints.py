@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "an adapter under a model's name": (
         lambda _: LORA, ["convert", "SRC", "DST.bump", "--base", str(LLAMA)],
-        "into a directory (DST/), --to peft, --to gguf, --to mlx converts it",
+        "--to peft DST/, --to gguf DST/, --to mlx DST/ converts it",
     ),
     "blocks that are to be kept": (
         lambda _: Q4_K_M, ["convert", "SRC", "DST.safetensors", "--dtype", "keep"],
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "a flag of this output only": (
         lambda folder: _tensors(folder, None, "model.diffusion_model.out.2.weight"),
-        ["convert", "SRC", "DST/", "--to", "mlx", "--quantize", "mxfp4"], "without --quantize, --to safetensors",
+        ["convert", "SRC", "DST/", "--to", "mlx", "--quantize", "mxfp4"], "--to safetensors without --quantize copies",
     ),
     "a text part of an unknown whole": (
         lambda folder: _tensors(

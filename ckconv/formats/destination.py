@@ -221,20 +221,23 @@ _FLAG, _TO = re.compile(r"--[a-z][a-z-]*"), re.compile(r"--to ([a-z-]+)")
 def followable(hint: str, place: Destination, options: Options) -> str:
     """A hint, with what else of the command must go: flags that exclude its flags, a name that says another format."""
     flags = set(_FLAG.findall(hint))
-    others = [format for format in _TO.findall(hint) if format != place.format]
-    named_by = [row for row in OPTIONS if row.flag in flags]
-    gone = [
-        given.shown
-        for given in asked(options)
-        if any(given.excludes(row) for row in named_by)
-        or (
-            given.option.limited
-            and any(not {it, f"{it} adapter"} & {*_outputs_with(given.option.name)} for it in others)
-        )
-    ]
-    named = others and place.file is not None and _SUFFIXES.get(place.file.suffix.lower())
-    first = [*((f"without {' and '.join(gone)}",) if gone else ()), *(("into a directory (DST/)",) if named else ())]
-    return ", ".join((*first, hint)) if hint else ""
+    named = [row for row in OPTIONS if row.flag in flags]
+    gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]
+    first = f"without {' and '.join(gone)}, " if gone else ""
+    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES
+
+    def another(found: re.Match[str]) -> str:
+        format = found[1]
+        if format == place.format:
+            return found[0]
+        idle = [
+            given.flag
+            for given in asked(options)
+            if given.option.limited and not {format, f"{format} adapter"} & {*_outputs_with(given.option.name)}
+        ]
+        return f"{found[0]}{' DST/' if kept else ''}{''.join(f' without {flag}' for flag in idle)}"
+
+    return f"{first}{_TO.sub(another, hint)}"
 
 
 def _listed(names: Sequence[str]) -> str:
