@@ -33,7 +33,7 @@ resource = pytest.importorskip("resource")  # of POSIX
 KQUANTS = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 
 #: Bytes of a piece: these models are small.
-PIECE = 512
+PIECE = 2048
 
 #: What is converted, to what, and how; paths of fixtures.
 CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
