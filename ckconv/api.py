@@ -1,4 +1,4 @@
-"""What a program does with ckconv: open a model, convert it, verify and compare. The command line uses it too."""
+"""The library: open a model, convert it, verify it, compare two."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def open_model(
     strict: bool = False,
     families: Sequence[StrPath] = (),
 ) -> Model:
-    """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
+    """Open a model of any format: a file, a shard of a set, or a directory.
+
+    No tensor data is read.
 
     Args:
         format: read it as this format, whatever it looks like.
@@ -79,7 +81,7 @@ def prepare(
     mmproj: StrPath | None = None,
     options: Options,
 ) -> tuple[Plan, Destination]:
-    """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse.
+    """The plan of a conversion and where its output goes.
 
     A directory without ``to`` gets what a bump file was made from, where its source record says that, and a
     checkpoint of a text model and its tower.
@@ -169,7 +171,9 @@ def convert(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Convert a model; the output is complete and verified when this returns, or is not there.
+    """Convert a model.
+
+    The output is complete and verified when this returns, or is not there.
 
     Args:
         target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``); or the address of
@@ -256,7 +260,7 @@ def dry_run(
 
 
 def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
-    """Format -> why it cannot hold the model as it is; empty for one that can.
+    """Formats, each with the reason why it cannot hold a model; or empty.
 
     Raises:
         InputError, UnsupportedError: as :func:`open_model`.
@@ -282,7 +286,9 @@ def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
 
 
 def hash(path: StrPath, *, progress: Progress | None = None) -> str:
-    """The SHA-256 of a model's canonical names, shapes and values: the same in every format (``inspect --hash``).
+    """The SHA-256 of a model's canonical names, shapes and values.
+
+    It is the same in every format (``inspect --hash``).
 
     Raises:
         InputError, UnsupportedError: as :func:`open_model`, or there is nothing to hash.
@@ -331,7 +337,7 @@ def prepare_edit(
     set_meta: Sequence[tuple[str, str]] = (),
     drop_meta: Sequence[str] = (),
 ) -> tuple[Plan, Destination, Sequence[Late]]:
-    """The plan of :func:`edit`, where it goes, and the checksums beside it; nothing is written."""
+    """The plan of :func:`edit`, its place, and the checksums beside it."""
     from ckconv.conversion.leftovers import check_in_place
     from ckconv.conversion.sidefiles import late_files
 
@@ -356,7 +362,9 @@ def verify(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Check a file's structure, padding and checksums; with ``source``, everything that it holds against it.
+    """Check a file's structure, padding and checksums.
+
+    With ``source``, everything that it holds against it.
 
     Args:
         mmproj: the tower of ``source``, where ``path`` is a checkpoint of both.
@@ -446,7 +454,7 @@ def diff(
     families: Sequence[StrPath] = (),
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
+    """Compare two models of any formats: values and metadata.
 
     Args:
         tolerance: a tensor whose relative error (root of the sum of squared differences over that of squared values)

@@ -114,7 +114,7 @@ class InputError(CkconvError):
 
 
 class UnsupportedError(CkconvError):
-    """The input is sound, but the target cannot hold it without loss, or ckconv does not read it."""
+    """A sound input that the target cannot hold, or that ckconv does not read."""
 
     exit_code = 4
 
@@ -124,7 +124,7 @@ _DISTRIBUTIONS = {"ray": "'ray[client]'", "yaml": "PyYAML"}
 
 
 def missing_package(what: str, *modules: str) -> UnsupportedError:
-    """``system.package``: ``what`` (a subject) needs modules that are not installed."""
+    """``system.package``: a subject needs modules that are not installed."""
     packages = [_DISTRIBUTIONS.get(module, module) for module in modules]
     names = " and ".join(package.strip("'") for package in packages)
     lacks = "which is" if len(packages) == 1 else "which are"
@@ -133,13 +133,13 @@ def missing_package(what: str, *modules: str) -> UnsupportedError:
 
 
 class VerifyError(CkconvError):
-    """An output does not hold what its source holds, or its checksum does not fit."""
+    """An output that does not hold its source, or with a wrong checksum."""
 
     exit_code = 5
 
     @classmethod
     def of(cls, error: CkconvError) -> VerifyError:
-        """What was found, as a failed verification."""
+        """An error as a failed verification."""
         return cls(
             error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
             allowed=error.allowed, hint=error.hint, details=error.details,
@@ -153,7 +153,10 @@ class OutputError(CkconvError):
 
 
 class Interrupted(CkconvError):
-    """A signal ended the work; everything temporary is gone by the time this is seen, or the message says otherwise."""
+    """A signal ended the work.
+
+    Everything temporary is gone by the time this is seen, or the message says otherwise.
+    """
 
     def __init__(
         self, signal_number: int, message: str = "interrupted; nothing was left behind", details: Iterable[str] = ()
@@ -179,7 +182,10 @@ def unreadable(
     tensor: str | None = None,
     offset: int | None = None,
 ) -> InputError | OutputError:
-    """What the system says of reading ``path``: ``input.unreadable``, or ``system`` where the file is not at fault."""
+    """The error of a file that cannot be read.
+
+    ``input.unreadable``, or ``system`` where the file is not at fault.
+    """
     message = f"{doing}: {error.strerror or error}"
     if error.errno in (*NO_RESOURCES, errno.EIO):  # of a device that fails, no file is at fault
         hint = "the limit of open files is reached (ulimit -n)" if error.errno == errno.EMFILE else None
@@ -204,7 +210,7 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 
 def quoted(text: str, limit: int = 120) -> str:
-    """``text`` in quotes, as a message shows what a file says: control characters escaped, a long one cut."""
+    """``text`` in quotes, control characters escaped, a long one cut."""
     if len(text) > limit:
         text = f"{text[: limit - 20]}...{text[-17:]}"
     return repr(text)
@@ -216,7 +222,7 @@ def short(text: str, limit: int = 200) -> str:
 
 
 class Faults:
-    """Faults of one file, gathered so that a report names more than the first of a kind.
+    """Faults of one file, of which a report names more than the first.
 
     Only as many sentences are kept as a report lists: a hostile file may hold millions of faults.
 
@@ -241,7 +247,10 @@ class Faults:
         allowed: object = None,
         hint: str | None = None,
     ) -> None:
-        """Note a fault. The first one of a code gives the error its facts, later ones only their sentence."""
+        """Note a fault.
+
+        The first one of a code gives the error its facts, later ones only their sentence.
+        """
         if code in self._first:
             kept = self._further.setdefault(code, [])
             if len(kept) < MAX_LISTED:

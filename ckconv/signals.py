@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: raised at once where nothing has to be undone, and noted while an output is written.
+"""Signals: raised at once, and noted while an output is written.
 
 An exception out of a handler comes between any two lines, of whoever cleans up too. A signal that is only noted cannot
 break anything: :func:`check` raises it, in whatever thread has the next piece of work to begin.
@@ -29,7 +29,7 @@ LEFT = "interrupted; not everything could be put back as it was"
 
 
 class State:
-    """What the handler knows; changed by the main thread only, where Python runs handlers."""
+    """State of the handler, which the main thread alone changes."""
 
     #: The first signal that came; who reads a piece of a file looks at it before calling :func:`check`.
     number: int | None = None
@@ -50,7 +50,7 @@ def interrupted(number: int) -> BaseException:
 
 
 def declare(sentence: str | None) -> None:
-    """What an interruption says from now on.
+    """Set the sentence of an interruption from now on.
 
     Args:
         sentence: what is true of the output; ``None`` where nothing of it is left.
@@ -60,7 +60,7 @@ def declare(sentence: str | None) -> None:
 
 
 def check() -> None:
-    """Raise the exception of a signal that came; for whoever begins or carries on with work, in any thread."""
+    """Raise the exception of a signal that came, in any thread."""
     if State.number is not None:
         State.raised_at = time.monotonic()
         raise interrupted(State.number)
@@ -77,7 +77,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """A module is being imported: broken off, it stays locked, and C code cannot begin twice."""
+    """Whether a module is being imported.
+
+    Broken off, it stays locked, and C code cannot begin twice.
+    """
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -86,14 +89,19 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _report(unraisable: sys.UnraisableHookArgs) -> None:
-    """Say nothing of a signal's exception that a destructor swallowed: :func:`check` raises it again."""
+    """Say nothing of a signal's exception that a destructor swallowed.
+
+    :func:`check` raises it again.
+    """
     if not isinstance(unraisable.exc_value, Interrupted):
         sys.__unraisablehook__(unraisable)
 
 
 @contextmanager
 def interruptible(*, last: bool = False) -> Iterator[None]:
-    """Raise :class:`Interrupted` in the main thread on SIGINT, SIGTERM or SIGHUP; then the old handlers return.
+    """Raise :class:`Interrupted` in the main thread on a signal.
+
+    The signals are SIGINT, SIGTERM and SIGHUP; at the end the old handlers return.
 
     A signal that is ignored on entry (``nohup``, a background job) stays ignored. Outside the main thread, where
     Python cannot set handlers, this does nothing.
@@ -132,7 +140,7 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Note signals in this block: :func:`check` raises them, and so does the end of the outermost block.
+    """Note signals in this block: :func:`check` or its end raises them.
 
     In a program that leaves Ctrl-C to Python, too, which is a ``KeyboardInterrupt`` then.
     """
@@ -160,7 +168,7 @@ def noted() -> Iterator[None]:
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """Raise signals at once even within :func:`noted`: around a call that waits for somebody else, and nothing more."""
+    """Raise signals at once even in :func:`noted`, around a call that waits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -173,6 +181,6 @@ def blocking() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore the signals from now on: the process ends, with the exit status of the first one."""
+    """Ignore signals from now on: the process ends."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What differs between operating systems. Nothing else in the package calls what only some of them have.
+"""Differences between operating systems: calls that only some have.
 
 What a system has no call for does :mod:`ckconv.portable`.
 """
@@ -105,7 +105,7 @@ if TYPE_CHECKING or _has("pread", "preadv", "pwrite"):
         return os.preadv(fd, [buffer], offset)
 
     def write_some(fd: int, content: Buffer, offset: int) -> int:
-        """Write at ``offset``; how many bytes the system took, which may be fewer than there are."""
+        """Write at ``offset``; the count of bytes that the system took."""
         return os.pwrite(fd, content, offset)
 
 else:
@@ -115,13 +115,13 @@ else:
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
+    """``nbytes`` bytes from ``offset`` on, fewer at the end only."""
     elsewhere = _elsewhere(fd)
     return _read_at(fd, nbytes, offset) if elsewhere is None else elsewhere(offset, nbytes, in_order=False)
 
 
 def read_into(fd: int, buffer: Buffer, offset: int) -> int:
-    """Read from ``offset`` on into ``buffer``; how many bytes came, which may be fewer than fit."""
+    """Read from ``offset`` on into ``buffer``; the count of bytes that came."""
     elsewhere = _elsewhere(fd)
     if elsewhere is None:
         return _read_into(fd, buffer, offset)
@@ -132,7 +132,7 @@ def read_into(fd: int, buffer: Buffer, offset: int) -> int:
 
 
 def write_at(fd: int, content: bytes, offset: int) -> None:
-    """Write all of ``content``: a system may take less of it than it was given."""
+    """Write all of ``content``, of which a system may take less at a time."""
     view = memoryview(content)
     while len(view):
         written = write_some(fd, view, offset)
@@ -140,26 +140,29 @@ def write_at(fd: int, content: bytes, offset: int) -> None:
 
 
 def reads_in_order(fd: int) -> None:
-    """Tell the system that a file is going to be read from its beginning to its end."""
+    """Tell the system that a file is going to be read in order."""
     if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def reads_what_is_cached(fd: int) -> None:
-    """Tell the system not to read ahead: of a file that somebody is writing, it would fill pages with zeros first."""
+    """Tell the system not to read ahead.
+
+    Of a file that is being written, it would fill pages with zeros first.
+    """
     if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def reads_soon(fd: int, offset: int, nbytes: int) -> None:
-    """Have the system begin to read, where it can; what it has already it would look through page by page."""
+    """Have the system begin to read, where it can."""
     if nbytes > 0 and _has("posix_fadvise") and not is_cached(fd, offset + nbytes - 1):
         with suppress(OSError):
             os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """A byte can be read without waiting for the disk, as far as the system says."""
+    """Whether a byte can be read without the disk, if the system tells."""
     with suppress(OSError):  # it would wait, or the file system cannot tell
         return TELLS_CACHED and os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     return False
@@ -169,7 +172,7 @@ def is_cached(fd: int, offset: int) -> bool:
 
 
 def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
-    """Take the blocks now: a full disk is found before the work, and not in the middle of it.
+    """Take the blocks of a file now: a full disk is found before the work.
 
     Args:
         nbytes: the size that the file is going to have.
@@ -194,7 +197,10 @@ def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
 
 
 def allocates(fd: int) -> bool:
-    """The file system can set blocks aside. Where it cannot, the C library would write to every one of them."""
+    """Whether the file system can set blocks aside.
+
+    Where it cannot, the C library would write to every one of them.
+    """
     os.posix_fallocate(fd, 0, 1)
     if not hasattr(os, "SEEK_DATA"):
         return True
@@ -207,7 +213,7 @@ def allocates(fd: int) -> bool:
 if TYPE_CHECKING or _has("statvfs"):
 
     def free_space(directory: Path) -> int | None:
-        """Bytes that a file in ``directory`` may take; ``None`` for a file system that does not say."""
+        """Bytes that a file in ``directory`` may take; ``None`` if not known."""
         found = os.statvfs(directory)
         return found.f_bavail * found.f_frsize if found.f_blocks else None
 
@@ -219,7 +225,7 @@ else:
 
 
 def limits() -> dict[str, int]:
-    """What this process may have at most: bytes of memory, open files and processes, by flags of ``ulimit``."""
+    """Limits of this process, by flags of ``ulimit``."""
     try:
         import resource
     except ImportError:
@@ -233,7 +239,7 @@ def limits() -> dict[str, int]:
 
 
 def require_memory(nbytes: int) -> None:
-    """Ask the system for memory and give it back: where there is none, some libraries end the process.
+    """Ask the system for memory and give it back, or raise.
 
     Raises:
         MemoryError: there is none.
@@ -250,7 +256,7 @@ def require_memory(nbytes: int) -> None:
 
 
 def link(path: str | Path, other: str | Path, directory: int | None = None, other_directory: int | None = None) -> None:
-    """Give a file, or a link itself, another name; names are in directories, by their descriptors, or are paths.
+    """Give a file, or a link itself, another name.
 
     Raises:
         OSError: ``ENOSYS`` where the system has no such call; what else it says.
@@ -280,7 +286,7 @@ def sync_data(fd: int) -> None:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes begun in the block hear none of :data:`ENDING`, from their first moment on, where the system can do so.
+    """Processes begun in the block hear none of :data:`ENDING`.
 
     This process hears of them when the block ends.
     """
@@ -300,7 +306,7 @@ def deaf_children() -> Iterator[None]:
 if TYPE_CHECKING or MOVES_OPEN:
 
     def sync_directory(path: Path, fd: int | None = None) -> None:
-        """Bring the names in a directory to the disk, by its descriptor where it is open."""
+        """Bring the names in a directory to the disk."""
         opened = -1
         try:
             opened = os.open(path, os.O_RDONLY | CLOEXEC) if fd is None else -1
@@ -320,7 +326,7 @@ if TYPE_CHECKING or MOVES_OPEN:
         made.rename(place)
 
     def try_lock(fd: int, *, shared: bool = False) -> bool:
-        """Lock an open file or directory (``flock``), until the descriptor is closed or the process ends.
+        """Lock an open file or directory (``flock``) until it is closed.
 
         Args:
             shared: others may lock it so, too; a lock of the other kind that this descriptor has becomes one.
@@ -375,7 +381,7 @@ else:
 
 
 def c_function(folder: Path, stem: str, name: str, arguments: str) -> Callable[..., int] | None:
-    """A function of a shared library that returns a size; ``None`` where there is none, or none that loads.
+    """A function of a shared library that returns a size; ``None`` for none.
 
     Args:
         stem: of the library's file name, without what a system puts before and behind it.

@@ -1,1 +1,1 @@
-"""Models held against each other: an output against its source, an output made again, any two models."""
+"""Comparison of models: an output with its source, any two models."""

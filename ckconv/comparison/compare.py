@@ -1,4 +1,6 @@
-"""Two models of any formats, compared through the canonical index: values, not files, and what they say besides.
+"""Comparison of two models of any formats: values and statements.
+
+Tensors are compared through the canonical index, not as files.
 
 Metadata of one format are compared as they are. Of two formats one model is planned into the other's: what it would say
 there is held against what that one says.
@@ -78,7 +80,7 @@ class Comparison:
         return f"<Comparison: {verdict}, {self.equal} equal, {len(self.near)} near, {len(self.different)} different>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of ``ckconv diff --json`` but for the paths; numbers that are not finite are ``None``."""
+        """The fields of ``ckconv diff --json`` but for the paths."""
         return {
             "same": self.same,
             "equal": self.equal,
@@ -101,7 +103,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """The two are the same model; where nothing else was asked for, in their tensors."""
+        """Whether the two are the same model, as far as was asked for."""
         return self.same_weights and not (self.config or self.facts or self.unknown)
 
 
@@ -114,7 +116,7 @@ def diff(
     tolerance: float = 0.0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare two models: tensor by tensor, then everything else that they say, unless ``weights`` alone count.
+    """Compare two models: tensors, then metadata, unless ``weights`` count.
 
     Tensors are matched by canonical name, or by their own where a file has no rules. Not counted as missing: a head
     that is the embedding, RoPE frequencies where the other model's configuration says the same, all-zero placeholders.
@@ -172,7 +174,7 @@ def _badness(found: Difference) -> tuple[bool, float]:
 
 
 def _are_named_alike(a: TensorIndex, b: TensorIndex) -> bool:
-    """Tensors can be matched by what the two files call them: their format is the same, and some name is."""
+    """Whether tensors can be matched by the two files' names."""
     return a.format == b.format and not {s.name for s in a.stored}.isdisjoint(s.name for s in b.stored)
 
 
@@ -190,7 +192,7 @@ def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> Mapping[s
 
 
 def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
-    """Tensors of the file that its family leaves out of other files, and not because they follow from others.
+    """Tensors of the file that its family leaves out of other formats.
 
     A scale of activations counts where both models have it: it does not enter the weights.
     """
@@ -201,7 +203,7 @@ def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
 
 
 def _without_placeholders(has: Mapping[str, Tensor], lacks: Mapping[str, Tensor], files: Files) -> Mapping[str, Tensor]:
-    """Without zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
+    """Remove zeros that stand for a tensor which is not there."""
     alone = [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]
     return _without(has, {name for name in alone if files.are_zero(runs(has[name]))})
 
@@ -209,7 +211,7 @@ def _without_placeholders(has: Mapping[str, Tensor], lacks: Mapping[str, Tensor]
 def _without_derived(
     has: Mapping[str, Tensor], lacks: Mapping[str, Tensor], other: TensorIndex, files: Files
 ) -> Mapping[str, Tensor]:
-    """Without RoPE frequencies, where they are those that the other model's configuration gives."""
+    """Remove RoPE frequencies that the other model's configuration gives."""
     tensor = has.get(ROPE_FREQUENCIES)
     if tensor is None or ROPE_FREQUENCIES in lacks or not convertible(tensor.dtype, F32):
         return has
@@ -223,7 +225,7 @@ def _without_derived(
 
 
 def _shift(index: TensorIndex, tensor: Tensor) -> int:
-    """What has to be added to the stored values to hold them against another file's: gemma norms as 1 + w."""
+    """Difference between a stored value and another file's: norms as 1 + w."""
     family, name = FAMILIES[index.config.family] if index.config else None, tensor.name
     if index.tower is not None and (family is None or name.startswith(PREFIX)):
         family, name = tower_family(index.tower.family), name.removeprefix(PREFIX)
@@ -245,7 +247,7 @@ def _compare(
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
-    """Refuse a file without tensors, and two without a common name of which only one follows a family's rules.
+    """Refuse two models of which no tensor can be matched.
 
     In the first there is nothing to compare, and of the others no name would match.
 
@@ -299,7 +301,7 @@ class Facts(NamedTuple):
 
 
 def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
-    """Compare architectures, metadata, tokenizers, and the files beside two models.
+    """Compare architectures, metadata, tokenizers, and side files.
 
     Raises:
         InputError: ``side.json``, a file beside one of them is malformed.
@@ -328,7 +330,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
 
 
 def _counts(fact: Fact, *, ruled: bool) -> bool:
-    """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
+    """Whether a fact is outside of tensors and hyper-parameters."""
     if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     top, last = fact.key.partition(".")[0], fact.key.rpartition(".")[2]
@@ -360,7 +362,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
 
 
 def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
-    """What changes the computation, where only one of the two says anything of the kind: words differ by format."""
+    """Modifiers of the computation, where only one of two models has any."""
     mine, theirs = (index.config.modifiers if index.config else () for index in (one, other))
     if bool(mine) == bool(theirs):
         return ()
@@ -368,7 +370,9 @@ def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
 
 
 def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
-    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have.
+    """Whether both formats have a place for a fact.
+
+    A fact of one alone is no difference, unless it is of a document or a tokenizer that both have.
 
     What a configuration may say only one of is in the hyper-parameters and modifiers, where there are rules.
     """
@@ -380,5 +384,5 @@ def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
 
 
 def _is_lacking(fact: Fact) -> bool:
-    """A document lacks a hyper-parameter, and whoever reads it takes another value."""
+    """Whether a document lacks a hyper-parameter that its reader takes else."""
     return fact.file == CONFIG_NAME and fact.mine is None and fact.key.rpartition(".")[2] in COVERED

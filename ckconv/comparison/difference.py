@@ -87,7 +87,7 @@ def difference(
 
 
 def _power(reader: RowReader, shift: int) -> float:
-    """The sum of a tensor's squared values; read once more, and only for a tensor that differs."""
+    """The sum of a tensor's squared values, read once more."""
     total = 0.0
     with np.errstate(all="ignore"):
         for _, rows in canonical_pieces(reader):
@@ -121,7 +121,10 @@ class _Pair:
         self.uncompared = False
 
     def add(self, left: Rows, right: Rows) -> None:
-        """Compare some rows; blocks that hold the same numbers are equal whatever either library rounds them to."""
+        """Compare some rows.
+
+        Blocks of the same numbers are equal whatever either library rounds them to.
+        """
         alike = self.shifts[0] == self.shifts[1] and self.one.layout.scale == self.other.layout.scale
         if self.one.dtype is self.other.dtype and alike and np.array_equal(left, right):
             return

@@ -1,4 +1,4 @@
-"""Content hashes that do not depend on the file format: the same numbers give the same hash.
+"""Content hashes: the same numbers give the same hash in every format.
 
 A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
 are decoded, and zeros are positive. Blocks without a decoder count as type and bytes. The model's hash covers the
@@ -27,7 +27,7 @@ _NEGATIVE_ZERO = 0x80000000
 
 
 class Hashes(NamedTuple):
-    """Hex digests: one a tensor by canonical name (source name where there is no rule), and the model's."""
+    """Hex digests of tensors by name, canonical if possible, and of the model."""
 
     tensors: dict[str, str]
     model: str
@@ -63,7 +63,7 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
 
 
 def _without_signs_of_zeros(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Float32 values whose zeros are positive: blocks of one number in two formats may decode to either."""
+    """Float32 values whose zeros are positive."""
     import numpy as np
 
     bits = np.ascontiguousarray(data).view(np.uint32)

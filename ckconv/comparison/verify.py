@@ -1,4 +1,4 @@
-"""Verify an output: checksums, structure, every tensor against its source, and everything besides."""
+"""Verification of an output: checksums, structure, tensors, statements."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
 
 def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
-    """Return the plan that makes ``out`` from ``source``, or the nearest one if there is none.
+    """Return the plan that makes ``out`` from ``source``, or the nearest one.
 
     Args:
         options: the options of the conversion; storage options that have their defaults are read from the output.
@@ -81,7 +81,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
-    """Return the plan that restores the source of a bump file from its record, or an ordinary plan without one."""
+    """Return the plan that restores the source of a bump file."""
     options = replace(options, source_record=True, file_name="" if directory else file_name_of(out))
     return make_plan(source, out.format, options)
 
@@ -93,7 +93,7 @@ def content_of_plan(container: Container) -> Content:
 
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
-    """Whether the plan writes tensors of the same names, types and shapes as ``out``, in as many files."""
+    """Whether a plan writes tensors of the names, types and shapes of ``out``."""
     if len(plan.files) != len(out.files):
         return False
     own = format_of(out.format).stores_alike
@@ -120,7 +120,7 @@ def file_name_of(out: TensorIndex) -> str:
 
 
 def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Options]:
-    """Yield options to try: those given, completed by what the output shows, one storage type after another."""
+    """Yield options to try, one storage type after another."""
     seen = _seen(source, out, options)
     for change in _storage(source, out, options):
         yield replace(options, **seen, **change)
@@ -142,7 +142,7 @@ def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, 
 
 
 def _shard_bytes(out: TensorIndex) -> int:
-    """The smallest shard limit that gives these files; a file of a single tensor may exceed it."""
+    """The smallest shard limit that gives these files."""
     filled: dict[Any, list[int]] = {path: [] for path in out.files}
     alignment = int(out.facts.get("alignment") or 1)
     for stored in out.stored:
@@ -152,7 +152,7 @@ def _shard_bytes(out: TensorIndex) -> int:
 
 
 def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Mapping[str, Any]]:
-    """Yield the ``--dtype`` and ``--dequantize`` options that may have made the output, the most likely first."""
+    """Yield options of types that may have made the output, likely ones first."""
     if options.dtype != "engine" or options.dequantize or options.decode:
         yield {}
         return
@@ -232,7 +232,7 @@ class Beside:
         return self.record.path if self.record else None
 
     def options(self, given: Options, adapters: Sequence[object]) -> Options:
-        """Return the options of the conversion: those given, completed by those of the record.
+        """Options of the conversion: given ones, completed by the record's.
 
         Raises:
             UsageError: ``usage.flag``, the record says that files were used which are not named.
@@ -253,7 +253,7 @@ class Beside:
 
 
 def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
-    """Hold every file of an output against the records and the checksums that lie beside it.
+    """Hold every file of an output against records and checksums beside it.
 
     Args:
         opened: what the user named.
@@ -288,7 +288,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
 
 
 def check_source_record(out: TensorIndex) -> OpenRecord | None:
-    """The source record beside a file, checked whole; ``None`` where there is none.
+    """The source record beside a file, checked whole; ``None`` without one.
 
     Raises:
         VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
@@ -318,7 +318,7 @@ def verify_index(
     importance: Mapping[str, Floats] | None = None,
     decodes: Callable[[Tensor], bool] | None = None,
 ) -> Verified:
-    """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
+    """Verify the tensors of ``out``, against ``source`` if there is one.
 
     The source's own checksum comes first: nothing is right beside a damaged one.
 
@@ -376,7 +376,7 @@ def verify_alone(
 def verify_whole(
     out: TensorIndex, source: TensorIndex, asked: Request, *, progress: Progress | None = None
 ) -> Verified:
-    """Every tensor against its source, then metadata, tokenizer and side files against what the source makes.
+    """Verify tensors, metadata, tokenizer and side files against the source.
 
     Raises:
         VerifyError: ``verify.*`` or ``bump.checksum``, with every fault found.
@@ -425,13 +425,13 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
 
 
 def _is_kept(out: TensorIndex, source: TensorIndex) -> bool:
-    """A record beside the source may be of the output: anything beside a bump file, a checkpoint beside a GGUF."""
+    """Whether a record beside the source may be of the output."""
     was, made = format_of(source.format), format_of(out.format)
     return (was.keeps_source, was.single) > (made.keeps_source, made.single)
 
 
 def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
-    """The output is the very source that the record beside the bump file keeps."""
+    """Whether the output is the source that the bump file's record keeps."""
     try:
         plan = restoring_again(source, out, asked.options, directory=asked.directory)
         if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
@@ -464,7 +464,7 @@ _OTHERWISE = {
 
 
 def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: Recorded) -> tuple[Written, ...]:
-    """The files of the output that ``plan`` would write, where they are there and whole; nothing if nothing is.
+    """The files of an output that is there already, whole and as planned.
 
     Its conversion record must be byte for byte the one that would be written, which holds the options and the digests
     of the sources; and every file must have the digest that is listed.
@@ -522,7 +522,9 @@ def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, 
 
 
 def _check(plan: Plan, place: Destination) -> None:
-    """Every file is as it was written: the record lists their digests, but neither what is in a template nor weights.
+    """Check that every file is as it was written.
+
+    The record lists digests of files, but neither what is in a template nor weights.
 
     Raises:
         VerifyError, InputError: it is not.
@@ -565,7 +567,7 @@ def rebuild(
     named: Mapping[str, Path] | None = None,
     watcher: Watcher | None = None,
 ) -> Rebuilt:
-    """Run the conversion of ``out`` again as its record says, and compare every byte of every file.
+    """Run a conversion again as its record says; compare every byte.
 
     The record itself, and lists of digests, are not made again: they are held against the files they list.
 
@@ -644,7 +646,7 @@ def _compared_file(
 
 
 def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watcher: Watcher) -> tuple[int, bytes]:
-    """Compare bytes, each piece with its tensor's name, with a file from byte ``at`` on.
+    """Compare bytes, in pieces of tensors, with a file from ``at`` on.
 
     Returns:
         the byte behind the last one, and the SHA-256 of all of them.

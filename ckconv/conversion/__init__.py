@@ -1,1 +1,1 @@
-"""Carry out a plan: write its files, verify and hash them while they are written, and publish them together."""
+"""Conversion: plan an output, write and verify its files, publish them."""

@@ -1,4 +1,4 @@
-"""Distribute the files of a conversion to the workers of a cluster or an executor, and retry when a worker dies.
+"""Distribution of the files of a conversion to the workers of a cluster.
 
 Cluster addresses are ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` for N processes of this machine.
 """
@@ -118,7 +118,7 @@ class _Processes(ProcessPoolExecutor):
 
 
 def _serve() -> None:
-    """Start a local worker: it ignores signals from the terminal and ends with its parent."""
+    """Start a local worker, which ignores signals and ends with its parent."""
     ignore()
     parent = parent_process()
     assert parent is not None
@@ -193,7 +193,7 @@ def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) 
 
 
 def _renewed(old: Executor, error: BrokenExecutor) -> Executor:
-    """Return a new pool like ``old``, which is broken because one of its processes died."""
+    """Return a new pool in place of one of which a process died."""
     if not isinstance(old, ProcessPoolExecutor):
         raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
     given = ("_max_workers", "_mp_context", "_initializer", "_initargs")
@@ -214,7 +214,7 @@ def _known(error: BaseException) -> BaseException:
 def sharing(
     request: Request, *, executor: Executor | None, resume: bool, jobs: int | None
 ) -> Callable[[Plan, Container], SharedFiles]:
-    """Return what gives a run its :class:`SharedFiles`, which the workers of ``executor`` make if there is one."""
+    """Return the maker of a run's :class:`SharedFiles`."""
 
     def made_by(executor: Executor, numbers: Sequence[int]) -> Iterator[int]:
         yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])

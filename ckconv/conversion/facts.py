@@ -45,7 +45,7 @@ class Way(NamedTuple):
 
 
 def ways_of(plan: Plan) -> Counter[Way]:
-    """How many canonical tensors go which way, each by the first step that writes of it.
+    """Counts of canonical tensors, by the first step that writes of each.
 
     A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
     """
@@ -85,7 +85,7 @@ def errors_of(plan: Plan) -> Mapping[str, Error]:
 
 
 def made_by(name: str) -> str:
-    """The package that made blocks of the type of this name, with its version; empty where none did."""
+    """Package and version that made blocks of a type; empty for none."""
     from ckconv.quant.quantize import GGML_TYPES, quantizer_of
 
     dtype = GGML_TYPES.get(name.lower())

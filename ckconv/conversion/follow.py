@@ -1,4 +1,4 @@
-"""Work on a file while it is written: progress, SHA-256, flush to disk, and the comparison with the source."""
+"""Work on a file while it is written: digest, flush, comparison."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class Watcher(Protocol):
-    """Hears of progress: a phase begins with its total bytes, then bytes are done, with the tensor they belong to."""
+    """Listener to progress: phases with total bytes, then bytes of tensors."""
 
     def begin(self, phase: str, total: int) -> None:
         """A phase of ``total`` bytes begins."""
@@ -125,7 +125,7 @@ class Progress:
 
 
 class Growing:
-    """The files of one output, as who compares one of them sees them.
+    """Files of an output, as the comparison of one of them sees all.
 
     :class:`ckconv.io.files.Files` asks before it reads.
     """
@@ -145,7 +145,7 @@ class Growing:
         return self._files.keys()
 
     def wait_for(self, path: Path, until: int) -> None:
-        """Return when the bytes of ``path`` before ``until`` are written; those of a file outside of the output are.
+        """Return when the bytes of ``path`` before ``until`` are written.
 
         Raises:
             Stopped: they will not be, or are those of another file and not there yet.
@@ -186,7 +186,9 @@ def digest(fd: int, extent: Extent, progress: Progress) -> bytes:
 
 
 def flush(fd: int, end: int, progress: Progress) -> None:
-    """Flush a file to disk while it is written, because a system reports a failed write only once, to an open file.
+    """Flush a file to disk while it is written.
+
+    A system reports a failed write only once, to an open file.
 
     The last ``SYNC_EVERY`` bytes are flushed with the rest of the output.
 
@@ -206,7 +208,7 @@ def flush(fd: int, end: int, progress: Progress) -> None:
 
 
 class Reader:
-    """The index of an output that is being written, read once for all of its files by the reader of its format."""
+    """The index of an output that is being written, read once for all files."""
 
     def __init__(self, read: Callable[[], TensorIndex]) -> None:
         """Read nothing yet.
@@ -218,7 +220,7 @@ class Reader:
         self._turn, self._found = Lock(), list[TensorIndex | None]()
 
     def early(self, growing: Growing) -> TensorIndex | None:
-        """Return the index as soon as headers are written; ``None`` if reading it takes tensors or other files."""
+        """Return the index when headers are written; ``None`` if it needs more."""
         with self._turn:
             if not self._found:
                 try:
@@ -248,7 +250,7 @@ def compare(
     tiles: Tiles | None = None,
     most: int = MAX_OPEN,
 ) -> Compared:
-    """Compare the tensors of an output, as the reader of its format finds them, with the source.
+    """Compare the tensors of an output with the source.
 
     Args:
         growing: the files that are being written.
@@ -275,7 +277,7 @@ def compare(
 
 
 def compare_restored(out: TensorIndex, plan: Plan) -> Compared:
-    """Compare a restored source with the file it was restored from, as its conversion compared the two."""
+    """Compare a restored source with the file that it was restored from."""
     assert plan.restores is not None
     with Files(plan.index.identities) as files:
         found = TensorComparison(plan.index, out, files, left_out=plan.restores.left_out).run()
@@ -293,7 +295,7 @@ _ZEROS = bytes(CHUNK)
 
 
 def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Path) -> None:
-    """The header, what follows it, entries that are no tensors, padding between tensors and the end of a file.
+    """Check every byte of a file outside of its tensors.
 
     Args:
         header: as it was made, out of the digest of what was meant to be written.

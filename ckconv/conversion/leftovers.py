@@ -1,4 +1,4 @@
-"""Files of an earlier output that loaders would take for part of the new one, which is then another model.
+"""Files of an earlier output that loaders would read with the new one.
 
 Weights are not ours to remove: nothing is written beside them. Documents are: ``force`` replaces an output, and one
 that the new output does not have is replaced by nothing.
@@ -30,7 +30,7 @@ def check_leftovers(
     side: Mapping[Path, Small],
     gone: Collection[Path] = (),
 ) -> None:
-    """Refuse to write beside files that would be read along with the output, or as what it says they are.
+    """Refuse to write beside files that would be read along with the output.
 
     Args:
         rooms, side: everything that is going to be written.
@@ -60,7 +60,7 @@ def check_leftovers(
 
 
 def left_documents(plan: Plan, target: Destination, written: Collection[Path]) -> list[Path]:
-    """Documents of an earlier output that loaders would read along, and that go with it.
+    """Documents of an earlier output, which the new one removes.
 
     Args:
         written: everything that is going to be written.
@@ -78,7 +78,7 @@ def gone_notes(gone: Collection[Path]) -> list[str]:
 
 
 def _along(plan: Plan, directory: Path) -> Along:
-    """Of a directory that the source lies in, too, the documents are the source's."""
+    """Names of files that loaders read along with the output."""
     place = format_of(plan.format).takes_along
     along: Along = load(place)(plan, directory) if place is not None else Along()
     root = root_of(plan.index)
@@ -88,7 +88,7 @@ def _along(plan: Plan, directory: Path) -> Along:
 
 
 def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) -> list[str]:
-    """Names in the directory that one of the patterns matches, and that are not written."""
+    """Names in a directory that match a pattern and are not written."""
     found: set[str] = set()
     with failing(directory):
         for folder in {os.path.dirname(pattern) for pattern in patterns}:
@@ -107,7 +107,7 @@ def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) 
 def _described(
     target: Destination, written: Collection[Path], side: Mapping[Path, Small], gone: Collection[Path]
 ) -> list[str]:
-    """Weights of an earlier output that would find the configuration of the new one beside them, or none."""
+    """Weights of an earlier output that the new configuration would describe."""
     directory = target.parent
     assert directory is not None
     path = directory / CONFIG_NAME
@@ -121,7 +121,7 @@ def _described(
 
 
 def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
-    """What to say of lists of digests of an earlier output, which the new one does not agree with.
+    """Notes about lists of digests of an earlier output.
 
     Args:
         written: everything that is going to be written.

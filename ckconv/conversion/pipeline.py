@@ -135,7 +135,7 @@ class Pipeline:
         return [found[number] for number in numbers]
 
     def compared(self, found: Sequence[FileResult]) -> Compared | None:
-        """Return the comparison of all files, and of tensors that span files; ``None`` without verification."""
+        """Return the comparison of all files; ``None`` without verification."""
         if not self._verify:
             return None
         done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
@@ -144,7 +144,7 @@ class Pipeline:
         return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
 
     def _side_by_side(self, files: int) -> int:
-        """The number of files to write at once: one if a server sends the source in order, or errors are summed."""
+        """The number of files to write at once; one if order matters."""
         if not THREADS or self._on_server or self._plan.errors is not None:
             return 1
         return max(1, min(files, made_at_once(), MOST_FILES))
@@ -159,7 +159,7 @@ class Pipeline:
         return progress
 
     def _tiles(self, number: int) -> Tiles | None:
-        """The cache of converted rows for the comparison; ``None`` if nothing is cached."""
+        """The cache of converted rows for the comparison, if there is one."""
         if self._pool is None or not self._verify:
             return None
         return tiles_for((step.action for step in self._plan.files[number].steps), made_at_once())
@@ -228,7 +228,7 @@ class _Flight(NamedTuple):
 
     @property
     def error(self) -> BaseException | None:
-        """The first error in the order of ``tasks``; :class:`Stopped` only if there is no other."""
+        """The first error in the order of ``tasks``; :class:`Stopped` comes last."""
         errors = [error for task in self.tasks if (error := task.exception()) is not None]
         return next((error for error in errors if not isinstance(error, Stopped)), next(iter(errors), None))
 

@@ -28,14 +28,14 @@ TOWER_HINT = "--mmproj FILE writes them for llama.cpp"
 
 
 def judged(index: TensorIndex, output: Output, source: SourceFacts) -> Plan:
-    """Why an output cannot hold a model as it is, and notes; nothing of the model but its headers is looked at."""
+    """Why an output cannot hold a model as it is, and notes, from headers."""
     if index.adapter is not None:
         return _plan_adapter(index, format_of(output.name).name, Options())
     return _plan(index, output, Options(), source, only_reasons=True)
 
 
 def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
-    """Plan the conversion of ``index``. The plan may hold reasons to refuse: see :meth:`Plan.check`.
+    """Plan the conversion of ``index``; see :meth:`Plan.check` for refusals.
 
     Raises:
         InputError: the engine template or the source's tokenizer is malformed.
@@ -79,7 +79,7 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:
-    """A record of the source lies beside it, or there is something to say where none does."""
+    """Whether a source record lies beside a model, or a note says why not."""
     row = format_of(index.format)
     if row.keeps_source or not (row.single and options.source_record):
         return row.keeps_source
@@ -89,7 +89,7 @@ def _has_record(index: TensorIndex, options: Options) -> bool:
 
 
 def _keeping(plan: Plan) -> Plan:
-    """With the record that makes the source again: of a model that sees, out of the text model and its tower."""
+    """Add the record that makes the source again."""
     from ckconv.formats.huggingface.read import tower_index, with_tower
     from ckconv.record.keep import with_record
 
@@ -107,7 +107,7 @@ def _keeping(plan: Plan) -> Plan:
 
 
 def _seen(step: Step) -> Step:
-    """A step of a tower, of tensors by the names that they have beside a text model's."""
+    """A step of a tower, under the names of tensors beside a text model."""
     from ckconv.core.tensors import of_tower
 
     runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
@@ -115,7 +115,7 @@ def _seen(step: Step) -> Step:
 
 
 def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
-    """An adapter's plan; for a target of models only, or a model that is to be an adapter, why there is none."""
+    """The plan of an adapter, or the reason why the target holds none."""
     if index.adapter is None:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     outputs = adapter_outputs()
@@ -131,7 +131,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _back(index: TensorIndex, to: str, options: Options) -> Plan:
-    """The source of a file that keeps it again, where the record beside it makes that, else what the index says."""
+    """The plan that restores a source from its record, else the index's."""
     from ckconv.record.restore import restoring_plan
 
     plan, note = restoring_plan(index, to, options)
@@ -142,7 +142,7 @@ def _back(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _plan_model(index: TensorIndex, to: str, options: Options) -> Plan:
-    """The plan of the only output of a format, or of the version that it chooses."""
+    """The plan of a format's only output, or of its chosen version."""
     target, source = format_of(to), gather(index)
     if options.imatrix is not None:
         from ckconv.io.imatrix import read_imatrix
@@ -180,7 +180,7 @@ def _plan(
 
 
 def _parts_noted(plan: Plan) -> Plan:
-    """With the parts of a model of several modalities that an output of its text part leaves out."""
+    """Add a note about parts of a model that an output of its text leaves out."""
     config = plan.index.config
     left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT] if config is not None else []
     if config is None or not left:
@@ -196,7 +196,7 @@ def _parts_noted(plan: Plan) -> Plan:
 
 
 def _noted(plan: Plan) -> Plan:
-    """With the keys that nobody reads, where another reader than the source's gets the configuration."""
+    """Add notes about keys of config.json that no class reads."""
     index = plan.index
     if index.format not in CONSUMERS or plan.format == index.format or index.config is None:
         return plan
@@ -213,7 +213,7 @@ def _noted(plan: Plan) -> Plan:
 def merged(
     index: TensorIndex, adapters: Sequence[tuple[str | os.PathLike[str], float]], options: Options, to: str
 ) -> TensorIndex:
-    """A model with adapters merged into it, for an output of the format ``to``.
+    """A model with adapters merged into it, for an output of format ``to``.
 
     Raises:
         UsageError: a weight is no finite number.

@@ -1,4 +1,4 @@
-"""An output of several files that runs of the same command share: each makes those that nobody has made or is making.
+"""Finished files of an output that runs of the same command share.
 
 Finished files are in a hidden directory beside the output, which stays where a run ends early (``--resume``). Whoever
 makes one holds the lock of its name, which ends with the process; so any number of runs share the work, on any machines
@@ -55,7 +55,7 @@ _TURN = ".publish"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversion as plain data, so that another process makes the same plan, or sees that it cannot.
+    """A conversion as plain data, for the same plan in another process.
 
     Attributes:
         source: a path from the root, or an address.
@@ -131,7 +131,7 @@ def absolute(options: Options) -> Options:
 
 
 def absolute_path(path: str | os.PathLike[str]) -> str:
-    """A path that means the same in another directory; an address, and a name of a cache, as they are."""
+    """A path that means the same in another directory; addresses as they are."""
     text = str(path)
     return text if ADDRESS.fullmatch(text) or not os.path.lexists(text) else os.path.abspath(text)  # noqa: PTH100
 
@@ -171,7 +171,7 @@ def fingerprint(plan: Plan, container: Container, request: Request) -> Fingerpri
 
 
 def _described(tensor: Tensor) -> list[object]:
-    """A tensor without what differs between two processes: paths as the user named them, and functions."""
+    """A tensor without paths and functions, which differ between processes."""
     packed = [
         (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
         for each in tensor.packed
@@ -182,7 +182,7 @@ def _described(tensor: Tensor) -> list[object]:
 
 
 def _files(plan: Plan, request: Request) -> Iterator[str]:
-    """A line for each file: its name, size and time, and the digest of what is before its tensors."""
+    """A line for each file: name, size, time, and digest of its header."""
     index, options = plan.index, request.options
     begins: dict[Path, int] = {}
     for stored in index.stored:
@@ -200,7 +200,7 @@ def _files(plan: Plan, request: Request) -> Iterator[str]:
 
 
 def _small(path: Path) -> Iterator[str]:
-    """What is read besides: the content of small files, size and time of others."""
+    """A line for each further file: content of small files, size and time."""
     with readable(path):
         for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if each.is_file():
@@ -213,7 +213,7 @@ def _small(path: Path) -> Iterator[str]:
 
 
 def _is_locked(lock: Callable[[], bool]) -> bool:
-    """Whether this run gets a lock; every run does on a file system without locks, where two may make the same."""
+    """Whether this run gets a lock; every run does where there are no locks."""
     try:
         return lock()
     except OSError as error:
@@ -223,7 +223,7 @@ def _is_locked(lock: Callable[[], bool]) -> bool:
 
 
 class SharedFiles:
-    """The finished files of one conversion, and the part of one run in making them.
+    """The finished files of one conversion, and a run's part in making them.
 
     Attributes:
         only: the one file that this run makes, for another one that publishes; ``None`` for all of them.
@@ -246,7 +246,9 @@ class SharedFiles:
         only: int | None = None,
         hands: Callable[[Sequence[int]], Iterator[int]] | None = None,
     ) -> None:
-        """Look at the source once more: nothing is gone on with that was made of another one.
+        """Take the fingerprint of the conversion.
+
+        The source is looked at once more: nothing is gone on with that was made of another one.
 
         Args:
             resume: what is finished stays where the run ends early.
@@ -378,7 +380,7 @@ class SharedFiles:
     def run(
         self, make: Callable[[int], FileResult], outputs: Outputs, paths: Sequence[Path], watcher: Watcher
     ) -> list[FileResult]:
-        """Make files, until all of them are finished, or the one that this run is to make.
+        """Make files until all are finished, or the one that this run is to make.
 
         Args:
             make: writes a file in the staging directory, compares it and brings it to the disk.
@@ -410,7 +412,7 @@ class SharedFiles:
 
     @property
     def elsewhere(self) -> Mapping[str, Any]:
-        """Facts of all files and the count of compared tensors, if another run has published; else empty."""
+        """Facts of files that another run has published; empty before."""
         with suppress(OSError, ValueError, RecursionError):
             found = json.loads(read_at(self._turn, _MOST, 0))
             return found if isinstance(found, dict) else {}
@@ -442,7 +444,7 @@ class SharedFiles:
     def _make(
         self, number: int, make: Callable[[int], FileResult], outputs: Outputs, path: Path, told: set[int]
     ) -> bool:
-        """Make a file, unless it is finished, or somebody else holds its lock."""
+        """Make a file, unless it is finished or another run holds its lock."""
         lock = self._made.open(f".{self._names[number]}.lock", os.O_RDWR | os.O_CREAT)
         try:
             if not _is_locked(partial(try_lock, lock)) or self.result(number) is not None:
@@ -473,7 +475,7 @@ class SharedFiles:
             close_unwritten(lock)
 
     def _is_ours(self) -> bool:
-        """Wait for the turn to publish: not where another run has done so, or failed and left nothing."""
+        """Wait for the turn to publish; false where nothing is left to do."""
         while not _is_locked(partial(try_lock, self._turn)):
             check()
             time.sleep(PATIENCE)

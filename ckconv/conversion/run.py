@@ -1,4 +1,4 @@
-"""Run a plan: its files are written and verified in a staging directory, then published complete, or not at all."""
+"""Run of a plan: files are written, verified, then published together."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Report:
         return f"<Report {self.target}: {self.plan.target_name}, {self.plan.nbytes:,} bytes, {checked}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of ``ckconv convert --json``: plain values, which :mod:`json` takes."""
+        """The fields of ``ckconv convert --json`` as plain values for :mod:`json`."""
         from ckconv.conversion.facts import errors_of, facts_of_plan, made_by
         from ckconv.system import peak_memory
 
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def payload_sha256(self) -> str:
-        """The digest that the one file's own header stores; empty where there is none."""
+        """The digest that the one file's header stores; empty without one."""
         return self.files[0].payload_sha256 if len(self.files) == 1 else ""
 
 
@@ -277,7 +277,7 @@ class _Staged:
             return shared.run(lambda number: self._write_one(number, watcher), self._outputs, self._paths, watcher)
 
     def _write_one(self, number: int, watcher: Watcher) -> FileResult:
-        """Write a file that others go on with: it is as it should be, and on the disk."""
+        """Write a file for other runs: checked, and on the disk."""
         fd = self._outputs.fds[self._paths[number]]
         (result,) = self._pipeline.run([number], lambda _: fd, watcher)
         self._source.check_unchanged()
@@ -296,7 +296,7 @@ class _Staged:
         return losses, [Written(path, file.nbytes, result.digest.hex()) for result, (file, _, path) in files]
 
     def settle(self, results: Sequence[FileResult], *, whole: bool) -> tuple[Losses, list[Written], int | None]:
-        """Look at everything that is written: what could not be kept, the files, and how many tensors are right.
+        """Check everything that is written: losses, files, tensors.
 
         Args:
             whole: digests of whole files are wanted, also of those whose headers hold one of a part.
@@ -387,7 +387,7 @@ class _Staged:
                 raise VerifyError("record.foreign", message, path=self._target.name, hint=hint)
 
     def _open(self) -> TensorIndex:
-        """What a reader of the format finds; what goes elsewhere is a link in the staging directory."""
+        """The index that a reader of the format finds in the staging directory."""
         opened = self._places[0]
         if not format_of(self._plan.format).single:
             if self._target.directory is not None:
@@ -420,7 +420,10 @@ class _Staged:
 
 
 def is_shareable(plan: Plan) -> bool:
-    """There are several files of tensors, none of which says a digest, and they are compared with their source."""
+    """Whether several runs can make the files of an output.
+
+    There are several files of tensors, none of which says a digest, and they are compared with their source.
+    """
     return len(plan.files) > 1 and plan.restores is None and plan.record is None
 
 

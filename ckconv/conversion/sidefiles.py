@@ -1,4 +1,4 @@
-"""The files beside a model: where they go, checksum lists, and the conversion record."""
+"""Files beside a model: places, checksum lists, the conversion record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def side_places(
     plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
 ) -> dict[Path, Small]:
-    """Where each side file goes. A model on standard output has no place beside it.
+    """Where each side file goes; a model on stdout has no place beside it.
 
     Raises:
         UsageError: ``usage.side-file``, one was asked for that the target does not have, or two are one file.
@@ -132,7 +132,7 @@ def named_last(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) ->
 
 
 def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -> Written:
-    """Write a file whose content is known now, bring it to the disk and read it again.
+    """Write a file whose content is known now, sync it, read it again.
 
     Raises:
         VerifyError: ``verify.file``.
@@ -184,7 +184,7 @@ def late_files(
 
 
 def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
-    """``DST.source.zip``, in which the conversion record is if one was asked for."""
+    """``DST.source.zip``, with the conversion record if one was asked for."""
     if place.parent is None:
         raise UsageError("usage.side-file", "--source-record writes a file beside the model, and stdout has none")
     return Late(
@@ -203,7 +203,7 @@ SUFFIX = ".sha256"
 
 
 def checksum_file(target: Destination) -> Late:
-    """``DST.sha256``, or ``SHA256SUMS`` in a directory: a line for every other file, named as it lies beside it.
+    """``DST.sha256``, or ``SHA256SUMS`` in a directory, of all other files.
 
     Raises:
         UsageError: ``usage.side-file``, standard output has no place beside it.
@@ -226,12 +226,15 @@ def _lines(files: Sequence[Written], parent: Path) -> Iterator[bytes]:
 
 
 def seen_from(path: Path, parent: Path) -> str:
-    """Return a file's path from the output's directory ``parent``; a side file may lie elsewhere."""
+    """A file's path from the output's directory ``parent``."""
     return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())
 
 
 def _line(digest: str, name: str) -> bytes:
-    r"""As sha256sum prints it: a backslash or a line feed in a name is escaped, and the line then begins with one."""
+    r"""A line as sha256sum prints it.
+
+    A backslash or a line feed in a name is escaped, and the line then begins with a backslash.
+    """
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     mark = "\\" if escaped != name else ""
     return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")
@@ -264,7 +267,7 @@ def file_digest(path: Path) -> str:
 
 
 def check_sums(index: TensorIndex, opened: Path, digest_of_file: Digest) -> Path | None:
-    """Hold every file that a list of checksums beside the model names against it.
+    """Hold every file that a checksum list beside the model names against it.
 
     Args:
         opened: what the user named.
@@ -363,7 +366,7 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
 
 
 def attested(facts: Facts, place: Destination, path: Path) -> Late:
-    """The same as a statement of in-toto with SLSA's provenance, both version 1, to be signed by whoever wants to.
+    """The record as a statement of in-toto with SLSA's provenance.
 
     Raises:
         UsageError: ``usage.side-file``, standard output has no place beside it.
@@ -393,7 +396,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> Late:
 
 
 class Facts:
-    """Options, sources and adapters of a conversion record; hash a source once."""
+    """Options, sources and adapters of a conversion record."""
 
     def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
         self._plan, self._adapters, self._digest = plan, adapters, cache(file_digest)

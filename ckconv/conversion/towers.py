@@ -1,4 +1,4 @@
-"""Convert a vision or audio tower (``mmproj``), a file of its own beside the text model."""
+"""Conversion of a vision or audio tower (``mmproj``), a file of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def prepare_tower(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, options: Options
 ) -> tuple[Plan, Destination]:
-    """The plan of the file that llama.cpp loads beside a text model (``mmproj``), and where it goes.
+    """The plan of a tower's file (``mmproj``), and where it goes.
 
     Args:
         options: of the text model; a tower takes its types, and what is left out.
@@ -88,7 +88,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def without_hint(plan: Plan) -> Plan:
-    """A text model's plan whose notes do not say how its tower would be written, as that is done."""
+    """A text model's plan without the hint how its tower would be written."""
     return replace(plan, notes=tuple(note.removesuffix(f"; {TOWER_HINT}") for note in plan.notes))
 
 
@@ -102,7 +102,7 @@ def convert_tower(
     checksums: bool = False,
     progress: Watcher | None = None,
 ) -> Report:
-    """Write what a model sees with, as llama.cpp loads it beside the text model that :func:`convert` writes.
+    """Write a model's tower, which llama.cpp loads beside the text model.
 
     Args:
         target: a GGUF file.

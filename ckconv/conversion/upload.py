@@ -1,4 +1,4 @@
-"""An output on another machine: made and verified here, sent in parts, published there by its last step."""
+"""An output on another machine: made here, sent in parts, named last."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Upload:
         ADDRESSES[str(folder)] = shown(place)
 
     def publish(self, report: Report, watcher: Watcher | None = None) -> Report:
-        """Send all files, then give them their names; what loaders begin with comes last.
+        """Send all files, then give them names; loaders' first files come last.
 
         Raises:
             CkconvError: nothing of it is there.
@@ -88,7 +88,7 @@ class Upload:
 
 @contextmanager
 def uploading(target: str, *, replacing: bool = False, lasting: bool = False) -> Iterator[Upload | None]:
-    """Where an output is made that goes elsewhere; ``None`` for a path of this machine.
+    """The upload of an output; ``None`` for a path of this machine.
 
     Args:
         replacing, lasting: what an output elsewhere cannot be asked for.

@@ -1,4 +1,4 @@
-"""The bytes of a file: its frame, then its steps, copied, reordered or converted; to stdout as well."""
+"""The bytes of a file: frame and steps, copied, reordered or converted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Losses:
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 
     def merge(self, name: str, change: float) -> None:
-        """Adapters changed a value of the tensor of this name by so much, and others by less."""
+        """Note the largest change that adapters made to a value of a tensor."""
         if change:
             self.merged[name] = max(self.merged.get(name, 0.0), change)
 
@@ -128,7 +128,7 @@ class Chunk(NamedTuple):
 
 
 def write_file(fd: int, chunks: Iterable[Chunk], end: int, progress: Progress) -> None:
-    """Write chunks, and say how far the file is; before ``end`` it is complete when all are written.
+    """Write chunks, and say how far the file is; complete before ``end``.
 
     Raises:
         OutputError: ``output.write`` or ``output.space``.
@@ -169,7 +169,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 def chunks(
     file: OutputFile, files: Files, losses: Losses, tiles: Tiles | None = None, *, entries: bool = False
 ) -> Iterator[Chunk]:
-    """The bytes of a file's tensors, in order; what is between them is zeros, or was written before.
+    """The bytes of a file's tensors, in order, without those in between.
 
     Args:
         files: of the source.
@@ -196,7 +196,7 @@ def chunks(
 
 
 def _pieces(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
-    """The step's bytes, in order; none of zeros, which a file has where nothing is written."""
+    """The bytes of a step, in order; none of zeros."""
     if step.source is None:
         return
     extents = step.copied
@@ -256,7 +256,9 @@ def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> I
 
 
 def row_order(source: Tensor, target: Tensor) -> tuple[int, ...]:
-    """Which stored row of a source's head is each stored row of the target's: split and interleaved RoPE order.
+    """For each stored row of the target's head, the source's stored row.
+
+    Of split and interleaved RoPE order.
 
     Returns:
         one number a row of a head; none where more happens to the bytes, or nothing.
@@ -280,7 +282,9 @@ def row_order(source: Tensor, target: Tensor) -> tuple[int, ...]:
 
 
 def moved_rows(source: Tensor, order: tuple[int, ...], files: Files) -> Iterator[memoryview]:
-    """The rows of ``source`` in the order of :func:`row_order`, whole heads at a time.
+    """The rows of ``source`` in the order of :func:`row_order`.
+
+    Whole heads are moved at a time.
 
     Rows move as slices of a buffer: that takes no longer than the copying around it, and the most common conversion
     has not to wait for numpy to be imported.
@@ -307,7 +311,7 @@ def moved_rows(source: Tensor, order: tuple[int, ...], files: Files) -> Iterator
 def in_one_run(
     file: OutputFile, begin: int, end: int, files: Files, losses: Losses
 ) -> Iterator[tuple[memoryview, str]]:
-    """The bytes of a file from ``begin`` to ``end``, zeros between its chunks too, each with its tensor's name."""
+    """The bytes of a file from ``begin`` to ``end``, with tensors' names."""
     at = begin
     for offset, data, name in chain(chunks(file, files, losses, entries=True), (Chunk(end, b"", ""),)):
         if offset < at:
@@ -322,7 +326,7 @@ def in_one_run(
 
 
 def write_frames(files: Iterable[tuple[OutputFile, Frame, int]], path: Path) -> None:
-    """Give every file its size, and write what is around the tensors; the digests in headers are zeros.
+    """Give files their sizes; write all but tensors, with zeros as digests.
 
     Args:
         files: each with its frame and a descriptor, which is used before the next is asked for.
@@ -346,7 +350,7 @@ def write_frames(files: Iterable[tuple[OutputFile, Frame, int]], path: Path) -> 
 
 
 def payload(file: OutputFile, frame: Frame, path: Path) -> Extent:
-    """The part of a file that is tensors, and entries and padding between them, with the file at ``path``."""
+    """The part of a file that is tensors, and entries and padding in between."""
     begin = frame.header_bytes + len(frame.prologue)
     return Extent(path, begin, file.nbytes - len(frame.epilogue) - begin)
 
@@ -368,7 +372,7 @@ def holes(file: OutputFile) -> list[tuple[int, int]]:
 def write_archive(
     plan: Plan, container: Container, beside: Mapping[str, SideFile], files: Files, fd: int, watcher: Watcher
 ) -> Losses:
-    """Write a tar archive of the files of a plan, and of what lies ``beside`` them: ``tar x`` makes a directory of it.
+    """Write a tar archive of the files of a plan and its side files.
 
     Returns:
         What could not be kept.
@@ -395,7 +399,7 @@ def write_archive(
 
 
 def _head(name: str, nbytes: int) -> bytes:
-    """What stands before a file: the same bytes for the same model."""
+    """The header of a file in an archive: the same bytes for the same model."""
     info = tarfile.TarInfo(name)
     info.size = nbytes
     return info.tobuf(tarfile.PAX_FORMAT)
@@ -406,7 +410,9 @@ def _filled(nbytes: int) -> bytes:
 
 
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
-    """Write the one file of a plan to a pipe, in two passes where its header holds the digest of what follows.
+    """Write the one file of a plan to a pipe.
+
+    In two passes where the header holds the digest of the bytes behind it.
 
     The first pass also finds what may not be lost, before anything is written.
 
@@ -434,7 +440,7 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
 def _write_file(
     plan: Plan, file: OutputFile, frame: Frame, known: Losses, files: Files, fd: int, watcher: Watcher
 ) -> tuple[bytes, Losses]:
-    """Write one file; what it loses is added to what is known of others."""
+    """Write one file to a pipe; add losses to the earlier ones."""
     begin, end = frame.header_bytes, file.nbytes - len(frame.epilogue)
 
     def content(losses: Losses) -> Iterator[tuple[memoryview, str]]:
@@ -465,7 +471,7 @@ def _write_file(
 
 @contextmanager
 def _to_reader() -> Iterator[None]:
-    """A model on stdout that was not read to its end is an error, unlike a listing of which only the head is wanted.
+    """Turn a failed write to stdout into an error, a closed pipe too.
 
     Raises:
         OutputError: ``output.write`` or ``output.space``.
@@ -482,7 +488,7 @@ def _to_reader() -> Iterator[None]:
 
 
 def _may_lose(step: Step) -> bool:
-    """Whether all of the step's values survive is only known when they are converted."""
+    """Whether only the conversion of a step tells if all values survive."""
     conversions = [run.conversion for run in step.runs] if step.runs else [step.conversion]
     return any(c is not None and (not c.exact or c.action is Action.REPACK) for c in conversions)
 

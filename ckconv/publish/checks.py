@@ -1,4 +1,4 @@
-"""Whether outputs may go where they are to go: what can be known before anything is written."""
+"""Checks of the places of outputs, before anything is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manif
 
 
 def check_place(directory: Path) -> None:
-    """Check that files can be put into a directory that is there, or can be made.
+    """Check that files can be put into a directory, or it can be made.
 
     Raises:
         OutputError: ``output.parent``; ``output.exists``, it is not a directory.
@@ -29,7 +29,9 @@ def check_place(directory: Path) -> None:
 
 
 def check_directory(directory: Path, *, force: bool) -> bool:
-    """Whether ``directory`` is made anew and gets its name in one step; else its files get theirs one by one.
+    """Whether ``directory`` is made anew and gets its name in one step.
+
+    Else its files get their names one by one.
 
     Raises:
         OutputError: ``output.parent``; ``output.exists``, it is not a directory, or not empty and not to be filled.
@@ -50,7 +52,7 @@ def check_directory(directory: Path, *, force: bool) -> bool:
 
 
 def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
-    """Where an output goes that a user has named: where a link leads, with ``force``; else the path itself.
+    """The place of an output: where a named link leads, with ``force``.
 
     Args:
         typed: as it stands, and not made of something else, which may be no link at all.
@@ -88,7 +90,7 @@ def check_folder(path: Path) -> None:
 
 
 def _is_replaceable(directory: Path) -> bool:
-    """A new directory can take this one's place, and the old one is not the current directory."""
+    """Whether a new directory can take the place of this one."""
     with suppress(OSError):
         here = directory.samefile(os.curdir)
         return not here and not directory.is_mount() and os.access(directory.parent, os.W_OK | os.X_OK)
@@ -154,7 +156,7 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 
 def check_apart(targets: Iterable[Path]) -> None:
-    """Check that no two outputs are one file, as links to directories may make them.
+    """Check that no two outputs are one file, as links may make them.
 
     Raises:
         OutputError: ``output.special``.

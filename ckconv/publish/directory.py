@@ -1,4 +1,6 @@
-"""A directory by its descriptor: names in it are made, moved and removed there, wherever its path leads by now.
+"""A directory by its descriptor: names are made, moved and removed in it.
+
+It stays the same directory wherever its path leads by now.
 
 Where a directory belongs to somebody else, that one may rename what is in it, and put a link in its place. So nothing
 is asked by a path a second time, and no link is followed (``openat(2)`` and its kin).
@@ -54,11 +56,11 @@ class Directory:
         return name if self.fd is not None else self.path / name
 
     def names(self) -> list[str]:
-        """What is in it, in order."""
+        """Names in the directory, in order."""
         return sorted(os.listdir(self.path if self.fd is None else self.fd))  # noqa: PTH208 - by the descriptor
 
     def status(self, name: str | None = None) -> os.stat_result | None:
-        """What has a name, which may be a link; ``None`` for nothing. Without a name, the directory itself."""
+        """The status of a name or of the directory; ``None`` for nothing."""
         if name is None:
             return os.stat(self.path if self.fd is None else self.fd)
         try:
@@ -67,12 +69,12 @@ class Directory:
             return None
 
     def create(self, name: str, mode: int = 0o666) -> int:
-        """A descriptor of a new file: never one that is there, with those of the permissions that the mask leaves."""
+        """A descriptor of a new file, never of one that is there."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
         return os.open(self._name(name), flags, mode, dir_fd=self.fd)
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """A descriptor of a file that is no link; of a new one, with ``O_CREAT``, where there is none."""
+        """A descriptor of a file that is no link; with ``O_CREAT`` of a new one."""
         return os.open(self._name(name), flags | NOFOLLOW | CLOEXEC, 0o666, dir_fd=self.fd)
 
     def read(self, name: str, most: int) -> bytes:

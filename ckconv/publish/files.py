@@ -1,4 +1,4 @@
-"""Files: regular ones opened for reading, side files and how they are written, temporary names, the system's errors."""
+"""Regular files opened for reading, side files, errors of the system."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAITS: ContextVar[Callable[[Path, int], None] | None] = ContextVar("_WAITS", de
 
 @contextmanager
 def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
-    """Within the block, files may be written to while they are read; see :func:`wait_for`."""
+    """In the block, files may be written to while they are read."""
     token = _WAITS.set(wait)
     try:
         yield
@@ -43,20 +43,20 @@ def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
 
 
 def wait_for(path: Path, until: int) -> None:
-    """Wait until the bytes before ``until`` are there, of a file that is :func:`growing`."""
+    """Wait for the bytes before ``until`` of a :func:`growing` file."""
     wait = _WAITS.get()
     if wait is not None:
         wait(path, until)
 
 
 def same_file(one: Identity, other: Identity) -> bool:
-    """The file did not change; its size at least did not, where files are :func:`growing`."""
+    """Whether a file did not change; its size, where files grow."""
     return one == other if _WAITS.get() is None else one[:3] == other[:3]
 
 
 @contextmanager
 def remembered() -> Iterator[dict[Path, Identity]]:
-    """Within the block, note what every file is that :func:`open_regular` opens, by its open descriptor.
+    """Within the block, note the identity of every file that is opened.
 
     A name that is looked up once more may lead to another file than the one that was read.
     """
@@ -105,7 +105,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
 
 
 def _instead(path: Path) -> str | None:
-    """What was perhaps meant by a file that is not there."""
+    """A file of a similar name, as a hint for one that is not there."""
     if str(path) == "-":
         return "only inspect reads from a pipe; save the input to a file"
     from difflib import get_close_matches
@@ -120,7 +120,7 @@ def _instead(path: Path) -> str | None:
 
 @contextmanager
 def opened_regular(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file while the block runs, as :func:`open_regular`."""
+    """A descriptor of a regular file while the block runs."""
     fd, _ = open_regular(path)
     try:
         yield fd
@@ -169,7 +169,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
 
 
 def close_unwritten(fd: int) -> None:
-    """Close a descriptor through which nothing was written: whatever the system says, nothing is lost."""
+    """Close a descriptor through which nothing was written."""
     with suppress(OSError):
         os.close(fd)
 
@@ -214,7 +214,9 @@ SideFile = bytes | Streamed
 
 
 def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
-    """What makes these pieces: made once now, and only once if it is small enough to be held.
+    """A side file of these pieces, held if it is small enough.
+
+    The pieces are made once now; of a large file once more when it is written.
 
     Args:
         pieces: makes them, the same each time. What it raises is raised.
@@ -239,7 +241,7 @@ def pieces_of(content: SideFile) -> Iterator[bytes]:
 
 
 def digest_of(content: SideFile) -> str:
-    """Its SHA-256, as hex."""
+    """SHA-256 of a side file, as hex."""
     from hashlib import sha256
 
     return sha256(content).hexdigest() if isinstance(content, bytes) else content.sha256
@@ -274,12 +276,12 @@ CUT = 200
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new file: never one that is there, and with the permissions that the user's mask leaves."""
+    """A descriptor of a new file, never of one that is there."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOEXEC, 0o666)
 
 
 def write_file(fd: int, content: SideFile, path: Path) -> None:
-    """Write ``content`` to a new file, read it again, bring it to the disk and close it.
+    """Write a new file, bring it to the disk, compare and close it.
 
     Raises:
         VerifyError: ``verify.file``, it holds something else.
@@ -330,7 +332,7 @@ def removed(path: Path) -> list[str]:
 
 
 def shared_with(sources: Iterable[Path]) -> int:
-    """The permissions that a file may have at most that holds what is in all of these: who may not read them, may not.
+    """The permissions of a file that holds all that is in these files.
 
     Its owner may do anything. Those who may read may also do what the user's mask leaves them.
     """
@@ -348,20 +350,20 @@ def made_meanwhile(target: Path) -> OutputError:
 
 
 def write_code(error: OSError) -> str:
-    """The code of what the system says of a write: no room, and no descriptor or memory, are kinds of their own."""
+    """The code of a failed write, by what the system says."""
     if error.errno in NO_RESOURCES:
         return "system"
     return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
 
 
 def write_error(error: OSError, path: Path) -> OutputError:
-    """What the system says of ``path``."""
+    """The error of a failed write to ``path``."""
     return OutputError(write_code(error), f"cannot be written: {error.strerror or error}", path=path)
 
 
 @contextmanager
 def syncing(output: Path) -> Iterator[None]:
-    """The names of an output, all of which it has, are brought to the disk in this block.
+    """Names of a complete output are brought to the disk in this block.
 
     Raises:
         OutputError: ``output.write``.

@@ -1,4 +1,6 @@
-"""What an output of several files takes away and gives in one directory, on the disk before the first step.
+"""Journal of an output of several files: names taken away and given.
+
+It is on the disk before the first step.
 
 As long as ``journal.json`` is in a staging directory, whoever finds that of a dead run undoes its steps in reverse, if
 one of its files has no name yet; else everything has its name, and only the rest is removed. Anybody may have made the
@@ -56,12 +58,12 @@ _DEEP = 3
 
 
 def temporary_name(name: str) -> str:
-    """A name that nothing has, and that says what it is going to be; it is cut off where it is long."""
+    """A new name that says which output it is for."""
     return f".{os.fsdecode(os.fsencode(name)[:CUT])}.ckconv-{os.urandom(4).hex()}.tmp"
 
 
 def lasting_name(name: str) -> str:
-    """What the directory of finished files is called of an output: always the same.
+    """The name of the directory of an output's finished files.
 
     It is the same for each file of a split model, into however many files that is split.
     """
@@ -79,7 +81,7 @@ def is_temporary(name: str) -> bool:
 
 @contextmanager
 def within(directory: Directory, place: Place) -> Iterator[tuple[Directory, str]]:
-    """The directory that a place is in, which may be no link, and its name there."""
+    """The directory of a place, which may be no link, and the name in it."""
     if len(place) == 1:
         yield directory, place[0]
     else:
@@ -133,7 +135,7 @@ class Journal:
     # Steps
 
     def take_away(self, place: Place) -> None:
-        """Move what is here to the staging directory, if something is, and no directory."""
+        """Move a file to the staging directory, if there is one of its name."""
         assert self._replaced is not None
         with suppress(FileNotFoundError), within(self.here, place) as (here, name):
             status = here.status(name)
@@ -170,19 +172,19 @@ class Journal:
         )
 
     def taken(self) -> list[Place]:
-        """What is in the staging directory that was here before."""
+        """Places in the staging directory of files that were here before."""
         with suppress(FileNotFoundError, NotADirectoryError):
             self._replaced = self._replaced or Directory(Path(REPLACED), self.staged)
         replaced = self._replaced
         return [place for place in self.take if replaced and _status(replaced, place) is not None]
 
     def _is_given(self, place: Place, inode: int) -> bool:
-        """Whether the name has the staged file, or the empty file with which :func:`give` claims it."""
+        """Whether a name has the staged file, or the empty file that claims it."""
         here, staged = _status(self.here, place), _status(self.staged, place)
         return here is not None and (here.st_ino == inode or (staged is not None and _is_claim(here)))
 
     def in_the_way(self) -> list[Place]:
-        """Places of files that were here before and have others in them by now, which are not of this output."""
+        """Places of former files that files of another output have by now."""
         given = {place for place, inode in self.give if self._is_given(place, inode)}
         return [place for place in self.taken() if _status(self.here, place) is not None and place not in given]
 
@@ -203,7 +205,7 @@ class Journal:
         return left
 
     def restore(self, *, last: bool) -> tuple[list[str], list[str]]:
-        """Bring back what was here before; what loaders begin with was taken first, and comes last.
+        """Bring back the former files, the one that loaders begin with last.
 
         Args:
             last: bring that back, too.
@@ -238,7 +240,7 @@ class Journal:
 
 
 def give(staged: Directory, name: str, here: Directory, other: str) -> None:
-    """Give a staged file its name, which is to be free; it may keep the one that it has.
+    """Give a staged file a further name, which is to be free.
 
     Raises:
         OutputError: ``output.exists``, the name is taken, possibly only just now.
@@ -300,7 +302,7 @@ def undo(journals: Sequence[Journal]) -> tuple[list[str], list[str]]:
 def recover(
     directories: Iterable[Path], *, abandoned: Collection[str] = (), over: Collection[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Undo and remove what dead runs of this user left in these directories; finished files that are kept stay.
+    """Undo and remove what dead runs of this user left in directories.
 
     Args:
         abandoned: directories of finished files, by their names, of which nothing is kept.
@@ -377,7 +379,7 @@ def _recovered(path: Path, over: Collection[Path], *, lasting: bool) -> tuple[li
 
 
 def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal]:
-    """The journals of one output: those of other directories count that say that they belong together.
+    """The journals of one output, in all directories that name each other.
 
     Raises:
         OSError: one of them is busy.
@@ -405,7 +407,7 @@ def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal
 
 
 def _read(staged: Directory) -> tuple[Journal, list[str]] | None:
-    """The journal in a staging directory, and its group; ``None`` where there is none, or one that makes no sense."""
+    """Journal and group in a staging directory; ``None`` if none makes sense."""
     import json
 
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -435,7 +437,7 @@ def _place(names: object) -> Place:
 
 
 def _unreadable(staged: Directory) -> str | None:
-    """The directory of files that were replaced, where no journal says how they come back: none, or a torn one."""
+    """The directory of replaced files that no journal tells how to put back."""
     for name in (_FORMER, *([REPLACED] if staged.status(NAME) is not None and _read(staged) is None else [])):
         with suppress(FileNotFoundError, NotADirectoryError), Directory(Path(name), staged) as kept:
             for inner in kept.names():
@@ -449,12 +451,12 @@ def _unreadable(staged: Directory) -> str | None:
 
 
 def is_lasting(staged: Directory) -> bool:
-    """A later run may go on with finished files in this directory (``--resume``)."""
+    """Whether a later run may go on with finished files (``--resume``)."""
     return staged.status(CONVERSION) is not None and any(not name.startswith(".") for name in staged.names())
 
 
 def discard(here: Directory, staged: Directory) -> list[str]:
-    """Remove a staging directory; its journal goes first, so that nobody undoes what is settled.
+    """Remove a staging directory, its journal first.
 
     Returns:
         sentences about what is still there.

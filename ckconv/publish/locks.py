@@ -1,4 +1,4 @@
-"""Advisory locks (``flock``): who may name files in a directory, and whether the run that made a directory still lives.
+"""Advisory locks (``flock``): turns of runs in a directory, living runs.
 
 A lock ends with the process that holds it, however that ends.
 """
@@ -27,7 +27,9 @@ PATIENCE = 60.0
 
 @contextmanager
 def locked(directories: Iterable[Path]) -> Iterator[list[str]]:
-    """Keep other runs from naming files in these directories; without locks, none is kept off.
+    """Keep other runs from naming files in these directories.
+
+    Without locks, none is kept off.
 
     Signals are noted until all are given back. The order is the same everywhere: two runs do not wait for each other.
 
@@ -66,7 +68,7 @@ def locked(directories: Iterable[Path]) -> Iterator[list[str]]:
 
 
 def _take(path: Path) -> int | None:
-    """The descriptor of the locked file; ``None`` while somebody else has locked it, or removes it."""
+    """The descriptor of the locked file; ``None`` while another run has it."""
     with failing(path.parent):
         try:
             fd = _open(path)

@@ -131,7 +131,7 @@ class _File:
 
 
 class Staging(Journal):
-    """A staging directory, locked as long as the process lives, so that others can tell what a dead one left behind.
+    """A staging directory, locked as long as the process lives.
 
     Attributes:
         left: sentences about lock files that could not be removed.
@@ -166,7 +166,7 @@ class Staging(Journal):
         return self.staged.path
 
     def create(self, reader: Place, allowed: int) -> tuple[Place, int]:
-        """A new file at the place that readers look for, or at another one where that is taken; its descriptor."""
+        """A new file and its descriptor, where readers look if that is free."""
         if len(reader) > 1:
             self.staged.make(reader[0]).close()
         with within(self.staged, reader) as (folder, name):
@@ -184,14 +184,14 @@ class Staging(Journal):
         return place
 
     def become(self, place: Path, allowed: int) -> None:
-        """Take the permissions of the empty directory that it is going to replace, or those of a new one."""
+        """Take the permissions of the directory that is replaced, or of a new one."""
         there, own = self.here.status(place.name), self.staged.status()
         assert own is not None
         mode = there.st_mode if there is not None else own.st_mode & (allowed | ~0o777)
         self.staged.chmod(".", stat.S_IMODE(mode))
 
     def arrange(self, places: Mapping[Place, Place]) -> None:
-        """Leave in it what gets a name out of it, under that name.
+        """Leave only files that get a name, each under that name.
 
         Args:
             places: where each of them is -> where it is to be.
@@ -253,7 +253,7 @@ class Staging(Journal):
 
 
 class Outputs:
-    """Large files and their side files, staged together and published together: side files first, then in order.
+    """Large files and side files, staged together and published together.
 
     A side file that is there already with the same content is left alone. With ``force``, what is replaced gives its
     mode bits to its successor. One file is replaced in one step; of several, the old ones are taken away before the
@@ -278,7 +278,7 @@ class Outputs:
         typed: Path | None = None,
         follow: bool = True,
     ) -> None:
-        """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
+        """Describe the output; nothing is touched before :meth:`__enter__`.
 
         Args:
             large: the last one gets its name last.
@@ -311,7 +311,7 @@ class Outputs:
 
     @property
     def staging(self) -> Path:
-        """The directory where everything is until it is published; only while that is so."""
+        """The directory of everything until it is published."""
         return self._main.path
 
     @property
@@ -325,7 +325,7 @@ class Outputs:
         return copy
 
     def __enter__(self) -> Outputs:
-        """Check everything that can be known, then make the staging directory and the files in it.
+        """Check the places, then make the staging directory and its files.
 
         Raises:
             OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,
@@ -358,7 +358,7 @@ class Outputs:
         self._told += told
 
     def _describe(self) -> None:
-        """Say of every file where it goes; what a user has named may be a link, and is followed with ``force``.
+        """Decide where each file goes; named links are followed with ``force``.
 
         Raises:
             OutputError: ``output.exists``, it is one, and there is no ``force``; ``output.special``.
@@ -406,7 +406,7 @@ class Outputs:
             self._made.append(directory)
 
     def _place(self) -> Path | None:
-        """What the staging directory is beside: the largest file. ``None`` if there is nothing to write."""
+        """The largest file, which is staged beside its place; ``None`` for none."""
         if self._whole:
             return self._directory
         large = [file for file in self._files.values() if isinstance(file.what, Room)]
@@ -430,7 +430,7 @@ class Outputs:
                 self._stage_file(path, file)
 
     def _stage_file(self, path: Path, file: _File) -> None:
-        """Stage a file where it is going to be renamed; a side file besides where readers look for it."""
+        """Stage a file where it is going to be renamed."""
         main, what = self._main, file.what
         near = file.inside or file.parent.samefile(main.here.path)
         if isinstance(what, Room):
@@ -454,11 +454,11 @@ class Outputs:
         file.staged = home, home.add(what, file.place, self._allowed_of(file))
 
     def _allowed_of(self, file: _File) -> int:
-        """The permissions that a file may have at most; nobody gets more by its being replaced."""
+        """The permissions that a file may have at most."""
         return self._allowed & shared_with([file.target] if self._force and not file.inside else [])
 
     def _staging(self, place: Path, parent: Path) -> Staging:
-        """The staging directory of a directory; made beside ``place``, where there is none yet."""
+        """The staging directory of a directory, made where there is none yet."""
         found = next((known for known in self._stagings if known == parent or known.samefile(parent)), None)
         if found is None:
             self._stagings[found := parent] = Staging(parent / place.name, is_locked=self._naming)
@@ -480,7 +480,7 @@ class Outputs:
         return False
 
     def take(self, path: Path, directory: Directory, name: str) -> None:
-        """Put a finished file in the place of a large one; it may keep its name."""
+        """Put a finished file in the place of a large one."""
         staging, place = self._staged(path)
         with within(staging.staged, place) as (folder, own):
             here, there = folder.status(own), directory.status(name)
@@ -521,7 +521,7 @@ class Outputs:
                 raise
 
     def _check_alone(self) -> None:
-        """Check that nobody else has put something into a directory that was empty, or not there.
+        """Check that an empty directory has no files of other programs by now.
 
         Raises:
             OutputError: ``output.exists``.
@@ -532,7 +532,7 @@ class Outputs:
                     raise made_meanwhile(self._directory)
 
     def _in_order(self) -> list[_File]:
-        """The files in the order in which they get names; those that loaders begin with come last."""
+        """The files in the order of naming, those that loaders begin with last."""
         last = [self._files[path] for path in self._last if path in self._files]
         return [*(file for file in self._files.values() if file not in last), *last]
 
@@ -583,7 +583,7 @@ class Outputs:
         main.close()
 
     def _name_alone(self, file: _File) -> None:
-        """One file gets its name, or replaces another, in one step."""
+        """Give a single file its name in one step, in place of an old file."""
         assert file.staged is not None
         staging, name = file.staged[0], file.place[0]
         with failing(file.target):
@@ -607,7 +607,7 @@ class Outputs:
                     folder.chmod(name, stat.S_IMODE(status.st_mode) & 0o777 & self._allowed)
 
     def _name_all(self, named: Sequence[_File]) -> None:
-        """Take everything old away, then give everything its name, as the journals on the disk say.
+        """Take everything old away, then give everything its name.
 
         What loaders begin with is taken first and given last, and each half is on the disk before the other.
         """
@@ -647,12 +647,15 @@ class Outputs:
             staging.sync()
 
     def _parent(self, path: Path) -> Path:
-        """The directory of the output that a path is in, perhaps in one inside that."""
+        """The directory of the output that a path is in, however deep."""
         parents = {file.parent for file in self._files.values()}
         return next((parent for parent in path.parents if parent in parents), path.parent)
 
     def _undo(self) -> None:
-        """Put everything back; where that fails on a full disk, once more when nothing else takes room on it."""
+        """Put everything back.
+
+        Where that fails on a full disk, once more when nothing else takes room on it.
+        """
         _, self._stuck = undo([*self._stagings.values()])
         if self._stuck:
             self.fds.close()
@@ -662,7 +665,7 @@ class Outputs:
 
     @property
     def notes(self) -> list[str]:
-        """What people should know of links, and of leftovers of this run and of others."""
+        """Notes about links, and about leftovers of this and of other runs."""
         return [*self._told, *self._left_by_others, *self._stuck, *self._left, *self._locks_left]
 
     def _clean_up(self, error: BaseException | None) -> None:
@@ -690,7 +693,9 @@ class Outputs:
 
 
 class Descriptors(Mapping[Path, int]):
-    """Output -> a descriptor to read and write it, which stays open until ``MAX_OPEN`` others were opened.
+    """Descriptors of outputs, to read and write them.
+
+    Each stays open until ``MAX_OPEN`` others were opened.
 
     What is closed before the end is brought to the disk first: whoever opens it again might not hear of a failed write.
     One thread asks for descriptors.
@@ -707,7 +712,7 @@ class Descriptors(Mapping[Path, int]):
         self._make_room(MAX_OPEN)
 
     def forget(self, output: Path) -> None:
-        """Close the descriptor of what another file takes the place of; it is opened again when it is asked for."""
+        """Close the descriptor of a file whose place another file takes."""
         if output in self._open:
             close_written(self._open.pop(output))
 
@@ -730,7 +735,7 @@ class Descriptors(Mapping[Path, int]):
                 close_written(self._open.pop(output))
 
     def sync(self) -> None:
-        """Bring all files to the disk. Any thread may do so while another one asks for descriptors.
+        """Bring all files to the disk, in any thread.
 
         Raises:
             OutputError: ``output.write`` or ``output.space``.

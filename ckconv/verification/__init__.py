@@ -1,1 +1,4 @@
-"""Whether an output is what its source says: nothing here is imported by what writes, nor imports any of it."""
+"""Proof that an output is what its source says.
+
+Nothing here is imported by what writes, nor imports any of it.
+"""

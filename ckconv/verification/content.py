@@ -1,4 +1,4 @@
-"""What two models say besides their tensors, held against each other: hyper-parameters, metadata, side files."""
+"""Statements of two models compared: hyper-parameters, metadata, files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Fact(NamedTuple):
 
 
 def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None) -> Content:
-    """What lies in and beside the files of an open model.
+    """Metadata in, and files beside, the files of an open model.
 
     Args:
         named: side file -> where it is, if not beside the model.
@@ -99,12 +99,12 @@ def _read(path: Path) -> bytes:
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
-    """Hyper-parameters in which two models differ, as far as the format of each can say -> both values."""
+    """Hyper-parameters in which two models differ, each with both values."""
     return {**_of_towers(a.tower, b.tower), **_of_texts(a, b)}
 
 
 def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object, object]]:
-    """Of what a picture is seen with; of a text model alone nothing is known of it."""
+    """Parameters in which two towers differ."""
     if one is None or other is None:
         return {}
     rows = (row for tower in (one, other) for row in tower_family(tower.family).parameters.values())
@@ -127,7 +127,10 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
 
 
 def _told(name: str, other: str) -> str:
-    """The family for which a GGUF is taken; without a tokenizer, the other where nothing else tells them apart."""
+    """The family that a GGUF is taken for.
+
+    Without a tokenizer, the other one where nothing else tells them apart.
+    """
     told = FAMILIES[told_by_architecture(name)]
     condition = told.in_gguf.condition
     alike = condition is not None and told.gguf == FAMILIES[other].gguf and _by_tokenizer(condition.asked)
@@ -135,12 +138,12 @@ def _told(name: str, other: str) -> str:
 
 
 def _by_tokenizer(keys: list[str]) -> bool:
-    """Whether nothing tells a family but a tokenizer, and tensors, which are compared as such."""
+    """Whether only a tokenizer, or tensors, tell a family."""
     return all(key.startswith(("/tokenizer.", "=")) for key in keys)
 
 
 def differences(mine: Content, meant: Content, *, people: bool = True, spelled: bool = True) -> Iterator[Fact]:
-    """What ``mine`` says else than is meant.
+    """Facts that ``mine`` states differently.
 
     Args:
         people: files for people count.
@@ -181,7 +184,10 @@ def check_json(content: Content) -> None:
 
 
 def _parsed(name: str, data: bytes, path: Path) -> Any:
-    """Objects are held to everything that ckconv asks of JSON, lists (``vocab`` files) to being JSON."""
+    """The document in a file of JSON.
+
+    Objects are held to all that ckconv asks of JSON, lists (``vocab`` files) to being JSON.
+    """
     if data.lstrip()[:1] == b"[":
         data = b'{"":' + data + b"}"
         return parse_object(data, _JSON, path)[""]
@@ -189,7 +195,7 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
 
 
 def of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True) -> Iterator[Fact]:
-    """In what two files of one name differ: a document in its values, any other in its bytes."""
+    """Differences between two files: of documents values, else bytes."""
     if not (name.endswith(".json") or name == FOOTER_NAME):
         at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
         where = f" another from byte {at:,} on" if at is not None else ""
@@ -209,7 +215,7 @@ _Covered = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def _covered_in(mine: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
-    """The tables of a ``config.json`` in which keys are :data:`COVERED`; the first one is the document."""
+    """The tables of a ``config.json`` in which keys are :data:`COVERED`."""
     text = text_key(meant)
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for outer in dict.fromkeys(("", text)):
@@ -226,7 +232,7 @@ def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _is_read_without(
     key: str, value: Any, where: str, document: Mapping[str, Any], other: Mapping[str, Any] | None
 ) -> bool:
-    """Whoever reads a document takes this value for a key that it does not have.
+    """Whether a reader takes this value for a key that is not there.
 
     Args:
         document: that of the text model.
@@ -324,7 +330,7 @@ def _of_gguf(value: Value) -> str:
 
 
 def _of_keys(key: str, mine: Any, meant: Any) -> Fact:
-    """Two values of a header; of lists of one length, the first two items that differ."""
+    """The difference between two values of a header, or items of lists."""
     both = isinstance(mine, Value) and isinstance(meant, Value) and mine.type == meant.type
     if both and mine.type.startswith("arr["):
         ours, theirs = items_of(mine), items_of(meant)

@@ -1,4 +1,4 @@
-"""Canonical rows held against each other, and padding against zero: the part of verifying that computes with rows."""
+"""Comparison of canonical rows, and of padding with zero."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wrong_rows(
     importance: Floats | None = None,
     tiles: Tiles | None = None,
 ) -> tuple[list[int], int]:
-    """Canonical rows of ``tensor`` that are not what ``conversion`` makes of the source's, in order.
+    """Canonical rows of a tensor that differ from the converted source's.
 
     Also how many values ``conversion`` had to round.
 
@@ -75,7 +75,7 @@ def wrong_rows(
 
 
 class _Found(NamedTuple):
-    """Rows that are wrong, how many values ``conversion`` had to round, and how many bytes were compared."""
+    """Wrong rows, a count of rounded values, and of compared bytes."""
 
     wrong: list[int]
     changed: int
@@ -83,7 +83,7 @@ class _Found(NamedTuple):
 
 
 class _Rows:
-    """The rows of a tensor, held against what a conversion makes of its source's."""
+    """The rows of a tensor, compared with converted rows of its source."""
 
     def __init__(
         self,
@@ -102,7 +102,10 @@ class _Rows:
         self._tiles = tiles if as_stored and is_handed_over(source, conversion) else None
 
     def handed_over(self, start: int, stop: int) -> _Found | None:
-        """Against rows that were converted to be written, in the thread that waits for what is; ``None``: are not."""
+        """Compare with rows that were converted to be written.
+
+        ``None`` where there are none. Called in the thread that waits for the output.
+        """
         if self._tiles is None:
             return None
         tensor, mine, conversion = self._tensor, self._mine, self.conversion
@@ -138,7 +141,7 @@ class _Rows:
 
 
 def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
-    """Whose pieces are taken: of packed matrices their own, as they take more memory than bytes."""
+    """The reader whose pieces are taken: of packed matrices their own."""
     for packed, other in ((theirs, mine), (mine, theirs)):
         if packed.tensor.packed and other.layout.whole_rows:
             return packed
@@ -148,7 +151,7 @@ def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
 def _converted(
     rows: Rows, start: int, count: int, conversion: Conversion, importance: Floats | None
 ) -> tuple[Rows, int]:
-    """Rows from ``start`` on of ``count``, each expert's by its own importance."""
+    """Converted rows from ``start`` on; each expert's by its own importance."""
     if importance is None or not conversion.quantizes:
         return conversion.apply(rows)
     made, each, at, changed = [], count // len(importance), start, 0
@@ -186,6 +189,6 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
 
 
 def _words(rows: Rows) -> NDArray[np.uint64] | Rows:
-    """The same bytes as eight-byte words where they divide into them: an eighth of the comparisons."""
+    """The same bytes as eight-byte words, which are compared faster."""
     flat = np.ascontiguousarray(rows).reshape(-1)
     return flat.view(np.uint64) if flat.nbytes % 8 == 0 else flat

@@ -1,4 +1,4 @@
-"""What an output says besides its tensors, held against what its source says: each file as its own reader has it.
+"""Statements of an output compared with its source's, by separate readers.
 
 Nothing is planned. Hyper-parameters are those of the two readers; words, merges, scores and roles of tokens are read
 here, out of the metadata of a GGUF or the documents of a checkpoint; what goes along as it is has to be the same; and
@@ -84,7 +84,7 @@ HINT = "repeat the options of the conversion, or --weights compares the tensors 
 
 
 class Words(NamedTuple):
-    """What a model says of its tokenizer; ``None`` and empty where it says nothing.
+    """The tokenizer of a model; ``None`` and empty where nothing is said.
 
     Attributes:
         tokens: number -> text.
@@ -143,7 +143,7 @@ def _needed() -> Mapping[str, Mapping[str, list[str]]]:
 
 
 def check_statements(out: TensorIndex, source: TensorIndex, options: Options, path: Path | str) -> None:
-    """Hold everything that an output says besides its tensors against what its source says.
+    """Hold everything but tensors of an output against its source.
 
     Args:
         options, path: of the conversion; what errors call the output.
@@ -168,7 +168,10 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 
 
 def _is_asked(key: str, options: Options) -> bool:
-    """Somebody asked for another value, or for none: of a key, or by ``FILE:KEY``, an inner key or a token's text."""
+    """Whether an option asks for another value of a key, or for none.
+
+    By the key, by ``FILE:KEY``, an inner key or a token's text.
+    """
     for asked, _ in options.set_meta:
         name = asked.rpartition(":")[2]
         if key in (asked, name, name.partition(".")[0]) or key == f"{name}_id":
@@ -187,7 +190,7 @@ def _value(index: TensorIndex, key: str) -> Any:
 
 
 def _stored(index: TensorIndex, key: str) -> Any:
-    """A value, of an array its bytes: most are the same, and not worth decoding."""
+    """A value; of an array the bytes, which need no decoding."""
     found = getattr(index.metadata[key], "value", None)
     raw = getattr(found, "raw", None)
     return bytes(raw()) if raw is not None else found
@@ -290,7 +293,7 @@ def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
 
 
 def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
-    """What a class reads, and the roles of tokens where a GGUF says them."""
+    """Keys that a class reads, and roles of tokens that a GGUF says."""
     meant = document_of(source.metadata)
     typed = source.metadata_kind is MetadataKind.TYPED
     for keys in _needed()["keys"].get(format, ()):
@@ -313,7 +316,7 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
 
 
 def words_of(index: TensorIndex, *, merges: bool = True) -> Words | None:
-    """What a model says of its tokenizer, ``None`` where that is not read here.
+    """The tokenizer of a model, ``None`` where that is not read here.
 
     Args:
         merges: those of ``tokenizer.json`` are looked at: there may be hundreds of times as many as there are words.
@@ -387,13 +390,13 @@ def _behind(document: Mapping[str, Any]) -> str:
 
 
 def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
-    """Added tokens of ``tokenizer_config.json``, which may say others than ``tokenizer.json``."""
+    """Added tokens of ``tokenizer_config.json``."""
     found = _json(files, "tokenizer_config.json").get("added_tokens_decoder")
     return {key: token for key, token in found.items() if isinstance(token, dict)} if isinstance(found, dict) else {}
 
 
 def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
-    """Numbers of tokens with a role: of the tokenizer's own settings, where they name them, else of config.json."""
+    """Numbers of tokens with a role, of the tokenizer or of config.json."""
     numbers = {text: number for number, text in tokens.items()}
     settings = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
     config, found = document_of(index.metadata), {}
@@ -439,7 +442,10 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
 
 
 def _spelled(text: str) -> Iterator[str]:
-    """A word as it may be stored: one of BERT's begins with a space, or with none where others have ``##``."""
+    """A word in each spelling in which it may be stored.
+
+    One of BERT's begins with a space, or with none where others have ``##``.
+    """
     yield text
     yield text.removeprefix("▁") if text.startswith("▁") else f"##{text}"
 
@@ -449,7 +455,7 @@ def _near(one: float, other: float) -> bool:
 
 
 def _first(key: str, mine: Any, meant: Any) -> Fact:
-    """Of two lists the first item that differs."""
+    """The first difference between two lists, or two other values."""
     if isinstance(mine, list) and isinstance(meant, list):
         at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
         if at is not None:
@@ -481,7 +487,7 @@ def _pieces(path: Any) -> Iterator[bytes]:
 
 
 def _without_merges(path: Any) -> bytes:
-    """A ``tokenizer.json`` with an empty list of merges; never more of that list than a piece is in memory."""
+    """A ``tokenizer.json`` with an empty list of merges, in bounded memory."""
     kept, rest, within = bytearray(), b"", False
     for piece in _pieces(path):
         data, at = rest + piece, 0

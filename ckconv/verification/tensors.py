@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What became of a comparison.
+    """Result of a comparison of tensors.
 
     Attributes:
         faults: everything that is wrong.
@@ -77,7 +77,7 @@ class Compared(NamedTuple):
     rounded: int
 
     def join(self, parts: Iterable[Compared]) -> Compared:
-        """With what other lanes found of the tensors that this one left out."""
+        """Add the findings of other threads, of tensors that this one left out."""
         parts = list(parts)
         faults = [fault for found in (self, *parts) for fault in found.faults]
         zero_filled = sum(found.zero_filled for found in parts)
@@ -115,7 +115,7 @@ def check_checksums(
     tensor: str | None = None,
     details: Sequence[str] = (),
 ) -> None:
-    """What a file holds about its own bytes is so.
+    """Check the digests that a file stores of its own bytes.
 
     Args:
         digest: computes the SHA-256 of an extent.
@@ -168,7 +168,7 @@ class Soundness(Digests):
 
 @dataclass(slots=True)
 class TensorComparison:
-    """What :func:`ckconv.comparison.verify.verify_index` finds by looking at tensors, in the order of the files.
+    """Comparison of an output's tensors with a source's, in file order.
 
     Attributes:
         out: what is looked at.
@@ -255,7 +255,7 @@ class TensorComparison:
                 yield Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source)
 
     def _config(self) -> Iterator[Fault]:
-        """What the output's configuration says else than the source's; the context length is a matter of choice.
+        """Differences of configuration; the context length is a matter of choice.
 
         So is what the target's engine imposes on every model of the format, where the plan was asked to allow that.
         """
@@ -269,7 +269,7 @@ class TensorComparison:
                 yield Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
 
     def _absent(self) -> Iterator[Fault]:
-        """Source tensors that are nowhere in the output, though no rule or flag left them out."""
+        """Source tensors that the output lacks, though no rule left them out."""
         if self.source is None:
             return
         if self._found == len(self._theirs):  # every one was met
@@ -284,13 +284,16 @@ class TensorComparison:
             yield Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
 
     def _says_nothing(self, tensor: Tensor, index: TensorIndex) -> bool:
-        """The model computes the same without this tensor: a head that is the embedding, or zeros that are added."""
+        """Whether the model computes the same without a tensor."""
         if tensor.name == "output.weight":
             return head_is_embedding(index, self.files)
         return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
 
     def _may_be_left_out(self, tensor: Tensor) -> bool:
-        """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
+        """Whether a name or glob left a tensor out.
+
+        A name stands for itself too: a tensor's may hold the brackets of a glob.
+        """
         names = (tensor.name, tensor.source)
         layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
         if MTP in self.left_out and layer is not None and config is not None and layer >= config.num_layers:
@@ -338,7 +341,7 @@ class TensorComparison:
         return [Fault("verify.tensor", text, tensor.source)]
 
     def _sampled(self, tensor: Tensor, twin: Tensor, conversion: Conversion) -> list[Fault]:
-        """A few rows once more, by other code than the one that wrote and compared them."""
+        """Compare a few rows once more, by a second implementation."""
         if self.source is None or (conversion.action is Action.COPY and not self.source.adapters):
             return []
         from ckconv.verification.values import Sample, disagreement
@@ -352,7 +355,7 @@ class TensorComparison:
         return [Fault("verify.tensor", f"{_label(tensor)} differs from {twin.source}: {text}", tensor.source)]
 
     def _follows(self, tensor: Tensor) -> bool:
-        """The factors of Llama 3's RoPE, which the source's configuration says instead of a tensor."""
+        """Whether a tensor is the factors of Llama 3's RoPE."""
         config = self.source.config if self.source else None
         expected = llama3_factors(config) if config else None
         if expected is None or len(expected) != tensor.nbytes or tensor.dtype is not F32:
@@ -401,7 +404,7 @@ def _place(tensor: Tensor, order: Mapping[Path, int]) -> tuple[int, int]:
 
 
 def _within_text(index: TensorIndex) -> Collection[str]:
-    """Tensors of a tower that a whole checkpoint stores as rows of its text model's embedding."""
+    """Tensors of a tower that are rows of the text model's embedding."""
     if index.tower is None or index.config is None:
         return ()
     embedded = tower_family(index.tower.family).in_huggingface.embeddings
@@ -413,7 +416,7 @@ def _family(index: TensorIndex) -> str:
 
 
 def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
-    """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical.
+    """Canonical tensors by name, others by their own, which is marked.
 
     Those that are no part of the model may be zeros, where the source has none.
     """
@@ -425,7 +428,7 @@ def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
 
 
 def _no_part(index: TensorIndex) -> Mapping[str, Tensor]:
-    """Tensors that a rule leaves out of other formats, by the names of :func:`_every_tensor`."""
+    """Tensors that a rule leaves out of other formats."""
     dropped = {f"\0{item.name or item.stored.name}": item.stored for item in index.dropped if item.copied}
     return {key: replace(plain_tensor(s.name, s), may_be_absent=True) for key, s in dropped.items()}
 

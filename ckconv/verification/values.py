@@ -1,4 +1,4 @@
-"""A second implementation of what is computed: the values of a few rows, by other code than the one that wrote them.
+"""A second implementation of conversions, for a few rows of each tensor.
 
 Everything that a conversion computes (decoders, packing again, quantizers, merges, other conventions of values) is
 written by :mod:`ckconv.quant` and compared with what the same functions make again: a mistake in one of them would be
@@ -79,7 +79,7 @@ class Sample(NamedTuple):
 
 
 def sampled(rows: int, columns: int, *, packed: bool) -> Index:
-    """The numbers of the rows that are looked at: where rows are in pieces only the first, as all would be read."""
+    """The numbers of the rows that are looked at."""
     count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
     first = np.arange(min(FIRST, count))
     if packed or count <= FIRST:
@@ -88,7 +88,7 @@ def sampled(rows: int, columns: int, *, packed: bool) -> Index:
 
 
 def disagreement(sample: Sample, files: Files) -> str:
-    """What is wrong with the sampled rows, empty where nothing is, or where there is no second implementation."""
+    """A fault of the sampled rows; empty where there is none."""
     out, source = sample.out, sample.source
     rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed) or not out.layout.whole_rows)
     settings, merged = _settings(sample.model), bool(sample.model.adapters)
@@ -135,7 +135,7 @@ def _settings(index: TensorIndex) -> Mapping[str, Any]:
 
 
 def values_of(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, Any]) -> Doubles | None:
-    """Values of canonical rows, float64 ``[len(rows), columns]``; ``None`` where nobody decodes them a second time."""
+    """Values of rows, float64 ``[len(rows), columns]``, if decoded here."""
     if tensor.merge is not None:
         return None
     if tensor.packed:
@@ -200,7 +200,7 @@ def _codes(raw: Rows, bits: int) -> Index:
 
 
 def _float_of(tensor: Tensor) -> DType | None:
-    """The float type that MLX computes the values of a triple in, ``None`` for any other tensor."""
+    """The float type in which MLX computes a triple's values, if it is one."""
     triple = triple_of(tensor.dtype) if tensor.planes and tensor.merge is None else None
     return triple.number if triple else None
 
@@ -215,7 +215,7 @@ def _triple(tensor: Tensor, files: Files, rows: Index) -> Doubles | None:
 
 
 def _mlx(tensor: Tensor, files: Files, rows: Index, number: DType) -> Doubles:
-    """As ``mlx.core.dequantize`` computes it: the product is rounded, then the sum."""
+    """Values as ``mlx.core.dequantize`` rounds them: product, then sum."""
     parts = _parts(tensor, files, rows)
     assert parts is not None
     codes, scales, biases = parts
@@ -225,7 +225,7 @@ def _mlx(tensor: Tensor, files: Files, rows: Index, number: DType) -> Doubles:
 
 
 def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles, Doubles | None] | None:
-    """Codes as numbers, and for each of them its scale and its bias."""
+    """Codes as numbers, with the scale and the bias of each."""
     triple = triple_of(tensor.dtype)
     if triple is None or not tensor.layout.whole_rows:
         return None
@@ -244,7 +244,7 @@ def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles,
 
 
 def rounded(values: Doubles, dtype: DType) -> Doubles:
-    """Values rounded to float32, and that to a narrower type: to nearest, ties to even."""
+    """Values rounded to float32, then to a narrower type, ties to even."""
     with np.errstate(all="ignore"):
         single = values.astype(np.float32)
         if dtype is F16:
@@ -340,7 +340,7 @@ def _module(
 
 
 def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Doubles:
-    """Values of bitsandbytes' four bits: places in a table, two in a byte with the first one above.
+    """Values of bitsandbytes' four bits: places in a table.
 
     Args:
         first: a row of each array, of which those behind the first are one.
@@ -359,7 +359,7 @@ def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Double
 
 
 def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
-    """Of words that hold the codes of neighboring rows, those of these rows."""
+    """Codes of these rows, of words that hold neighboring rows."""
     words = np.ascontiguousarray(raw).view("<u4").astype(np.int64)
     shift = places[rows % len(places)] * bits
     return words >> shift[:, None] & (1 << bits) - 1
@@ -369,7 +369,7 @@ def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
 
 
 def _merged(tensor: Tensor, source: TensorIndex, files: Files, rows: Index) -> Doubles | None:
-    """What the adapters make of these rows, each read from its own file: ``values + weight * scale * (B @ A)``."""
+    """Values of rows with adapters: ``values + weight * scale * (B @ A)``."""
     base = tensor.merge.base if tensor.merge is not None else tensor
     number = _float_of(base)
     values = values_of(base, files, rows, _settings(source)) if number is None else _mlx(base, files, rows, number)
@@ -411,7 +411,7 @@ def _changed(values: Doubles, change: Change, weight: float, name: str, files: F
 
 
 def _replaced(tensor: Tensor, source: TensorIndex) -> Index:
-    """Which rows adapters put others in the place of: few, so that a sample would miss them."""
+    """Numbers of rows that adapters replace: a sample would miss them."""
     config, adapters = source.config, source.adapters
     changes = [one for adapter, _ in adapters if config for one in changes_of(adapter, tensor.name, config)]
     rows = np.array([row for change in changes for row in change.module.replaced], np.int64)
@@ -443,13 +443,16 @@ def _product(a: Tensor, b: Tensor, files: Files, rows: Index) -> Doubles | None:
 
 
 def _vector(tensor: Tensor, files: Files, rows: Index) -> Doubles:
-    """Elements of a vector, however many axes of one element its file gives it."""
+    """Elements of a vector, however many axes its file gives it."""
     everything = values_of(replace(tensor, layout=plain(tensor.elements, 1)), files, np.arange(tensor.elements), {})
     return np.full(len(rows), np.nan) if everything is None else everything.reshape(-1)[rows]
 
 
 def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) -> Doubles:
-    """What Llama 3 divides the frequency of each pair by: ``_compute_llama3_parameters`` of transformers."""
+    """The divisors of Llama 3 for the frequency of each pair.
+
+    ``_compute_llama3_parameters`` of transformers.
+    """
     factor, low, high, context = (
         float(scaling[key])
         for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -467,7 +470,10 @@ def _moved(values: Doubles, shift: int) -> Doubles:
 
 
 def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: float = 0.0) -> NDArray[np.bool_]:
-    """The stored value is the meant one, rounded; as a sum of float32 in another order, nearly."""
+    """Whether stored values are the computed ones, rounded.
+
+    As a sum of float32 in another order, nearly.
+    """
     want = rounded(meant, dtype)
     same: NDArray[np.bool_] = (found == want) | (rounded(found, F32) == want) | (np.isnan(found) & np.isnan(want))
     if same.all() or not loose:
@@ -482,7 +488,7 @@ def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: f
 
 
 def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
-    """Values that were rounded to blocks: those that gguf makes, else codes next to the values."""
+    """Check values that were rounded to blocks, by gguf or by their codes."""
     out = sample.out
     meant = rounded(meant * sample.factor, F32)
     found = values_of(out, files, rows, {})
@@ -517,7 +523,7 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
 
 
 def _linearly(values: Doubles, group: int, bits: int) -> float:
-    """The root mean square error of codes between the least and the largest value of a group."""
+    """The root mean square error of evenly spaced codes of a group."""
     grouped = values.reshape(len(values), -1, group)
     low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
     step = np.maximum((high - low) / ((1 << bits) - 1), 1e-30)
@@ -525,7 +531,7 @@ def _linearly(values: Doubles, group: int, bits: int) -> float:
 
 
 def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
-    """Small floats: no other code of the same scale is nearer, and the scale reaches to the largest value."""
+    """Check that small floats are the nearest codes, and scales reach far."""
     parts = _parts(sample.out, files, rows)
     if parts is None:
         return ""
