@@ -122,6 +122,7 @@ def cases(place: Path) -> list[Case]:
         Case("convert --no-verify, without fsync", [*quick, quantized, out], hash_in, 0.95, 0.85, new),
         Case("convert, without fsync", [*unsynced, quantized, out], hash_in, 1.1, 1.0, new),
         Case("convert", [*CKCONV, *CONVERT, quantized, out], hash_in, 1.15, 1.05, new),
+        Case("GGUF -> bump 5", [*CKCONV, "convert", "-q", quantized, out], hash_in, 1.25, 1.15, new),
         Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantized], hash_in, 1.1, 1.0),
         Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
         Case("FP32: convert --no-verify, without fsync", [*quick, widened, out], hash_wide, 1.6, 1.2, new),

@@ -21,6 +21,9 @@ from bench_inputs import quantized_shape, write_gguf
 
 NUMBERS, CHECKPOINT = "numbers.gguf", "checkpoint"
 _TOKENIZER = Path(__file__).resolve().parent.parent / "fixtures" / "hf" / "llama-tied-bf16"
+_QUANTIZER = Path(__file__).resolve().parent.parent / "tests" / "llama_cpp_quantize.py"
+#: Recipe -> its number in llama.h, and how many times as fast ckconv should be.
+_FILE_TYPES = {"q8_0": (7, 1.0, 1.2), "q4_k_m": (15, 1.0, 1.2)}
 #: The tokenizer is none that llama.cpp knows by its hash.
 _LLAMA_CPP = """import importlib, sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
@@ -60,6 +63,22 @@ def rivals(place: Path, ckconv: Sequence[str]) -> Iterator[Rival]:
         yield Rival("mlx_lm.convert", theirs, ours, 6, 6.8)
     else:
         _absent("mlx_lm.convert", "mlx-lm is not installed")
+    libraries = os.environ.get("LLAMA_CPP_LIBRARY", "")
+    for name, (number, target, stretch) in _FILE_TYPES.items() if libraries else ():
+        theirs = [sys.executable, str(_QUANTIZER), libraries, numbers, gguf, str(number), "all"]
+        yield Rival(
+            f"llama-quantize {name}",
+            theirs,
+            [*ckconv, "convert", "-q", numbers, gguf, "--quantize", name],
+            target,
+            stretch,
+        )
+    if not libraries:
+        _absent("llama-quantize", "LLAMA_CPP_LIBRARY is not set")
+    if find_spec("mlx_lm"):
+        theirs = [sys.executable, "-m", "mlx_lm", "convert", "-q", "--hf-path", checkpoint, "--mlx-path", folder]
+        ours = [*ckconv, "convert", "-q", checkpoint, f"{folder}/", "--to", "mlx", "--quantize", "affine:4:64"]
+        yield Rival("mlx_lm.convert -q", theirs, ours, 1, 1.5)
     if find_spec("gguf2mlx"):
         theirs = [sys.executable, "-m", "gguf2mlx", "--input", numbers, "--output", folder]
         yield Rival("gguf2mlx", theirs, [*ckconv, "convert", "-q", numbers, f"{folder}/", "--to", "mlx"], 12, 14)

@@ -1,11 +1,13 @@
-"""llama-quantize, as a library: ``python llama_cpp_quantize.py LIBRARIES IN OUT FILE_TYPE [pure] [IMATRIX]``.
+"""llama-quantize, as a library: ``python llama_cpp_quantize.py LIBRARIES IN OUT FILE_TYPE [pure] [all] [IMATRIX]``.
 
-A process of its own, because an assertion of the library ends it. IMATRIX is an .npz of name -> float32 numbers.
+A process of its own, because an assertion of the library ends it. IMATRIX is an .npz of name -> float32 numbers;
+all: on all processors, as the program does unless it is told otherwise.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def quantize(folder: Path, source: str, target: str, file_type: int, *more: str)
     llama.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
     parameters = llama.llama_model_quantize_default_params()
     raw = ctypes.addressof(parameters)
-    ctypes.c_int32.from_address(raw).value = 1
+    ctypes.c_int32.from_address(raw).value = (os.cpu_count() or 1) if "all" in more else 1
     ctypes.c_int32.from_address(raw + FILE_TYPE).value = file_type
     ctypes.c_bool.from_address(raw + PURE).value = "pure" in more
     arrays = {}
