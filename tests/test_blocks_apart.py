@@ -177,3 +177,50 @@ def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path
     found = numbers(*read_safetensors(tmp_path / "hf")[KV_B][::2]).reshape(HEADS, NOPE + VALUE, RANK)
     assert np.array_equal(found[:, :NOPE], decoded)
     assert ckconv.diff(made, tmp_path / "hf", weights=True).same
+
+
+def grouped_heads(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A Qwen 3.5 with value heads of half a block of Q8_0, two for each key head; GGUF has them in another order."""
+    keys, heads, size, hidden = 2 * 2 * 16, 4, 16, recorded["config"]["hidden_size"]
+    config = {**recorded["config"], "linear_num_key_heads": 2, "linear_num_value_heads": heads}
+    shapes = {
+        "A_log": [heads],
+        "dt_bias": [heads],
+        "conv1d.weight": [keys + heads * size, 1, 4],
+        "in_proj_a.weight": [heads, hidden],
+        "in_proj_b.weight": [heads, hidden],
+        "in_proj_qkv.weight": [keys + heads * size, hidden],
+        "in_proj_z.weight": [heads * size, hidden],
+        "linear_attn.norm.weight": [size],
+        "out_proj.weight": [hidden, heads * size],
+    }
+    tensors = {
+        name: [dtype, next((shape for end, shape in shapes.items() if name.endswith(end)), own), *mean]
+        for name, (dtype, own, *mean) in recorded["tensors"].items()
+    }
+    return {"config": {**config, "linear_key_head_dim": size, "linear_value_head_dim": size}, "tensors": tensors}
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "resized", "name"),
+    [
+        ("qwen3_5", "grouped_value_heads", grouped_heads, "blk.0.ssm_out.weight"),
+        ("deepseek_v3", "plain", sizes, K_B),
+    ],
+)
+@pytest.mark.parametrize("of", ["hf", "gguf"])
+def test_floats_are_quantized_in_the_order_of_the_file(
+    family: str, case: str, resized: Any, name: str, of: str, tmp_path: Path
+) -> None:
+    """As llama-quantize does, whose input is the GGUF of floats."""
+    hf = checkpoint(resized(recording(family)[case]), tmp_path / "hf")
+    ckconv.convert(hf, tmp_path / "floats.gguf")
+    source = hf if of == "hf" else tmp_path / "floats.gguf"
+    report = ckconv.convert(source, tmp_path / "m.gguf", options=ckconv.Options(quantize="q8_0"))
+
+    floats = next(np.array(t.data) for t in gguf.GGUFReader(tmp_path / "floats.gguf").tensors if t.name == name)
+    found = next(t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors if t.name == name)
+    assert found.tensor_type.name == "Q8_0"
+    assert np.array_equal(found.data, gguf.quants.quantize(floats, gguf.GGMLQuantizationType.Q8_0))
+    assert report.verified
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors", options=ckconv.Options(dequantize=True))

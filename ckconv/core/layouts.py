@@ -268,6 +268,30 @@ class Layout:
         return replace(self, cols=cols, stored_rows=self.elements // self.cols, stored_cols=cols, strips=wide)
 
 
+def stored_order(layout: Layout, other: Layout) -> Layout | None:
+    """Where ``layout`` stores the elements that ``other`` stores one after the other, rows and columns as stored there.
+
+    Blocks are made of elements in that order. ``None`` where an axis of the one runs over several of the other.
+    """
+    if len(layout.strips) > 1 or len(other.strips) > 1 or other.strips[0].first:
+        return None
+    if (layout.rows, layout.cols) != (other.rows, other.cols) or other.elements != other.rows * other.cols:
+        return None
+    places: list[Axis] = []
+    for n, _, step, of_rows in other.strips[0].stored:
+        axes = [axis for axis in layout.strips[0].stored if axis[3] is of_rows]
+        found = [(n, stride * step // own) for size, stride, own, _ in axes if own <= step and step * n <= own * size]
+        if not found:
+            return None
+        places.append(found[0])
+    rows, cols = other.stored_rows, other.stored_cols
+    split = next((at for at in range(len(places) + 1) if math.prod(n for n, _ in places[at:]) == cols), None)
+    if split is None:
+        return None
+    strips = (Strip(layout.strips[0].first, merged(places[:split]), merged(places[split:])),)
+    return replace(layout, rows=rows, cols=cols, strips=strips)
+
+
 def _in_order(rows: int, cols: int) -> tuple[Strip, ...]:
     return (Strip(0, merged([(rows, cols)]), merged([(cols, 1)])),)
 

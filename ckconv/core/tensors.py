@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from ckconv.core.dtypes import float32
-from ckconv.core.layouts import Layout, plain
+from ckconv.core.dtypes import Kind, float32
+from ckconv.core.layouts import Layout, plain, stored_order
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -517,6 +517,21 @@ def blocks_apart(dtype: DType, layout: Layout) -> str:
     if layout.run % dtype.block == 0 and (layout.whole_rows or dtype.block == 1 or dtype.ggml is not None):
         return ""
     return f"blocks of {dtype} would have to be decoded: of {dtype.block} values only {layout.run:,} stay together"
+
+
+def quantized_order(source: Tensor, dtype: DType, layout: Layout) -> tuple[Tensor, Layout] | None:
+    """The order in which blocks of floats are made that a layout tears apart: that in which they are stored.
+
+    Returns:
+        The source and the layout of its blocks, both with stored rows and columns for canonical ones; ``None`` where
+        canonical rows are quantized as they are, or the order is not that of one matrix.
+    """
+    floats = source.dtype.kind is Kind.FLOAT and not (source.merge or source.packed or source.planes)
+    if dtype.kind is not Kind.BLOCK or not floats or not blocks_apart(dtype, layout):
+        return None
+    found = stored_order(source.layout, layout)
+    own = stored_order(layout, layout)
+    return (replace(source, layout=found), own) if found and own else None
 
 
 def plain_tensor(name: str, stored: StoredTensor) -> Tensor:

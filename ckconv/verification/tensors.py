@@ -29,6 +29,7 @@ from ckconv.core.tensors import (
     is_bias,
     parse,
     plain_tensor,
+    quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.names import IN_CONFIGURATION
@@ -313,6 +314,8 @@ class TensorComparison:
         if not writable(twin.dtype, tensor.dtype):
             text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
             return [Fault("verify.tensor", text, tensor.source)]
+        if ordered := quantized_order(twin, tensor.dtype, tensor.layout):
+            twin, tensor = ordered[0], replace(tensor, layout=ordered[1])
         conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
         alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers

@@ -13,7 +13,18 @@ from typing import NamedTuple
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.metadata import Value, as_read, scalar
-from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex, Tower, made, parse, plain_tensor, with_layer
+from ckconv.core.tensors import (
+    Extent,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    Tower,
+    made,
+    parse,
+    plain_tensor,
+    quantized_order,
+    with_layer,
+)
 from ckconv.errors import InputError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.diffusion import Diffusion, diffusion_of
@@ -142,6 +153,14 @@ def types_of(
     return chosen
 
 
+def _in_order(entry: Entry, quantized: DType | None) -> Entry:
+    """Parts and layout of an entry in the order in which its blocks are made."""
+    if quantized is None or len(entry.parts) != 1:
+        return entry
+    found = quantized_order(entry.parts[0], quantized, entry.layout)
+    return entry._replace(parts=(found[0],), layout=found[1]) if found else entry
+
+
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
     asked, source = planner.dtype, tensor.dtype
     if source.block > 1 and planner.decoded(tensor):
@@ -232,6 +251,8 @@ class GgufPlanner(Planner):
         """
         entries = self._entries()
         self.quantized = self._quantized(entries)
+        if self.quantized.types:
+            entries = [_in_order(entry, self.quantized.types.get(entry.name)) for entry in entries]
         types = types_of(self, entries, self.quantized.types, same_format=self._same_format)
         self.note_growth(
             (part.dtype, dtype)
