@@ -1,4 +1,7 @@
-"""What options may be. The command line offers nothing else; a program may say anything."""
+"""Check the values of options that a program gives.
+
+The command line offers nothing else; a program may say anything.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Planning, whatever the target: flags that leave out tensors, rules of engines, and gathered reasons."""
+"""Planning, whatever the target.
+
+Flags that leave out tensors, rules of engines, and gathered reasons.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
 
 
 class Planner(ABC):
-    """Collects every reason before it gives up, so that a user sees them all at once."""
+    """Collects every reason to refuse before it gives up."""
 
     #: What the target is called in a plan; its version, 0 where it has none.
     format: str
@@ -156,7 +159,10 @@ class Planner(ABC):
         return "engine" if self.options.dtype == "source" else self.options.dtype
 
     def decoded_as(self, tensor: Tensor) -> DType:
-        """What blocks are decoded to: FP32, which holds the exact numbers, or what somebody asked for."""
+        """The float type that blocks are decoded to.
+
+        FP32 holds the exact numbers; a flag may ask for another type.
+        """
         from ckconv.quant.reexpress import library_type, rounds
 
         asked, library = self.options.dtype, library_type(tensor.dtype)
@@ -170,7 +176,10 @@ class Planner(ABC):
 
     @abstractmethod
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """The plan; with reasons to refuse, or with ``only_reasons``, without files."""
+        """Make the plan, without files where there are reasons to refuse.
+
+        Nor with ``only_reasons``.
+        """
 
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""
@@ -188,18 +197,24 @@ class Planner(ABC):
         )
 
     def dropped(self, *names: str) -> bool:
-        """A flag leaves the tensor with these names out, or the target has no place for a layer that predicts more."""
+        """Whether a flag or the target leaves out the tensor with these names.
+
+        A target may have no place for a layer that predicts further tokens.
+        """
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
             map(self._is_left, names)
         )
 
     def _is_left(self, canonical: str) -> bool:
-        """It is of a layer behind the last, and these are left out."""
+        """Whether a tensor belongs to a layer behind the last that is left out."""
         layer = parse(canonical).layer if self._last else None
         return layer is not None and layer >= self._last and canonical.startswith("layers.")
 
     def note_unread(self) -> None:
-        """Name the source's keys that llama.cpp does not read, and that are nowhere in the output."""
+        """Name the source's keys that llama.cpp does not read.
+
+        They are nowhere in the output.
+        """
         config = self.index.config
         if config is not None and config.unread and self.index.metadata_kind is MetadataKind.TYPED:
             shown = config.unread[:_SHOWN_KEYS]
@@ -208,17 +223,22 @@ class Planner(ABC):
             self.notes.append(f"left out, as llama.cpp does not read them in a {self.index.architecture}: {keys}{more}")
 
     def dropped_patterns(self, tensors: Mapping[str, Tensor]) -> Counter[str]:
-        """Pattern of a canonical name -> how many of these tensors a flag leaves out."""
+        """Pattern of a canonical name -> how many tensors a flag leaves out."""
         if not self.options.drop:
             return Counter()
         return Counter(parse(it.name).pattern for it in tensors.values() if self.dropped(it.name, it.source))
 
     def refuse_missing(self, counts: Mapping[str, int], keys: str = "") -> None:
-        """Note tensors that the target needs and does not get, as :func:`ckconv.plan.steps.missing_tensors`."""
+        """Note missing tensors of the target.
+
+        As :func:`ckconv.plan.steps.missing_tensors` finds them.
+        """
         self.reasons += missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
 
     def refuse_bare(self, layers: int, bare: int, keys: str) -> None:
-        """Note that ``bare`` of so many layers have no tensors, or none that a flag does not leave out.
+        """Note layers that are ``bare``: without tensors.
+
+        Or without any that a flag does not leave out.
 
         Args:
             keys: what says how many layers there are, in brackets.
@@ -230,7 +250,9 @@ class Planner(ABC):
             self.refuse(f"--drop leaves out all tensors of {bare - empty:,} of {layers:,} layers")
 
     def keeps_head(self) -> bool:
-        """A stored head is no embedding, and counts though the configuration ties it; a note says so.
+        """Whether a stored head counts though the configuration ties it.
+
+        It is not the embedding; a note says so.
 
         transformers 5 ties no two matrices that differ (``PreTrainedModel.tie_weights``), mlx-lm does.
         """
@@ -242,7 +264,10 @@ class Planner(ABC):
         return bool(kept)
 
     def head_is_loaders(self) -> bool:
-        """The source holds the embedding twice only because its engine has no tied heads; a flag leaves it so."""
+        """Whether the head is a copy only because the engine ties none.
+
+        A flag leaves it so.
+        """
         loader = OF_FORMAT.get(self.index.format)
         twice = loader is not None and self.doubles_head(loader) and self.options.tie != "untie"
         return twice and HEAD in self.index.tensors and self.source.head_is_embedding
@@ -253,12 +278,14 @@ class Planner(ABC):
         return self.head_is_loaders() or (config is not None and bool(config.tied) and not self.keeps_head())
 
     def doubles_head(self, loader: Loader) -> bool:
-        """The engine has no tied heads for the family: what it loads holds the embedding twice."""
+        """Whether the engine loads the embedding twice, as it ties no heads."""
         row = FAMILIES[self.index.config.family].engines.get(loader.row) if self.index.config else None
         return row is not None and row.head_must_be_written
 
     def note_growth(self, types: Iterable[tuple[DType, DType]]) -> None:
-        """Name re-packings that take more bits a weight: exact, and larger than need be where another target is.
+        """Note exact re-packings that take more bits per weight.
+
+        They are larger than need be where another target is possible.
 
         Args:
             types: of every tensor, its type in the source and in the output.
@@ -276,7 +303,10 @@ class Planner(ABC):
             )
 
     def unsound(self, tensor: Tensor) -> str:
-        """Scales of the tensor are no numbers, and each library makes something else of them; empty where none is."""
+        """Why scales that are no numbers are refused; empty where none is.
+
+        Each library makes something else of such scales.
+        """
         if tensor.packed:
             count = self.source.no_number.get(tensor.name, 0)
         else:
@@ -290,7 +320,7 @@ class Planner(ABC):
         self.left_out.append(LeftOut(name, reason, nbytes))
 
     def leave_out_part(self, stored: StoredTensor) -> bool:
-        """Note a tensor of a part that text models do not have; not so of any other."""
+        """Note a tensor of a part that text models do not have."""
         config = self.index.config
         found = config is not None and is_beside_text(config.raw, stored.name)
         if found:
@@ -423,7 +453,10 @@ def _is_carried(name: str, family: Family) -> bool:
 
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
-    """The source may say it, and the engine's format or class has nothing for it."""
+    """Whether the engine's format or class has no place for a parameter.
+
+    The source may say it.
+    """
     if (
         parameter.value is not None
         or name in LEFT_OUT
@@ -484,7 +517,10 @@ def _shown(value: Any) -> str:
 
 
 def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
-    """Tensors of a checkpoint that its reader's class has no place for, as the configuration sets its switches."""
+    """Reasons for tensors that the class of a checkpoint has no place for.
+
+    The class is as the configuration sets its switches.
+    """
     config, consumer = index.config, CONSUMERS.get(index.format)
     if config is None or consumer is None or not FAMILIES[config.family].known_classes:
         return
@@ -517,7 +553,10 @@ _SHOWN = 3
 
 
 def foreign_names(index: TensorIndex) -> Reason | None:
-    """Why a model of a known family has no tensors of it; ``None`` where it has those of a layer."""
+    """Why a model of a known family has none of that family's tensors.
+
+    ``None`` where it has those of a layer.
+    """
     config = index.config
     if config is None or index.adapter is not None or not index.unknown:
         return None
@@ -535,7 +574,7 @@ def foreign_names(index: TensorIndex) -> Reason | None:
 
 
 def _wrapper(raw: Mapping[str, Any], config: ModelConfig) -> Reason | None:
-    """A model of several parts whose own architecture is not known, though that of its text part is."""
+    """A model of several parts, of which only the text part is known."""
     outer = raw.get("model_type")
     if not isinstance(raw.get("text_config"), dict) or not isinstance(outer, str) or outer == config.model_type:
         return None

@@ -1,4 +1,7 @@
-"""The few facts about a source that only its bytes tell, gathered before the plan is made."""
+"""Facts about a source that only its bytes tell.
+
+They are gathered before the plan is made.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ PLACEHOLDER = "zeros that stand for a tensor which is not there"
 
 
 class SourceFacts(NamedTuple):
-    """What was found in the data.
+    """Facts found in the data.
 
     Attributes:
         head_is_embedding: ``output.weight`` is byte for byte the embedding.
@@ -52,7 +55,10 @@ class SourceFacts(NamedTuple):
 
 
 class _Looked(Mapping[str, T]):
-    """Looks at a tensor when it is asked about it: not every target wants to know."""
+    """Looks at a tensor when a planner asks about it.
+
+    Not every target wants to know.
+    """
 
     def __init__(self, index: TensorIndex, tensors: Mapping[str, Tensor], look: Callable[[Tensor, Files], T]) -> None:
         self._index, self._tensors, self._look = index, tensors, look
@@ -77,7 +83,10 @@ _HEAD, _EMBEDDING = "output.weight", "token_embedding.weight"
 
 
 def gather(index: TensorIndex) -> SourceFacts:
-    """Read what has to be read: two matrices until they differ; and, when it is asked for, the numbers of blocks."""
+    """Read the bytes that a plan depends on.
+
+    Two matrices until they differ; and, when a planner asks, the numbers of blocks.
+    """
     beside = {name: tensor for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)}
     packed = beside if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     packed = {name: tensor for name, tensor in packed.items() if tensor.packed}
@@ -93,7 +102,10 @@ def gather(index: TensorIndex) -> SourceFacts:
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
-    """Hold the whole tensors of an adapter against those of the base: peft saves an embedding and a head unasked."""
+    """Compare whole tensors of an adapter with those of the base.
+
+    peft saves an embedding and a head unasked.
+    """
     adapter = index.adapter
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
@@ -124,7 +136,10 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def numberless(index: TensorIndex) -> str:
-    """What there is to say of scales that are NaN; empty where none is. Reads the scales of all quantized matrices."""
+    """A sentence about scales that are NaN; empty where none is.
+
+    Reads the scales of all quantized matrices.
+    """
     tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     with Files(index.identities) as files:
         found = {
@@ -142,7 +157,7 @@ def numberless(index: TensorIndex) -> str:
 
 
 def _without_number(tensor: Tensor, files: Files) -> int:
-    """How many groups of a packed matrix, or a triple, have a scale that is NaN."""
+    """Count the groups of a quantized matrix whose scale is NaN."""
     import numpy as np
 
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
@@ -184,7 +199,7 @@ def _without_number(tensor: Tensor, files: Files) -> int:
 
 
 def _factors(tensor: Tensor, files: Files) -> list[float]:
-    """What the scales of each stacked matrix are multiplied with."""
+    """Factors of the scales of each stacked matrix."""
     import numpy as np
 
     from ckconv.io.rows import RowReader
@@ -245,7 +260,10 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
 
 
 def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
-    """For some rows at a time: what counts groups that do not fit a type, told by their numbers alone."""
+    """Count groups of some rows that do not fit a type.
+
+    Their numbers alone decide.
+    """
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import unfit
     from ckconv.quant.nvfp4 import products
@@ -281,7 +299,9 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
 
 
 def placeholders(index: TensorIndex, written: Container[str] | None = None) -> frozenset[str]:
-    """Canonical names of tensors that may be absent and are all zeros: they stand for ones that are not there.
+    """Canonical names of optional tensors that are all zeros.
+
+    They stand for tensors that are not there.
 
     Args:
         written: patterns that have a place; others may be absent, if they are added to something.

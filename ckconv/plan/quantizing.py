@@ -1,4 +1,4 @@
-"""``--quantize TYPE[,GLOB=TYPE...]``: what was asked for, and the type that each tensor gets."""
+"""``--quantize TYPE[,GLOB=TYPE...]``: the type of each tensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MLX_WORDS = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
 
 
 class Asked(NamedTuple):
-    """What the flag says, in lower case.
+    """The value of the flag, in lower case.
 
     Attributes:
         word: the type, or the recipe, of all that no glob names.
@@ -54,7 +54,10 @@ class Asked(NamedTuple):
     rules: tuple[tuple[str, str], ...] = ()
 
     def of(self, *tensors: Tensor) -> str:
-        """The type that a glob asks for; empty where none does. A tensor made of several goes by the first."""
+        """The type that a glob asks for; empty where none does.
+
+        A tensor made of several goes by the first.
+        """
         return next((word for glob, word in reversed(self.rules) if any(names(glob, tensor) for tensor in tensors)), "")
 
 
@@ -64,7 +67,7 @@ def names(glob: str, tensor: Tensor) -> bool:
 
 
 def parsed(text: str) -> Asked:
-    """What the value of the flag says.
+    """Parse the value of the flag.
 
     Raises:
         UsageError: ``usage.quantize``.
@@ -116,7 +119,9 @@ class Placed(NamedTuple):
 
 
 class Quantized:
-    """The types that ``--quantize`` gives the tensors of one output; nothing where it is not asked for.
+    """Types that ``--quantize`` gives the tensors of one output.
+
+    Nothing where the flag is not given.
 
     Attributes:
         types: name in GGUF -> type.
@@ -147,7 +152,10 @@ class Quantized:
         self._check(asked, placed, given)
 
     def _weigh(self, placed: Sequence[Placed]) -> None:
-        """An importance matrix for each tensor that has one; llama-quantize passes over that of an embedding only."""
+        """Find an importance matrix for each tensor.
+
+        llama-quantize passes over that of an embedding only.
+        """
         given = self._planner.source.importance
         for matrix, _ in placed:
             experts = matrix.shape[0] if len(matrix.shape) == 3 else 1
@@ -211,7 +219,10 @@ class Quantized:
         return dtype.name in NEEDS_IMPORTANCE or (dtype.name in recipes.needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
-        """A conversion that quantizes, where the tensor of this name in GGUF is; blocks are to be decoded for that."""
+        """A conversion that quantizes the tensor of this name in GGUF.
+
+        Blocks are to be decoded for that.
+        """
         if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
             return plain
         weights = self._importance.get(name)
@@ -226,7 +237,7 @@ class Quantized:
         return tuple(piece for run in runs for piece in _by_expert(run, weights))
 
     def importance(self, placed: Sequence[Placed]) -> dict[str, Floats]:
-        """Those numbers that count, by the canonical name of every tensor."""
+        """Importance of columns, by the canonical name of every tensor."""
         of = self._planner.index.canonical_of
         return {
             canonical: self._importance[item.matrix.name]

@@ -1,4 +1,7 @@
-"""Which type llama-quantize gives each tensor of a model: its recipes, as data (``recipes.toml``)."""
+"""llama-quantize's recipes as data (``recipes.toml``).
+
+They say which type each tensor of a model gets.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _BY_LAYER = frozenset({"down", "gate", "up"})
 
 
 class Model(NamedTuple):
-    """What the recipes ask of a model.
+    """Facts about a model that recipes depend on.
 
     Attributes:
         architecture: in GGUF.
@@ -34,7 +37,7 @@ class Model(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One tensor of a GGUF: its name there, and its shape, outermost first."""
+    """A tensor of a GGUF: its name, and its shape, outermost first."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +50,7 @@ def table() -> Mapping[str, Any]:
 
 
 def names() -> tuple[str, ...]:
-    """What recipes are called."""
+    """Names of the recipes."""
     return tuple(name.lower() for name in table()["recipes"])
 
 
@@ -74,7 +77,10 @@ def quantized(matrix: Matrix) -> bool:
 
 
 def fallback(dtype: DType, columns: int) -> DType:
-    """The type for rows of this length: another where they are not whole blocks."""
+    """The type for rows of this length.
+
+    Another type where the rows are not whole blocks.
+    """
     if columns % dtype.block == 0:
         return dtype
     other = DTYPES[table()["fallback"].get(dtype.name, dtype.name)]

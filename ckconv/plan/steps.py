@@ -1,4 +1,7 @@
-"""The plan as data: steps in order with exact sizes, the bytes around the tensors, losses and refusals."""
+"""The plan as data: steps in order, with exact sizes.
+
+Also the bytes around the tensors, losses and refusals.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Container(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Patterns of file names that loaders look for in the directory of an output.
+    """Patterns of file names that loaders look for beside the output.
 
     Attributes:
         weights: files of tensors and their indexes; a conversion refuses to write beside one.
@@ -92,7 +95,7 @@ class Written(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A file beside the model whose content depends on the files written before it.
+    """A file beside the model whose content depends on earlier files.
 
     Attributes:
         nbytes: returns its size, given the earlier files (their digests are still zeros).
@@ -124,7 +127,7 @@ _IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize
 
 
 def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
-    """What to say of the tensors ``refused``.
+    """A hint for the tensors ``refused``.
 
     Args:
         refused, kept: names of quantized tensors that the target refuses, and of those that it takes.
@@ -153,7 +156,10 @@ def joined(hints: Iterable[str]) -> list[str]:
 
 
 def _globs(names: Collection[str]) -> Iterator[list[str]]:
-    """Globs that match all of ``names``: one for each name without its layer, or one for all."""
+    """Globs that match all of ``names``.
+
+    First one for each name without its layer, then one for all.
+    """
     yield sorted({parse(name).pattern.replace("{n}", "*").replace("{e}", "*") for name in names})
     roots = {name.partition(".")[0] for name in names}
     if len(roots) == 1:
@@ -195,7 +201,7 @@ class Step(NamedTuple):
 
     @property
     def action(self) -> Action:
-        """What happens to the values."""
+        """The conversion of the values."""
         if self.content is not None:
             return Action.CONTENT
         if any(tensor.merge for tensor in self.sources):
@@ -227,7 +233,10 @@ class Step(NamedTuple):
 
     @property
     def copied(self) -> tuple[Extent, ...] | None:
-        """The source's bytes that are the step's bytes, one run after the other; ``None`` where rows change."""
+        """Byte ranges of the source that are the step's bytes, in order.
+
+        ``None`` where rows change.
+        """
         if self.one_run:
             assert self.source is not None
             return self.source.extents
@@ -276,7 +285,7 @@ class Change(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """One reason why a target cannot hold a model, and the flag that changes it, if any."""
+    """A reason why a target cannot hold a model, and the way out, if any."""
 
     text: str
     hint: str = ""
@@ -285,7 +294,9 @@ class Reason(NamedTuple):
 def missing_tensors(
     counts: Mapping[str, int], keys: str = "", *, dropped: Mapping[str, int] | None = None
 ) -> Iterator[Reason]:
-    """Tensors that a target needs and does not get: pattern of a canonical name -> how often.
+    """Tensors that a target needs and does not get.
+
+    Pattern of a canonical name -> how often.
 
     Args:
         keys: what says that they should be there, in brackets.
@@ -325,7 +336,7 @@ def place(at: int) -> int:
 
 
 class Beside(Protocol):
-    """A file beside the output that is made when the digest of the output's payload is known."""
+    """A file beside the output that needs the digest of its payload."""
 
     @property
     def nbytes(self) -> int:
@@ -338,7 +349,10 @@ class Beside(Protocol):
         """The file in pieces, once the SHA-256 of the payload is known."""
 
     def hashing(self) -> AbstractContextManager[object]:
-        """Within the block, files of the source are hashed for it beside other work."""
+        """Hash files of the source while the block runs.
+
+        Other work goes on beside it.
+        """
 
 
 class Restored(NamedTuple):
@@ -425,7 +439,9 @@ class Plan:
         return hints[0] if len(hints) == 1 else ""
 
     def check(self) -> None:
-        """Raise ``plan.refused`` with every reason, if there is one, and the way out of all, or of each behind it.
+        """Raise ``plan.refused`` with every reason, if there is one.
+
+        With the way out of all, or of each behind it.
 
         Raises:
             UnsupportedError: exit 4.
@@ -489,7 +505,10 @@ class Piece(NamedTuple):
 
 
 def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
-    """Why blocks of parts cannot be moved into a layout, or out of their own; empty where they can, or are decoded."""
+    """Why blocks of parts cannot be moved between layouts.
+
+    Empty where they can, or are decoded.
+    """
     if dtype.block == 1:
         return ""
     reasons = []

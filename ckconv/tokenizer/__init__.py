@@ -1,1 +1,1 @@
-"""What formats say about a tokenizer."""
+"""Tokenizers, as each format stores them."""

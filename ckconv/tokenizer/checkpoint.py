@@ -96,7 +96,10 @@ def added_tokens(files: TokenizerFiles, words: Mapping[str, int]) -> dict[str, A
 
 
 def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) -> dict[str, Added]:
-    """The tokens of each batch with their ids; the first free one is looked for once a batch."""
+    """Tokens of each batch with their ids.
+
+    The first free one is looked for once a batch.
+    """
     made: dict[str, Added] = {}
     for batch in batches:
         free = max([len(words) - 1, *(token.number for token in made.values())]) + 1
@@ -112,7 +115,7 @@ def _numbered(batches: Iterable[Sequence[_Listed]], words: Mapping[str, int]) ->
 
 
 def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
-    """Word -> id, of the model of a ``tokenizer.json``; empty where it has none."""
+    """Word -> id of the model of a ``tokenizer.json``; may be empty."""
     model = (document or {}).get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, list):
@@ -121,7 +124,10 @@ def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def is_id(key: str) -> bool:
-    """A key of ``added_tokens_decoder`` is the number of a row that an embedding could have."""
+    """Whether a key of ``added_tokens_decoder`` is the number of a row.
+
+    Of a row that an embedding could have.
+    """
     return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
 
 
@@ -145,7 +151,7 @@ def _of_document(document: Mapping[str, Any] | None) -> Iterator[_Listed]:
 
 
 def of_settings(settings: Mapping[str, Any]) -> Iterator[_Listed]:
-    """Those of ``added_tokens_decoder``, by id."""
+    """Tokens of ``added_tokens_decoder``, by id."""
     found = settings.get("added_tokens_decoder")
     decoder = found if isinstance(found, dict) else {}
     for key, entry in decoder.items():
@@ -180,7 +186,9 @@ Word = TypeVar("Word", str, bytes)
 
 
 def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
-    """The words, as long as work that grows with the square of their lengths is bounded.
+    """Words whose merging takes bounded work.
+
+    The work grows with the square of their lengths.
 
     Raises:
         LeftOut: they are too long.
@@ -194,7 +202,7 @@ def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
 
 
 def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
-    """The first word that its merges do not make, ``None`` where they make every one.
+    """The first word that the merges do not make, else ``None``.
 
     Where they do, it is all the same whether a word that is a token is looked up or made of its merges.
 
@@ -273,7 +281,7 @@ def of_vocabulary(
 
 
 def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
-    """``tokenizer.json`` of ``tekken.json``, and the ``settings`` that follow from it.
+    """Make ``tokenizer.json`` and its settings of ``tekken.json``.
 
     ``scores`` is what llama.cpp's converter writes for every word of such a tokenizer, though nothing reads it there.
 
@@ -347,14 +355,20 @@ def _words(ranked: list[Any]) -> Iterator[bytes]:
 
 
 def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
-    """Every two words that make a third, by the rank of that, then by their own."""
+    """Merges that make words, by the rank of the result.
+
+    Then by the ranks of the two halves.
+    """
     for word in bounded(words, "tekken.json"):
         halves = ((ranks.get(word[:cut]), ranks.get(word[cut:])) for cut in range(1, len(word)))
         yield from sorted((one, other) for one, other in halves if one is not None and other is not None)
 
 
 def byte_letters() -> dict[int, str]:
-    """Byte -> the letter that stands for it in byte-level BPE (``bytes_to_unicode`` of GPT-2's encoder.py)."""
+    """Byte -> the letter that stands for it in byte-level BPE.
+
+    ``bytes_to_unicode`` of GPT-2's encoder.py.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(0x100) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | {byte: chr(0x100 + n) for n, byte in enumerate(rest)}
@@ -378,7 +392,9 @@ _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
 
 
 def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
-    """What lies beside a checkpoint's tensors; nothing for another format.
+    """Tokenizer files beside a checkpoint's tensors.
+
+    Nothing for another format.
 
     Raises:
         InputError: ``tokenizer.json``, one of the documents is malformed; ``tokenizer.model``, it is too large.
@@ -417,7 +433,9 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
 
 
 def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
-    """``tokenizer_config.json``, and ``special_tokens_map.json`` over it (``_from_pretrained`` of transformers).
+    """``tokenizer_config.json`` under ``special_tokens_map.json``.
+
+    As ``_from_pretrained`` of transformers reads the two.
 
     Args:
         alone: there is a SentencePiece model and no ``tokenizer.json``: transformers 5 takes no list of the map's.
@@ -430,12 +448,15 @@ def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
 
 
 def _versioned(root: Path) -> Path | None:
-    """Mistral's SentencePiece model with the version of its chats behind its name; of several the last."""
+    """Mistral's SentencePiece model with the version of its chats.
+
+    The version stands behind the name; of several the last counts.
+    """
     return max((path for path in root.glob("*.model.v*") if _VERSIONED.fullmatch(path.name)), default=None)
 
 
 def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
-    """Word -> id, of ``vocab.json`` or of the model of ``tokenizer.json``; empty where there is neither.
+    """Word -> id of ``vocab.json`` or ``tokenizer.json``; may be empty.
 
     Raises:
         InputError: ``tokenizer.json``, the document is malformed.
@@ -449,7 +470,7 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
 
 
 def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:
-    """Text of a token -> its number, of those that the files beside a checkpoint add to its words.
+    """Added tokens of the files beside a checkpoint: text -> id.
 
     Raises:
         InputError: ``tokenizer.json``, a document is malformed.
@@ -475,7 +496,10 @@ def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -
 
 
 def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
-    """A text, or a list of named ones: what the files say, else the settings, as in transformers."""
+    """The chat template: a text, or a list of named ones.
+
+    The files count before the settings, as in transformers.
+    """
     texts = {}
     if (root / _TEMPLATE).is_file():
         texts["default"] = _text(root / _TEMPLATE)

@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint's tensors and tells of its tokenizer."""
+"""Tokenizer files beside a checkpoint's tensors."""
 
 from __future__ import annotations
 

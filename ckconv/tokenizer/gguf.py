@@ -1,4 +1,7 @@
-"""The tokenizer.* keys of a GGUF, from a checkpoint's tokenizer, where llama.cpp does the same."""
+"""The ``tokenizer.*`` keys of a GGUF, made of a checkpoint's files.
+
+Only where llama.cpp then does the same.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from ckconv.tokenizer.pretokenizers import recognized
 
 @dataclass(frozen=True, slots=True)
 class TokenizerKeys:
-    """What is written.
+    """Tokenizer keys to be written, and notes about them.
 
     Attributes:
         metadata: key -> value, in order.
@@ -52,7 +55,10 @@ class TokenizerKeys:
 
 
 def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
-    """The keys for a model of ``vocab_size`` rows; those of a model without words where that is all that is right."""
+    """Make the tokenizer keys of a model of ``vocab_size`` rows.
+
+    Those of a model without words where that is all that is right.
+    """
     try:
         return keys_of_words(files, vocab_size)
     except LeftOut as reason:
@@ -81,7 +87,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
 
 
 def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
-    """The keys of a tokenizer's words, and what every kind has besides."""
+    """The keys of a tokenizer's words and of every kind of tokenizer."""
     files, end_notes = ended(files, words.ids)
     special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
     tokens = words.metadata["tokenizer.ggml.tokens"]
@@ -106,7 +112,7 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
 
 
 def _beside(files: TokenizerFiles) -> Iterator[str]:
-    """What is said of the text beside an added token, and a GGUF has no place for."""
+    """Notes on spaces beside added tokens, which a GGUF cannot say."""
     added = (files.tokenizer or {}).get("added_tokens")
     decoder = files.settings.get("added_tokens_decoder")
     tokens = [*(added if isinstance(added, list) else ()), *(decoder.values() if isinstance(decoder, dict) else ())]

@@ -1,4 +1,7 @@
-"""The words and special tokens of a tokenizer as a GGUF holds them: byte pairs, SentencePiece, unigram."""
+"""Words and special tokens of a tokenizer, for a GGUF.
+
+Byte pairs, SentencePiece, unigram.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,13 @@ _TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def _word(settings: Mapping[str, Any], name: str) -> str:
-    """BERT's kin call what they put around a text by other names."""
+    """The text of a special token; BERT's kin name it otherwise."""
     other = {"bos": "cls", "eos": "sep"}.get(name, name)
     return content_of(settings, f"{name}_token") or content_of(settings, f"{other}_token")
 
 
 def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles, tuple[str, ...]]:
-    """With the token for the end that the template puts behind a text, and a note.
+    """Add the end token that the template puts behind a text, and a note.
 
     llama.cpp has one token for the end of a text and for what it puts behind one; gguf-py takes that of the template
     (``SpecialVocab._try_load_from_tokenizer_json``). Both have to be ends to llama.cpp by their text, so that a text
@@ -78,7 +81,10 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
 def special_ids(
     files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Ids by the words of the settings, else by ``config.json``, else the model's ``own``; and notes."""
+    """Ids of special tokens, and notes.
+
+    By the words of the settings, else by ``config.json``, else the model's ``own``.
+    """
     found: dict[str, int] = {}
     for name in SPECIAL:
         word = _word(files.settings, name)
@@ -111,7 +117,9 @@ def _numbers(said: object) -> list[int]:
 def _other_ends(
     files: TokenizerFiles, ids: Mapping[str, int], end: int | None, vocab_size: int
 ) -> tuple[dict[str, Value], list[int]]:
-    """Keys for the tokens that end a text besides ``eos`` and those that llama.cpp finds; and those without a key.
+    """Keys for end tokens that llama.cpp does not find itself.
+
+    Besides ``eos``; and the tokens without a key.
 
     ``generation_config.json`` has the first word, as in transformers.
     """
@@ -157,7 +165,10 @@ def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, b
 
 
 def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """The tokens that a post-processor puts before and after a text: those that the settings name."""
+    """Tokens that a post-processor puts before and after a text.
+
+    Only those that the settings name.
+    """
     first, last = _around(processor)
     for what, token in (("bos", first), ("eos", last)):
         if token and token != _word(settings, what):
@@ -201,7 +212,10 @@ def _ends(single: object) -> tuple[str, str]:
 
 
 def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """One template, or the default one and others by name (``SpecialVocab.add_to_gguf``); and notes."""
+    """Keys of chat templates, and notes.
+
+    One template, or the default one and others by name (``SpecialVocab.add_to_gguf``).
+    """
     if isinstance(template, str):
         return {"tokenizer.chat_template": scalar("str", _printable(template))}, ()
     made: dict[str, Value] = {}
@@ -232,7 +246,7 @@ LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What one kind of tokenizer says.
+    """Words of one kind of tokenizer.
 
     Attributes:
         metadata: the keys of its words.
@@ -272,12 +286,18 @@ def words_of(
 
 
 def placeable(added: Iterable[Added], vocab_size: int) -> Iterator[Added]:
-    """Without tokens that the settings only name, and the embedding has no row for."""
+    """Tokens that have a row of the embedding.
+
+    The settings may name others.
+    """
     return (token for token in added if token.listed is not None or token.number < vocab_size)
 
 
 def notes_on(added: Iterable[Added], vocab_size: int) -> tuple[str, ...]:
-    """What becomes of tokens whose id is not the one that a file lists, or that the embedding has no row for."""
+    """Notes on tokens with another id, or without a row.
+
+    The id is another one than a file lists, or the embedding has no row for it.
+    """
     added = [*added]
     moved = [token for token in added if token.listed not in (None, token.number)]
     absent = [token.content for token in added if token.listed is None and token.number >= vocab_size]
@@ -340,7 +360,9 @@ Rows = list[tuple[str, float, int]]
 
 
 def of_same_words(files: TokenizerFiles, vocab_size: int) -> bool:
-    """``tokenizer.model`` has the words of the ``tokenizer.json`` beside it, but for tokens that are added to them.
+    """Whether ``tokenizer.model`` has the words of ``tokenizer.json``.
+
+    But for tokens that are added to them.
 
     transformers takes ``tokenizer.json``; the model says how likely pieces are.
     """
@@ -368,7 +390,7 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
 
 
 def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
-    """The words of a ``tokenizer.model``, and those that are added to them by the files beside it.
+    """Words of a ``tokenizer.model`` and tokens that files beside it add.
 
     Raises:
         LeftOut: it is malformed, or neither BPE with byte fallback nor unigram without.
@@ -409,7 +431,10 @@ def _moved(model: SentencePiece) -> SentencePiece:
 
 
 def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
-    """The same pieces, of which the likeliest are taken, and what llama.cpp does to a text before."""
+    """Words of a unigram model, and its rules for text.
+
+    The likeliest pieces are taken; llama.cpp applies the rules before.
+    """
     rules = {
         "model": scalar("str", "t5"),
         "remove_extra_whitespaces": scalar("bool", one_space),
@@ -424,13 +449,18 @@ def _prefix(prefix: bool) -> dict[str, Value]:
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """A ``tokenizer.json`` holds BPE of characters, those without a piece as their bytes."""
+    """Whether a ``tokenizer.json`` holds BPE of characters.
+
+    Characters without a piece become their bytes.
+    """
     model = document.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 
 
 def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
-    """The words of a ``tokenizer.json``: with scores, or with merges where their order is none of scores.
+    """Words of a ``tokenizer.json``, with scores or with merges.
+
+    Merges where their order is none of scores.
 
     Raises:
         LeftOut: llama.cpp would make other ids of a text.
@@ -470,7 +500,10 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
 
 
 def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
-    """llama.cpp puts a beginning before every text under one name, and does as it is told under the other."""
+    """Words with merges, under the name that begins texts as they do.
+
+    llama.cpp puts a beginning before every text under one name, and does as a key says under the other.
+    """
     bad = next((merge for merge in merges if merge.count(" ") != 1), "")
     if bad:
         raise LeftOut(f"the merge {bad!r} holds a space (tokenizer.json)")
@@ -481,7 +514,7 @@ def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
 
 
 def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
-    """Pieces that neighbors are joined to; ``own`` are the model's special ones."""
+    """Pieces that merge with neighbors; ``own`` are the special ones."""
     texts = [text for text, _, _ in rows]
     metadata = {
         "tokenizer.ggml.model": scalar("str", "llama"),
@@ -574,7 +607,9 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
 
 
 def _check_ties(pairs: list[tuple[str, str]]) -> None:
-    """Runs of one character, as the spaces of llama's vocabulary, have one score: the leftmost of them is made longer.
+    """Check pieces of equal scores: runs of one character only.
+
+    As the spaces of llama's vocabulary: the leftmost run is made longer.
 
     Raises:
         LeftOut: the merges have another order.
@@ -595,7 +630,9 @@ def _merges(merges: object) -> Iterator[tuple[str, str]]:
 
 
 def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tuple[Rows, list[str]]:
-    """Words, scores and types by id: the model's, then what was added to it, then what fills the embedding's rows.
+    """Words, scores and types by id.
+
+    The model's, then added tokens, then tokens that fill the embedding's rows.
 
     Where ``tokenizer.json`` is there, a piece that it does not add is a word, whatever type the model gives it. Without
     it, the settings may give a piece another text (Gemma's unused ones).
@@ -687,7 +724,7 @@ def _charsmap(normalizer: object) -> bytes:
 
 
 def _mapped(charsmap: bytes, key: bytes) -> bytes | None:
-    """What a map of characters makes of a text that it has.
+    """A text after a map of characters.
 
     The map is the size of a double array in bytes (u32), its units (u32), and texts that end in zero. A unit has a
     label (bits 0 to 7, and 31, which no label has), a leaf (8), and an offset (10 and on; by 256 with bit 9).

@@ -33,7 +33,9 @@ _MAX_PIECE = 256
 
 
 def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Give every character of a piece an id of its own: merges begin with characters.
+    """Give every character of a piece an id of its own.
+
+    Merges begin with characters.
 
     A character without a piece of its own gets the id of its byte token (Gemma has no piece for a single tab).
 
@@ -50,7 +52,7 @@ def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]
 def merges_of(
     vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 ) -> Iterator[str]:
-    """The merges that make pieces, in the order in which SentencePiece would choose them.
+    """Merges that make pieces, in the order of SentencePiece.
 
     Pieces of one score have no order, and of their merges the leftmost comes first. Where they are all runs of one
     character, as the spaces of llama's vocabulary, that is the one that makes the longest run longer.
@@ -118,7 +120,9 @@ _encoded = JSONEncoder(ensure_ascii=False).encode
 
 
 def fills(token: str, kind: int, number: int) -> bool:
-    """The token only fills a row of the embedding: llama.cpp's converter makes one up where there is none.
+    """Whether the token only fills a row of the embedding.
+
+    llama.cpp's converter makes one up where there is none.
 
     It is unused, or unknown in files of older converters.
     """
@@ -126,7 +130,9 @@ def fills(token: str, kind: int, number: int) -> bool:
 
 
 def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Every token is a text, and no two are the same; a token with a role is one that is looked for.
+    """Check that every token is a text, and no two are equal.
+
+    A token with a role is one that is looked for.
 
     Raises:
         NotFaithful: not so.
@@ -147,7 +153,9 @@ def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[i
 
 
 def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> int:
-    """The id of the token that stands for what no token is: by its type, else the one that the file or llama.cpp names.
+    """The id of the unknown token.
+
+    By its type, else the one that the file or llama.cpp names.
 
     A file has no such type where the checkpoint lists the token among the added ones: it is a control token then.
 
@@ -164,7 +172,10 @@ def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence
 
 
 def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
-    """A token of this id can be named as a special one: it is looked for in a text anyway."""
+    """Whether a token of this id can be named as a special one.
+
+    A text is searched for it anyway.
+    """
     return number < len(tokens) and types[number] in ADDED and bool(tokens[number])
 
 
@@ -214,7 +225,7 @@ def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]
 
 
 def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> SideFile:
-    """``tokenizer.json`` of BPE of characters with byte fallback: SentencePiece's.
+    """``tokenizer.json`` of SentencePiece's BPE with byte fallback.
 
     Args:
         scores: of SentencePiece; none where the vocabulary has merges.
@@ -262,7 +273,10 @@ def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
 
 
 def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
-    """Tokens that are looked for first. llama.cpp says nothing of white space around them, but for phi 3."""
+    """Added tokens, which are looked for first.
+
+    llama.cpp says nothing of white space around them, but for phi 3.
+    """
     return [
         {
             "id": number,
@@ -279,7 +293,10 @@ def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[
 
 
 def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What puts the beginning and the end around a text, or around each of two."""
+    """The post-processor that puts special tokens around texts.
+
+    The beginning and the end, around a text or each of two.
+    """
     ends = [
         tokens[vocabulary.special[what]] if adds else ""
         for what, adds in (("bos", vocabulary.adds_bos), ("eos", vocabulary.adds_eos))
@@ -307,7 +324,9 @@ def written(
     vocab: Mapping[str, int] | Sequence[tuple[str, float]],
     merges: Callable[[], Iterable[str]],
 ) -> SideFile:
-    """The document, in pieces: the whole as one object in memory would be ten times the file.
+    """The document in pieces.
+
+    The whole as one object in memory would be ten times the file.
 
     Raises:
         NotFaithful: it would be larger than what ckconv, or anybody, reads.
@@ -463,7 +482,7 @@ def _ours(token: str) -> str:
 
 
 def rules_of(rules: Rules) -> dict[str, Any]:
-    """What :func:`ckconv.tokenizer.sentencepiece.encode` takes of them."""
+    """Rules that :func:`ckconv.tokenizer.sentencepiece.encode` takes."""
     charsmap = rules.charsmap.decode() if rules.charsmap else ()
     return {"unigram": True, "charsmap": bytes(byte % 256 for byte in charsmap), "one_space": rules.one_space}
 
@@ -555,7 +574,10 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
 
 
 def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
-    """``generation_config.json`` with the control tokens that llama.cpp takes for an end by their text."""
+    """``generation_config.json`` with further end tokens.
+
+    llama.cpp takes these control tokens for an end by their text.
+    """
     found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
     said = generation.get("eos_token_id", [])
     ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
@@ -563,7 +585,10 @@ def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Seq
 
 
 def model_pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:
-    """The pieces of ``tokenizer.model``: every token up to the last that is one. SentencePiece wants an unknown one."""
+    """Pieces of ``tokenizer.model``, up to the last that is one.
+
+    SentencePiece wants an unknown one.
+    """
     count = len(tokens)
     while count and fills(tokens[count - 1], types[count - 1], count - 1):
         count -= 1
@@ -576,7 +601,9 @@ def model_pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[f
 
 
 def _not_its_own(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Tokens that were added to a SentencePiece model, as transformers lists them: id -> token.
+    """Tokens added to a SentencePiece model: id -> token.
+
+    As transformers lists them.
 
     So are a user's with spaces, which the model itself only holds escaped.
     """

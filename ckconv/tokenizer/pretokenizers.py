@@ -1,4 +1,6 @@
-"""Which of llama.cpp's pre-tokenizers a ``tokenizer.json`` defines, recognized by its definition and nothing less.
+"""llama.cpp's pre-tokenizers, recognized by their definitions.
+
+By the definition in a ``tokenizer.json`` and nothing less.
 
 llama.cpp splits text by rules that it knows by a name (``tokenizer.ggml.pre``), not by the rules of the file. A name
 is only right where the file's whole definition is the one that llama.cpp implements under it: ``pretokenizers.toml``.
@@ -22,7 +24,7 @@ _TABLE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What llama.cpp does under one name.
+    """A pre-tokenizer of llama.cpp, by name.
 
     Attributes:
         steps: what text goes through, by their names in the table.
@@ -51,7 +53,7 @@ def _table() -> Mapping[str, Any]:
 
 @cache
 def pre_tokenizers() -> Mapping[str, PreTokenizer]:
-    """Every name; of those for one definition the one that is written comes first."""
+    """All names; of one definition's, the written one comes first."""
     return {
         name: PreTokenizer(name, tuple(steps), name in nfc, **more)
         for row in _table()["definition"]
@@ -61,7 +63,10 @@ def pre_tokenizers() -> Mapping[str, PreTokenizer]:
 
 
 def of_class(name: str) -> PreTokenizer | None:
-    """That of a class of slow tokenizers, or of the models of a type whose class it is; ``None`` for any other."""
+    """The pre-tokenizer of a class of slow tokenizers, else ``None``.
+
+    Or of the models of a type whose class it is.
+    """
     known = _table()["class"].get(name.removesuffix("Fast"))
     return None if known is None else pre_tokenizers()[known]
 
@@ -87,7 +92,9 @@ def _member(step: str) -> dict[str, Any]:
 
 
 def recognized(document: Mapping[str, Any], *, nfc: bool = False) -> tuple[PreTokenizer | None, str]:
-    """The definition of a ``tokenizer.json``, or ``None`` and what speaks against every one.
+    """The definition of a ``tokenizer.json``, or why none fits.
+
+    ``None`` with what speaks against every one.
 
     Args:
         document: where one name fits but for ``ignore_merges``, it is returned: that only counts for some vocabularies.
@@ -122,7 +129,7 @@ def _steps_by_name(name: str) -> tuple[Step, ...] | None:
 
 
 def steps_of(definition: object) -> tuple[Step, ...] | None:
-    """The steps of a ``pre_tokenizer`` as what they do; ``None`` where one is of no kind that is known."""
+    """Steps of a ``pre_tokenizer``; ``None`` with one of unknown kind."""
     if not isinstance(definition, dict):
         return None
     members = definition.get("pretokenizers") if definition.get("type") == "Sequence" else [definition]
@@ -133,7 +140,10 @@ def steps_of(definition: object) -> tuple[Step, ...] | None:
 
 
 def _steps(member: Mapping[str, Any]) -> Iterator[Step]:
-    """A step, or the two that ByteLevel is with its own expression; an empty one is not known."""
+    """A step, or the two of ByteLevel with its own expression.
+
+    An empty one is not known.
+    """
     kind = member.get("type")
     if kind == "ByteLevel" and member.get("add_prefix_space") is False:
         if member.get("use_regex", True):

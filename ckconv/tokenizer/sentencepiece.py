@@ -1,4 +1,6 @@
-"""``tokenizer.model``: the vocabulary of a SentencePiece model, read strictly, and written.
+"""``tokenizer.model``: SentencePiece's file, read and written.
+
+Reading is strict.
 
 The file is a protocol buffer; every field is a varint key (number and wire type) and a value. What is read, by number
 (``sentencepiece_model.proto`` of google/sentencepiece)::
@@ -35,7 +37,7 @@ class Malformed(ValueError):
 
 
 class TooManyPieces(Malformed):
-    """There are more pieces than there may be."""
+    """More pieces than there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,10 @@ def _piece(data: bytes) -> Piece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field: an int of a varint, the bytes of the others."""
+    """Number and value of each field.
+
+    An int of a varint, the bytes of the others.
+    """
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -187,7 +192,9 @@ def encode(
     charsmap: bytes = b"",
     one_space: bool = False,
 ) -> bytes:
-    """A BPE model with byte fallback that takes text as it is, but for the space that may be put before it; or unigram.
+    """Encode a BPE model with byte fallback, or a unigram model.
+
+    BPE takes text as it is, but for the space that may be put before it.
 
     Args:
         pieces: by id.

@@ -1,4 +1,7 @@
-"""What a source says about its tokenizer, whatever format it is in: entries, special tokens, chat template."""
+"""A source's tokenizer, whatever the format.
+
+Entries, special tokens, chat template.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ _GGUF_TEXTS: dict[str, str] = {
 
 
 def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
-    """The ``tokenizer.*`` keys of a source as a GGUF has them; none where it has no tokenizer that a GGUF can hold.
+    """The ``tokenizer.*`` keys of a source as a GGUF has them.
+
+    None where it has no tokenizer that a GGUF can hold.
 
     Raises:
         InputError: ``tokenizer.json`` or ``tokenizer.model``, a file is malformed.
@@ -56,7 +61,9 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
 
 
 def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -> dict[str, bytes] | None:
-    """The tokenizer entries of a source: slot name -> content. ``None`` where it has no tokenizer that fits.
+    """Tokenizer entries of a source: slot name -> content, else ``None``.
+
+    ``None`` where it has no tokenizer that fits.
 
     Args:
         keys: as :func:`gguf_keys` says; without words in them, those of a ``tokenizer.json`` are taken as they are.
@@ -137,7 +144,10 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
 
 
 def equal_tokens_of(index: TensorIndex) -> str:
-    """Why llama.cpp does not load the words of a GGUF: two are of one text; empty where none are."""
+    """Why llama.cpp does not load a GGUF with two equal tokens.
+
+    Empty where no two are of one text.
+    """
     tokens = _value(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
     return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""

@@ -1,4 +1,7 @@
-"""The tokenizer.* keys of a GGUF as llama.cpp reads them, and the vocabulary of bump entries."""
+"""The ``tokenizer.*`` keys of a GGUF as llama.cpp reads them.
+
+And the vocabulary of bump entries.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +80,15 @@ KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 class NotFaithful(Exception):
-    """Why a tokenizer cannot be written so that it does what llama.cpp does with the file."""
+    """Why a written tokenizer would not do what llama.cpp does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a unigram model does to a text first: SentencePiece's map of characters, and one space for many."""
+    """Rules of a unigram model for text.
+
+    SentencePiece's map of characters, and one space for many.
+    """
 
     charsmap: Any
     one_space: bool
@@ -122,7 +128,9 @@ class Vocabulary:
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The tokenizer of a GGUF. Only what can be seen without decoding an array is checked.
+    """The tokenizer of a GGUF.
+
+    Only what can be seen without decoding an array is checked.
 
     Raises:
         NotFaithful: there is none, or not everything that it does is known.
@@ -173,7 +181,10 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
-    """Key -> whether llama.cpp puts a token around a text where the file does not say; empty where it is not known."""
+    """Key -> whether llama.cpp adds a token around texts by default.
+
+    Where the file does not say; empty where it is not known.
+    """
     kind, pre = _text(metadata, "tokenizer.ggml.model"), pre_tokenizers().get(_text(metadata, "tokenizer.ggml.pre"))
     if kind != "llama" and pre is None:
         return {}
@@ -182,7 +193,7 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """Name of a special token -> its id, where the file says it or llama.cpp takes it for granted."""
+    """Name of a special token -> id, of the file or llama.cpp's own."""
     found = _SPECIAL.get(_text(metadata, "tokenizer.ggml.model"), {})
     said = {name: _number(metadata, key) for name, key in SPECIAL.items()}
     return found | {name: number for name, number in said.items() if number is not None}
@@ -198,7 +209,10 @@ def token_ids(metadata: Mapping[str, Any], texts: Iterable[str]) -> dict[str, in
 
 
 def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids after which there is nothing more to generate: the end, and what the file says besides."""
+    """Ids of tokens after which generation ends.
+
+    The end token, and what the file says besides.
+    """
     ids = [special_ids(metadata).get("eos"), *(_number(metadata, key) for key in _ALSO_END)]
     return list(dict.fromkeys(number for number in ids if number is not None))
 
@@ -326,7 +340,9 @@ def _little(numbers: array[Any]) -> bytes:
 
 
 def gguf_entries(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, bytes] | None:
-    """The entries of a GGUF's ``tokenizer.ggml.*`` keys, ``None`` where it has no tokens.
+    """Entries of a GGUF's ``tokenizer.ggml.*`` keys, else ``None``.
+
+    ``None`` where it has no tokens.
 
     Args:
         metadata: key -> value; an array has a ``type`` and ``decode()``, as those of
@@ -355,7 +371,10 @@ def _bytes(text: str) -> bytes:
 
 
 def _halves(merge: bytes) -> tuple[bytes, bytes] | None:
-    """Cut at the first space that is not the first byte, as llama.cpp does: a token may begin with a space."""
+    """Cut a merge at the first space that is not the first byte.
+
+    As llama.cpp does: a token may begin with a space.
+    """
     at = merge.find(b" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else None
 
@@ -363,7 +382,9 @@ def _halves(merge: bytes) -> tuple[bytes, bytes] | None:
 def huggingface_entries(
     document: Mapping[str, Any], vocab_size: int, added: Mapping[str, int] | None = None
 ) -> dict[str, bytes] | None:
-    """The entries of a parsed ``tokenizer.json``, ``None`` where its model has no vocabulary of strings and ids.
+    """Entries of a parsed ``tokenizer.json``, else ``None``.
+
+    ``None`` where its model has no vocabulary of strings and ids.
 
     An id that no token has is filled with the unknown token, or ``<|ck_missing_ID|>``.
 

@@ -1,4 +1,7 @@
-"""GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all modules; read and planned."""
+"""GGUF adapters as llama.cpp loads them, read and planned.
+
+LoRA only, one alpha for all modules.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,10 @@ def _collect(
 def _regrouped(
     collected: Collected, names: list[str], family: Family, model: ModelConfig
 ) -> tuple[Collected, list[str]]:
-    """Give the rows and columns of these modules the order that GGUF has of them; the names of those it cannot."""
+    """Put rows and columns of these modules into GGUF's order.
+
+    Returns the names of modules that it cannot.
+    """
     tensors, odd = dict(collected.tensors), []
     for name in names:
         outputs = placed_in_gguf(collected.modules[name].path, family, model)
@@ -171,7 +177,10 @@ def _regrouped(
 def _in_order(
     collected: Collected, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
 ) -> tuple[Collected, list[str]]:
-    """Give the rows of q and k the order that llama.cpp's converter stores them in; the names of those it cannot."""
+    """Put rows of q and k into the order of llama.cpp's converter.
+
+    Returns the names of modules that it cannot.
+    """
     tensors = dict(collected.tensors)
     lost: list[str] = []
     for name in collected.modules:
@@ -233,11 +242,14 @@ class GgufAdapterPlanner(AdapterPlanner):
     roles = frozenset({Role.A, Role.B})
 
     def has_place(self, module: str, base: ModelConfig) -> bool:
-        """It has a name of its own."""
+        """Whether GGUF has a name for a module."""
         return gguf_name_of(module, FAMILIES[base.family]) is not None
 
     def check(self) -> None:
-        """The architecture, names and the order of rows follow from the base model."""
+        """Check that the base model is known.
+
+        The architecture, names and the order of rows follow from it.
+        """
         self.family = self._family()
         if self.family is None:
             return
@@ -317,7 +329,10 @@ class GgufAdapterPlanner(AdapterPlanner):
         return Entry(name, b, replace(layout, scale=scale), b.shape)
 
     def _alpha(self) -> float | None:
-        """The one alpha: with it the scales of most modules are right as they are, or by a power of two."""
+        """The one alpha with which most scales are right.
+
+        As they are, or by a power of two.
+        """
         modules = [module for module in self.modules if module.rank]
         if self.index.format == "gguf":
             return next((module.alpha for module in modules), None)
@@ -337,7 +352,10 @@ class GgufAdapterPlanner(AdapterPlanner):
         return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
-        """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""
+        """Metadata with the changes of flags.
+
+        The source's own keys if it is a GGUF, else those that llama.cpp needs.
+        """
         architecture = self.family.gguf if self.family else self.index.architecture
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
         if self.family and interleaves(self.family):
@@ -360,7 +378,10 @@ class GgufAdapterPlanner(AdapterPlanner):
         return found
 
     def _head_counts(self, architecture: str) -> dict[str, Value]:
-        """What llama.cpp does not look at, and a reader needs to put the rows of q and k in order again."""
+        """Numbers of heads, by which a reader puts rows of q and k in order.
+
+        llama.cpp does not look at them.
+        """
         counts = {}
         for module in self.modules:
             field = _heads_field(module, self.family)
@@ -377,12 +398,15 @@ def _unadapted(module: AdapterModule, family: Family) -> bool:
 
 
 def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
-    """The field that counts the heads of a matrix whose rows GGUF stores interleaved."""
+    """The field that counts the heads of an interleaved matrix."""
     return FIELD_OF.get(heads_of(family, weight_pattern(module.name)) or "") if family else None
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
-    """Alphas with which the scale of some module is right: what the source says, scale times rank, and neighbors."""
+    """Alphas with which the scale of some module is right.
+
+    What the source says, scale times rank, and neighbors.
+    """
     found: dict[float, None] = {}
     for module in modules:
         product = float32(module.scale * module.rank)
@@ -402,6 +426,6 @@ def _neighbors(value: float) -> tuple[float, float]:
 
 
 def _fit(alpha: float, modules: Iterable[AdapterModule]) -> tuple[int, int]:
-    """Modules whose digits do not change, and modules that do not change at all."""
+    """Count modules that keep their digits, and that do not change."""
     factors = [module.scale / effective_scale(alpha, module.rank) for module in modules]
     return sum(map(power_of_two, factors)), factors.count(1.0)

@@ -1,4 +1,7 @@
-"""The tensors that a GGUF holds: which rows of the source each is made of, and what llama.cpp loads."""
+"""The tensors that a GGUF holds, and rules of llama.cpp.
+
+Which rows of the source each is made of, and what llama.cpp loads.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,10 @@ def known_patterns(config: ModelConfig) -> frozenset[str]:
 
 
 def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
-    """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
+    """Required tensors: canonical pattern -> the layers that have them.
+
+    llama.cpp does not load a model without them.
+    """
     family = FAMILIES[config.family]
     found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
@@ -148,7 +154,7 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
 def engine_reasons(
     config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True, equal: bool = False
 ) -> Iterator[Reason]:
-    """Why llama.cpp would compute something else than the source's configuration says.
+    """Why llama.cpp would compute something else than the source says.
 
     Args:
         context: context length in the output.
@@ -268,7 +274,10 @@ class Entry(NamedTuple):
 
 
 def stored_entries(planner: Planner) -> Sequence[Entry]:
-    """The tensors of a GGUF as they are, whatever they mean; those that adapters change as llama.cpp wants them."""
+    """The tensors of a GGUF as they are, whatever they mean.
+
+    Tensors that adapters change are as llama.cpp wants them.
+    """
     index = planner.index
     config = index.config
     if not (index.canonical_of or planner.options.drop):
@@ -323,7 +332,9 @@ def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
 def canonical_entries(
     planner: Planner, config: ModelConfig, family: Family, zero_filled: frozenset[str]
 ) -> list[Entry]:
-    """The tensors that llama.cpp looks for, out of canonical ones. What has no place, or is missing, is refused.
+    """The tensors that llama.cpp looks for, out of canonical ones.
+
+    What has no place, or is missing, is refused.
 
     Args:
         zero_filled: source tensors that only stand for ones that are not there.
@@ -397,7 +408,10 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
 
 
 def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Layers are counted before they are walked through: a configuration may claim any number of them."""
+    """Count missing layers before walking through them.
+
+    A configuration may claim any number of them.
+    """
     bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
     if not tensors and planner.index.unknown:  # Ultravox as it is published
         hint = "ckconv.convert_tower writes what is there; the text model is a checkpoint of its own"
@@ -437,7 +451,10 @@ def entry_of(name: str, parts: list[Tensor], family: Family, parameters: Mapping
 
 
 def is_fp32(name: str) -> bool:
-    """A name of GGUF that llama.cpp's converter writes in FP32, however many axes the tensor has."""
+    """Whether llama.cpp's converter writes the tensor in FP32 always.
+
+    However many axes it has.
+    """
     module, _, kind = name.rpartition(".")
     return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
 
@@ -502,7 +519,7 @@ _SCALED = frozenset(
 
 
 def of_activations(stored: Sequence[StoredTensor]) -> tuple[Dropped, ...]:
-    """Scales of what a matrix is multiplied with: a GGUF keeps them, and nothing else has a place for them."""
+    """Scales of a matrix's inputs, which only a GGUF keeps."""
     found = [tensor for tensor in stored if tensor.name.endswith(_INPUT)]
     names = {tensor.name for tensor in stored} if found else set()
     beside = (tensor for tensor in found if tensor.name.removesuffix(_INPUT) + _WEIGHT in names)
@@ -567,7 +584,9 @@ def _divides(dtype: DType) -> bool:
 
 
 def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
-    """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused.
+    """Entries ``NAME.scale`` of matrices that are written as NVFP4.
+
+    Of those that have one; what has no place for it is refused.
 
     A program that reads blocks and knows nothing of the other tensor takes wrong numbers for right ones, so a GGUF has
     one only where it is asked for, or where the source has it.

@@ -1,4 +1,7 @@
-"""A GGUF's header -> the canonical index, with the hyper-parameters as llama.cpp reads them."""
+"""A GGUF's header -> the canonical index.
+
+With the hyper-parameters as llama.cpp reads them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
 
 
 def keys_of(architecture: str, name: str) -> tuple[str, str]:
-    """A hyper-parameter's key: with the architecture's prefix, then without one (files of early converters)."""
+    """Keys of a hyper-parameter: with the architecture's prefix first.
+
+    Then without one (files of early converters).
+    """
     return full_key(architecture, name), name.removeprefix("/")
 
 
@@ -116,13 +122,19 @@ def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fa
 
 
 def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
-    """Fields whose key says nothing here -> the key: llama.cpp counts listed tokens (``llama_vocab::impl::load``)."""
+    """Fields whose key says nothing in this file -> the key.
+
+    llama.cpp counts listed tokens (``llama_vocab::impl::load``).
+    """
     counted = "vocab_size" in values and values["vocab_size"] != vocab and _token_count(file) > 0
     return {"vocab_size": names["vocab_size"]} if counted else {}
 
 
 def _window(family: Family, config: ModelConfig) -> ModelConfig:
-    """Without the window that llama.cpp does not read for an architecture, unless the context never leaves it."""
+    """Leave out a window that llama.cpp does not read.
+
+    Unless the context never leaves it.
+    """
     row = family.parameters.get("window")
     read = row is not None and any(not cell.unread for cell in row.key_cells("gguf"))
     if read or not config.sliding_window or config.sliding_window >= config.context_length > 0:
@@ -135,7 +147,10 @@ def _fail(file: GgufFile) -> Fail:
 
 
 def _uniform(file: GgufFile, key: str, value: object) -> object:
-    """The one value of a per-layer array whose elements are all the same; no family here has others."""
+    """The one value of a per-layer array whose elements are equal.
+
+    No family here has others.
+    """
     if not isinstance(value, ArrayRef):
         return value
     elements = value.decode()
@@ -158,7 +173,7 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
 
 
 def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
-    """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
+    """Add modifiers, unread keys and the scaling of RoPE."""
     table, prefix = family.metadata.keys, f"{architecture}."
     scope = Values(family, KeySource(file, architecture), given=config.scope)
     modifiers, unread = list[str](), list[str]()
@@ -186,7 +201,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
 
 
 def _decoded(file: GgufFile, name: str) -> Any:
-    """The value under a key: a list, or a number as the shortest decimal of its float32."""
+    """The value under a key: a list, or a short decimal of a float32."""
     found = value_of(file.metadata, name)
     value = found.decode() if isinstance(found, ArrayRef) else found
     return shortest_float32(value) if isinstance(value, float) else value
@@ -245,14 +260,20 @@ def _rope_scaling(
 
 
 def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What rows of the family say of the scaling besides its type, factor and original context."""
+    """Numbers of the scaling from rows of the family.
+
+    Besides its type, factor and original context.
+    """
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
     return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
 
 
 class KeySource:
-    """The metadata as the rows of a family read it: every key behind the architecture's prefix, or without one."""
+    """Metadata as the rows of a family read it.
+
+    Every key behind the architecture's prefix, or without one.
+    """
 
     format = "gguf"
 
@@ -318,7 +339,9 @@ def open_gguf(
     base: Path | None = None,
     drop: Sequence[str] = (),
 ) -> TensorIndex:
-    """Read the header of a GGUF (all shards of a split set) and apply its family's rules.
+    """Read the header of a GGUF and apply its family's rules.
+
+    Of a split set, all shards.
 
     Args:
         opener: opens an adapter's ``base`` model.
@@ -395,14 +418,20 @@ def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[s
 
 
 def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
-    """The tower that an mmproj holds, where it is one whose names are known: any other is copied as it is."""
+    """The tower that an mmproj holds, where its names are known.
+
+    Any other is copied as it is.
+    """
     with suppress(InputError, UnsupportedError):
         return _known_tower(path, file)
     return None, None
 
 
 def unknown_tower(path: Path) -> str:
-    """Why the tower of an mmproj is none that is known; empty where no tower has its projector."""
+    """Why the tower of an mmproj is not known; may be empty.
+
+    Empty where no tower has its projector.
+    """
     from ckconv.families.elsewhere import projector_known_by
 
     file = read_gguf(path)

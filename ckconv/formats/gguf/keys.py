@@ -1,4 +1,4 @@
-"""The metadata of a GGUF that is written: copied, made, set or dropped, and as bytes."""
+"""Metadata of a GGUF that is written: copied, made, set or dropped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _SHAPES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim",
 
 
 def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
-    """The keys of a file as it has them, in order; those of a split set belong to its files, not to the model."""
+    """The model's keys of a file, in order.
+
+    Keys of a split set belong to its files.
+    """
     return {key: _value(value) for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
 
 
@@ -78,7 +81,9 @@ def _value(value: MetaValue) -> Value:
 def edited(
     planner: Planner, metadata: Mapping[str, Value], architecture: str, *, ruled: bool, own: bool
 ) -> dict[str, Value]:
-    """The metadata as ``--drop-meta`` and ``--set-meta`` want it; without them no family is read for it.
+    """Metadata after ``--drop-meta`` and ``--set-meta``.
+
+    Without them no family is read for it.
 
     Notes what changes, and keys that nobody reads.
 
@@ -129,7 +134,9 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
 def _with_set(
     metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str], architecture: str
 ) -> dict[str, Value]:
-    """The metadata with what a flag sets: in the type of the key, there or in a table; or what the text looks like.
+    """Metadata with the values that a flag sets.
+
+    In the type of the key, there or in a table; or what the text looks like.
 
     Raises:
         UsageError: the key is one that the tensors decide, or the text is no value of the type.
@@ -147,7 +154,7 @@ def _with_set(
 
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value], keys: Iterable[str]) -> Iterator[Change]:
-    """What flags changed: these keys, then those that are dropped."""
+    """Keys that flags changed, then dropped keys."""
     for key in dict.fromkeys([*keys, *(key for key in before if key not in after)]):
         old, new = (as_read({key: side[key]}).get(key) if key in side else None for side in (before, after))
         yield Change(key, _plain(old), _plain(new))
@@ -183,7 +190,10 @@ def _parsed(key: str, kind: str, text: str) -> Value:
 
 
 def _try(kind: str, text: str) -> Value | None:
-    """The text as a value of a type; an array, or anything but a text, as JSON has it."""
+    """Parse the text as a value of a type.
+
+    An array, or anything but a text, as JSON has it.
+    """
     try:
         if kind.startswith("arr["):
             type = VALUE_TYPES_BY_NAME[kind[4:-1]]
@@ -220,7 +230,9 @@ _HINT = "take it out of modules.json for the embeddings before it"
 
 
 def gives_embeddings(index: TensorIndex) -> bool:
-    """A checkpoint has no output head on purpose: it is one of sentence-transformers, or of a class without one.
+    """Whether a checkpoint has no output head on purpose.
+
+    It is one of sentence-transformers, or of a class without one.
 
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
@@ -236,7 +248,9 @@ def gives_embeddings(index: TensorIndex) -> bool:
 
 
 def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
-    """The keys, where a checkpoint is one of sentence-transformers; notes are added for what has none.
+    """Pooling keys of a checkpoint of sentence-transformers.
+
+    Notes are added for what has none.
 
     llama.cpp reads one of them. The documents are kept beside it, for the way back: what is behind the pooling, and
     prompts, it has no words for.
@@ -270,7 +284,10 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
 
 
 def _is_reranker(index: TensorIndex) -> bool:
-    """Named so by its directory, its configuration or its card, as ``_is_qwen3_reranker`` of the converter finds it."""
+    """Whether directory, configuration or card name a reranker.
+
+    As ``_is_qwen3_reranker`` of the converter finds it.
+    """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return False
     named = (root_of(index).name, str(index.metadata.get("_name_or_path", "")))
@@ -280,7 +297,9 @@ def _is_reranker(index: TensorIndex) -> bool:
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:
-    """What is computed behind the pooling, with weights of its own, and llama.cpp does not.
+    """Why modules behind the pooling are refused.
+
+    They have weights of their own, and llama.cpp does not compute them.
 
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
@@ -321,7 +340,10 @@ def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
 
 
 def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:
-    """Everything before the data section, which begins where the first tensor lies."""
+    """All bytes before the data section.
+
+    It begins where the first tensor lies.
+    """
     start = file.steps[0].offset if file.steps else file.nbytes
 
     def record(at: int) -> Record:

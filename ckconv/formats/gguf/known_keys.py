@@ -1,4 +1,7 @@
-"""The keys of a GGUF that readers know, by type, and the short names that people give them."""
+"""Keys of a GGUF that readers know, by type, and short names.
+
+The names are those that people give them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def type_of(key: str, architecture: str) -> str:
 
 
 def unknown_note(key: str, architecture: str) -> str:
-    """A note about a key that no reader is known to look at; empty for the others, and for an unknown architecture."""
+    """A note about a key that no known reader reads; may be empty.
+
+    Empty for an unknown architecture, too.
+    """
     families = families_of_gguf(architecture)
     if type_of(key, architecture) or (not families and key.startswith(f"{architecture}.")):
         return ""
@@ -63,7 +69,7 @@ def unknown_note(key: str, architecture: str) -> str:
 
 
 def resolved(metadata: Mapping[str, Value], pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Pairs with the file's own keys, and ids for tokens that are named by their text.
+    """Pairs with full keys, and ids for tokens named by their text.
 
     Raises:
         UsageError: ``usage.meta``, the vocabulary has no such token.

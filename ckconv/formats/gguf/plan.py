@@ -1,4 +1,7 @@
-"""Planning a GGUF, whole or split: a text model, a tower, or a model that diffuses."""
+"""Plans of GGUFs: text models, towers, diffusion models.
+
+Whole or split.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
 
 
 class _Choice(NamedTuple):
-    """The type of a tensor; ``why`` it is refused, if it is, how many ``groups`` that counts, and the flag for it."""
+    """The type of a tensor, or ``why`` it is refused.
+
+    With how many ``groups`` that counts, and the flag for it.
+    """
 
     dtype: DType
     why: str = ""
@@ -120,7 +126,9 @@ class _Choice(NamedTuple):
 def types_of(
     planner: Planner, entries: Sequence[Entry], quantized: Mapping[str, DType], *, same_format: bool
 ) -> list[DType]:
-    """The type of each entry; reasons are noted with the planner, and a refused type stands for itself.
+    """The type of each entry; the planner gets the reasons to refuse.
+
+    A refused type stands for itself.
 
     Args:
         quantized: types of entries that were asked for, by name.
@@ -182,7 +190,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
 
 
 def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
-    """Of float64 the type that is asked for, where one is."""
+    """The type of float64: the one that a flag names, if any."""
     if same_format and source not in WIDENS_TO_F32 and not (source is F64 and source is not target):
         return _Choice(source)  # an integer or F64 that an architecture wants
     if source.kind is Kind.FLOAT and target is not F64 and writable(source, target):
@@ -191,7 +199,10 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
-    """NVFP4, its scale of scales beside it: of families of which it was measured that llama.cpp multiplies by that."""
+    """NVFP4 with a tensor scale, for families measured in llama.cpp.
+
+    Of these it was measured that llama.cpp multiplies by the scale beside it.
+    """
     config = planner.index.config
     row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
     if row is None or not row.scaled:
@@ -202,7 +213,10 @@ def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
 
 def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
-    """The type of a matrix that no type of GGUF's is: the smallest that holds every number of all parts."""
+    """The smallest GGUF type that holds every number of all parts.
+
+    Of a matrix that no type of GGUF's is.
+    """
     from ckconv.quant.reexpress import blocks_for, no_block, none_of
 
     blocks = blocks_for(source, entry.shape[-1])
@@ -218,7 +232,10 @@ def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
 
 def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
-    """``general.file_type``: what most matrices are; all-FP32 where there are none."""
+    """``general.file_type``: the type of most matrices.
+
+    All-FP32 where there are none.
+    """
     counts: Mapping[DType, int] = Counter(
         dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
     )
@@ -243,7 +260,9 @@ class GgufPlanner(Planner):
     holds_drafts = True
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+        """Make the plan, without files where there are reasons to refuse.
+
+        Nor with ``only_reasons``.
 
         Raises:
             UsageError: ``usage.meta``, a flag asks for metadata that would contradict the tensors.
@@ -298,7 +317,10 @@ class GgufPlanner(Planner):
         )
 
     def _quantized(self, entries: Sequence[Entry]) -> Quantized:
-        """The types that ``--quantize`` gives; no file is made of a family that nobody knows how to quantize."""
+        """The types that ``--quantize`` gives.
+
+        No file is made of a family that nobody knows how to quantize.
+        """
         asked = entries if self.options.quantize else ()
         placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
@@ -430,7 +452,7 @@ class GgufPlanner(Planner):
                 self.refuse(f"--set-meta {key}={value}: there are {count:,} tokens", f"the last one is {count - 1}")
 
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
-        """The source's keys; the type of the file follows the tensors where those change."""
+        """The source's keys, with the file type that the tensors now have."""
         metadata = copied(self.index.metadata)
         self.notes += filter(None, [equal_tokens_of(self.index)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
@@ -482,7 +504,10 @@ class GgufPlanner(Planner):
         return int(self.index.facts["alignment"]) if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
 
     def _dealt(self, entries: Sequence[Entry], types: Sequence[DType], alignment: int) -> list[range]:
-        """The entries of each file, filled as llama.cpp's gguf-split does: in order, none above the limit but alone."""
+        """The entries of each file, filled as llama.cpp's gguf-split does.
+
+        In order, none above the limit but alone.
+        """
         limit = self.options.max_shard_bytes
         groups: list[range] = []
         first = filled = 0
@@ -497,7 +522,10 @@ class GgufPlanner(Planner):
     def _laid_out(
         self, entries: Sequence[Entry], types: Sequence[DType], groups: Sequence[range], metadata: Mapping[str, Value]
     ) -> tuple[tuple[OutputFile, ...], Callable[[], Container]]:
-        """Places for everything. Only the first file of a set has the model's metadata."""
+        """Lay out all files.
+
+        Only the first file of a set has the model's metadata.
+        """
         files, own, alignments = [], [], []
         for number, group in enumerate(groups):
             keys = dict(metadata) if number == 0 else {}
@@ -703,7 +731,10 @@ class DiffusionPlanner(GgufPlanner):
 
 
 def planner_of(index: TensorIndex) -> type[Planner] | None:
-    """The planner of a tower, or of a model that diffuses; ``None`` for a text model, and for a GGUF: it is copied."""
+    """The planner of a tower or a diffusion model, else ``None``.
+
+    ``None`` for a text model, and for a GGUF: it is copied.
+    """
     if index.format == "gguf" or index.config is not None:
         return None
     if index.tower is not None:

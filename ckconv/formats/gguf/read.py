@@ -1,4 +1,7 @@
-"""A GGUF file or a split set: its header, parsed once, and its tensor records, checked one by one and together."""
+"""A GGUF file or a split set: header and tensor records, checked.
+
+The header is parsed once, records are checked one by one and together.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ _MAX_FORMS = 4096
 
 
 class Records:
-    """The records of a header, in file order: columns, because a header may list a million tensors.
+    """The records of a header, in file order, as columns.
+
+    A header may list a million tensors.
 
     Attributes:
         names, forms: of each tensor.
@@ -88,7 +93,10 @@ class Records:
 
 
 def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
-    """Decode a key or tensor name; one that is empty, not UTF-8 or not printable is a fault (``gguf.name``)."""
+    """Decode a key or tensor name, or note a fault (``gguf.name``).
+
+    An empty name, one that is not UTF-8 and one that is not printable are faults.
+    """
     name = raw.decode("utf-8", "surrogateescape")
     fault = ""
     if not name:
@@ -113,7 +121,9 @@ class _Fault(NamedTuple):
 
 
 def read_records(cursor: Cursor, count: int, length: Struct) -> Records:
-    """Read ``count`` records. A fault of one tensor does not stop the search for the same fault in others.
+    """Read ``count`` records.
+
+    A fault of one tensor does not stop the search for the same fault in others.
 
     Raises:
         InputError: ``gguf.string``, ``gguf.name``, ``gguf.duplicate-tensor``, ``gguf.dims``, ``gguf.type``,
@@ -142,7 +152,10 @@ class _Reader:
         self._forms: dict[bytes, Form] = {}
 
     def read_alike(self) -> bool:
-        """Read a record that is in the window, with a plain name and of a form that was seen; else nothing is read."""
+        """Read a record in the window whose form was seen before.
+
+        With a plain name; else nothing is read.
+        """
         cursor, width = self._cursor, self._length.size
         buffer, at = cursor.buffer, cursor.at
         try:
@@ -163,7 +176,7 @@ class _Reader:
         return True
 
     def read(self, number: int) -> bool:
-        """Read any record; false where it cannot be told where the next one begins."""
+        """Read any record; false where the next one cannot be found."""
         cursor, faults = self._cursor, self._faults
         at = cursor.offset
         what = f"tensor name #{number}"
@@ -227,7 +240,9 @@ def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
 
 
 def check_offsets(path: Path, records: Records, alignment: int) -> None:
-    """Check that each tensor starts where the padded one before it ends: no hole, no overlap, as in gguf.cpp.
+    """Check that each tensor starts where the padded last one ends.
+
+    No hole, no overlap, as in gguf.cpp.
 
     Raises:
         InputError: ``gguf.offset``.
@@ -250,7 +265,9 @@ def check_offsets(path: Path, records: Records, alignment: int) -> None:
 
 
 def check_extents(path: Path, records: Records, data_offset: int, size: int | None) -> int:
-    """Check that the file holds every tensor; returns where the last one ends, in bytes, 0 without tensors.
+    """Check that the file holds every tensor; return the last end.
+
+    In bytes, 0 without tensors.
 
     Raises:
         InputError: ``gguf.extent``.
@@ -315,7 +332,9 @@ class GgufShard(NamedTuple):
 
 
 def read_header(source: ByteSource) -> GgufShard:
-    """Read and check the header of one file. Of a pipe, nothing is checked that needs its length.
+    """Read and check the header of one file.
+
+    Of a pipe, nothing is checked that needs its length.
 
     Raises:
         InputError: any ``gguf.*`` code but ``gguf.split``; all faults of the first kind found, up to ten.
@@ -375,7 +394,10 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _read_counts(cursor: Cursor, version: int) -> tuple[int, int]:
-    """Tensors and metadata pairs. Together they fit into what is left of the input, as far as its end is known."""
+    """Read the numbers of tensors and metadata pairs.
+
+    Together they fit into what is left of the input, as far as its end is known.
+    """
     layout = COUNTS[version]
     tensors, pairs = layout.unpack(cursor.need(layout.size, "the tensor and metadata counts"))
     left = cursor.left
@@ -443,7 +465,10 @@ def _alignment(path: Path, value: MetaValue | None, offset: int | None) -> int:
 
 
 def _check_trailing(source: ByteSource, end: int) -> None:
-    """After the last tensor there are zeros, or nothing: some writers pad it like the others, some files a page."""
+    """Check that only zeros follow the last tensor.
+
+    Some writers pad it like the others, some files a page.
+    """
     size = source.size or 0
     zeros = source.read_at(end, min(size - end, MAX_TRAILING_ZEROS))
     start = end + len(zeros) - len(zeros.lstrip(b"\0"))
@@ -508,16 +533,24 @@ class GgufFile(NamedTuple):
 
     @property
     def metadata(self) -> Mapping[str, MetaValue]:
-        """The first file's key/value pairs, in file order: only that one carries the model's."""
+        """Key/value pairs of the first file, in file order.
+
+        Only that one carries the model's.
+        """
         return self.shards[0].metadata
 
     @property
     def tensors(self) -> Sequence[StoredTensor]:
-        """All tensors in file order; absolute offsets in bytes, shapes outermost first."""
+        """All tensors in file order.
+
+        Absolute offsets in bytes, shapes outermost first.
+        """
         return chained([shard.tensors for shard in self.shards])
 
     def vector(self, name: str) -> list[float] | None:
-        """The numbers of a float32 vector; ``None`` where there is none, or in a pipe, which has passed.
+        """The numbers of a float32 vector, else ``None``.
+
+        ``None`` where there is none, or in a pipe, which has passed.
 
         Raises:
             OutputError: ``input.changed``, the file is not the one that was read before.
@@ -568,7 +601,10 @@ def _read_file(path: Path) -> GgufShard:
 
 
 def _split_count(shard: GgufShard) -> int:
-    """Shards in the set, 1 for a file that is complete. gguf-split leaves ``split.count = 0`` in a merged file."""
+    """The number of shards in the set, 1 for a complete file.
+
+    gguf-split leaves ``split.count = 0`` in a merged file.
+    """
     if SPLIT_COUNT not in shard.metadata:
         return 1
     count = _split_number(shard, SPLIT_COUNT)
@@ -579,7 +615,10 @@ def _split_count(shard: GgufShard) -> int:
 
 
 def _split_number(shard: GgufShard, key: str) -> int:
-    """A split key. Writers disagree about its type (u16, i32): every integer type will do."""
+    """A split key, of any integer type.
+
+    Writers disagree about its type (u16, i32).
+    """
     value = shard.metadata.get(key)
     if value is None:
         raise InputError("gguf.split", f"{key} is absent from a shard", path=shard.path)
@@ -593,7 +632,10 @@ def _split_number(shard: GgufShard, key: str) -> int:
 
 
 def _shard_name(shard: GgufShard, count: int) -> ShardName:
-    """The file's name taken apart; it must say what the header says, because the others are found by it."""
+    """Parse a shard's name, and check it against the header.
+
+    The other shards are found by the name.
+    """
     number = _split_number(shard, SPLIT_NO) + 1
     name = parse_shard_name(shard.path.name)
     if name is None:
@@ -637,7 +679,7 @@ def _shard(path: Path) -> GgufShard:
 
 
 def _check_set(shards: tuple[GgufShard, ...]) -> None:
-    """The shards hold as many tensors as each of them declares for the whole set, and none twice."""
+    """Check that the shards hold all declared tensors, none twice."""
     total = sum(len(shard.tensors) for shard in shards)
     for shard in shards:
         declared = _split_number(shard, SPLIT_TENSORS)

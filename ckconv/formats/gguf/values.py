@@ -1,4 +1,4 @@
-"""GGUF, byte by byte: constants, a header read forward, and metadata values."""
+"""GGUF's constants, a forward reader of headers, metadata values."""
 
 from __future__ import annotations
 
@@ -55,11 +55,16 @@ class Cursor:
 
     @property
     def left(self) -> int | None:
-        """Bytes from here to the end of the input; ``None`` for a pipe whose end has not been seen."""
+        """Bytes up to the end of the input.
+
+        ``None`` for a pipe whose end has not been seen.
+        """
         return None if self.source.size is None else max(self.source.size - self.offset, 0)
 
     def has(self, nbytes: int) -> bool:
-        """Bring the next ``nbytes`` bytes into the window; false where the input ends before.
+        """Bring the next ``nbytes`` bytes into the window.
+
+        False where the input ends before.
 
         The caller bounds ``nbytes``: of a pipe that many are read and kept.
         """
@@ -73,7 +78,10 @@ class Cursor:
         return nbytes <= len(self.buffer)
 
     def reaches(self, offset: int) -> bool:
-        """Whether the input has every byte before the absolute ``offset``; a pipe is read up to there."""
+        """Whether the input has every byte before the absolute ``offset``.
+
+        A pipe is read up to there.
+        """
         if self.source.size is None and offset > 0:
             self.source.read_at(offset - 1, 1)
         return self.source.size is None or offset <= self.source.size
@@ -95,7 +103,10 @@ class Cursor:
         return self.take(nbytes)
 
     def truncated(self, nbytes: int, what: str) -> InputError:
-        """The error for an input that ends inside ``what``, which has ``nbytes`` bytes."""
+        """The error for an input that ends inside ``what``.
+
+        ``what`` has ``nbytes`` bytes.
+        """
         left = self.left or 0
         return InputError(
             "gguf.truncated",
@@ -162,12 +173,18 @@ MAX_SHARDS = 65_535
 
 
 def min_pair_bytes(version: int) -> int:
-    """Bytes that a metadata pair takes at least: an empty key, a type, a one-byte value."""
+    """The fewest bytes of a metadata pair.
+
+    An empty key, a type, a one-byte value.
+    """
     return LENGTH[version].size + U32.size + 1
 
 
 def min_record_bytes(version: int) -> int:
-    """Bytes that a tensor record takes at least: an empty name, no dimensions, type and offset."""
+    """The fewest bytes of a tensor record.
+
+    An empty name, no dimensions, type and offset.
+    """
     return LENGTH[version].size + U32.size + TENSOR_TAIL.size
 
 
@@ -204,7 +221,10 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 class Record(NamedTuple):
-    """One tensor of a header: ``shape`` outermost first, ``offset`` in bytes from the start of the data section."""
+    """One tensor of a header.
+
+    ``shape`` outermost first, ``offset`` in bytes from the start of the data section.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -213,7 +233,10 @@ class Record(NamedTuple):
 
 
 def header_bytes(metadata: Mapping[str, Value], tensors: Iterable[tuple[str, int]]) -> int:
-    """Bytes of a header before the padding; ``tensors`` are names and numbers of dimensions."""
+    """Bytes of a header before the padding.
+
+    ``tensors`` are names and numbers of dimensions.
+    """
     width = LENGTH[VERSION].size
     fixed = COUNTS_OFFSET + COUNTS[VERSION].size
     pairs = sum(len(string(key)) + value.nbytes for key, value in metadata.items())
@@ -299,7 +322,9 @@ class ArrayRef:
         return data
 
     def decode(self) -> list[Scalar]:
-        """All elements. Strings are UTF-8; bytes that are not are kept as lone surrogates (``surrogateescape``).
+        """All elements.
+
+        Strings are UTF-8; bytes that are not are kept as lone surrogates (``surrogateescape``).
 
         Raises:
             OutputError: as :meth:`raw`.
@@ -307,7 +332,9 @@ class ArrayRef:
         return self._decoded(self.raw(), self.count)
 
     def each(self) -> Iterator[str]:
-        """The strings of an array of them, one after the other: their bytes are read at once, decoded when asked for.
+        """The strings of an array, one after the other.
+
+        Their bytes are read at once, decoded when asked for.
 
         Raises:
             OutputError: as :meth:`raw`.
@@ -315,7 +342,9 @@ class ArrayRef:
         return self._texts(self.raw(), self.count)
 
     def head(self, count: int) -> list[Scalar]:
-        """The first ``count`` elements, or all where there are fewer; reads little more than those.
+        """The first ``count`` elements, or all where there are fewer.
+
+        Reads little more than those.
 
         Raises:
             OutputError: as :meth:`raw`.
@@ -401,7 +430,9 @@ def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:
 
 
 def read_string(cursor: Cursor, length: Struct, cap: int, what: str) -> bytes:
-    """Read a length and that many bytes. ``what`` is what a message calls them.
+    """Read a length and that many bytes.
+
+    ``what`` is what a message calls them.
 
     Raises:
         InputError: ``gguf.string``, the length passes ``cap`` or the end of the input; ``gguf.truncated``.
@@ -489,14 +520,20 @@ def _bad_array(cursor: Cursor, key: str, kind: ValueType, offset: int, count: in
 
 @cache
 def _short_strings(width: int) -> re.Pattern[bytes]:
-    """What :data:`_RUN` strings shorter than :data:`_SHORT` bytes are, the commonest lengths first."""
+    """Forms of :data:`_RUN` short strings, the commonest lengths first.
+
+    Shorter than :data:`_SHORT` bytes.
+    """
     lengths = sorted(range(_SHORT), key=lambda nbytes: abs(nbytes - 6))
     forms = (b"\\x%02x\\0{%d}.{%d}" % (nbytes, width - 1, nbytes) for nbytes in lengths)
     return re.compile(b"(?:%s){%d}+" % (b"|".join(forms), _RUN), re.DOTALL)
 
 
 def _skip_strings(cursor: Cursor, key: str, count: int, length: Struct) -> None:
-    """Move over ``count`` strings. The inner loop runs once a token of a vocabulary: it touches only the lengths."""
+    """Move over ``count`` strings.
+
+    The inner loop runs once a token of a vocabulary: it touches only the lengths.
+    """
     unpack, width = length.unpack_from, length.size
     run = _short_strings(width).match
     done = index = 0
