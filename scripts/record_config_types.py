@@ -82,7 +82,9 @@ def types_of(own: Any) -> dict[str, str]:
     found = {field.name: word for field in dataclasses.fields(own) if (word := type_of(field))}
     found |= {other: found[name] for other, name in own.attribute_map.items() if name in found}
     # A class without the field sets it all the same, and checks it.
-    rope = "dict | null" if "rope_parameters" in {field.name for field in dataclasses.fields(own)} else "null"
+    named = "rope_parameters" in {field.name for field in dataclasses.fields(own)}
+    named = named or "standardize_rope_params" in inspect.getsource(own.__post_init__)  # Cohere 2 mixtures'
+    rope = "dict | null" if named else "null"
     source = inspect.getsource(own.validate_rope)
     if _COUNTED_FACTORS in source:
         rope = "factors | null"

@@ -25,6 +25,12 @@ What a case, [base] or the file may say besides:
     document    keys of config.json that released checkpoints have and save_pretrained does not write
     besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants
     stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes
+    reference   "llama_cpp": the class is code of its repository. The configuration is config.json, and "stored" of the
+                file and of the case has all tensors: "{num_hidden_layers}" in a name is one for each layer,
+                "{first_k_dense_replace:num_hidden_layers}" from the first on, a size may be an expression over the
+                configuration, an empty shape takes a tensor away. The logits are llama.cpp's, of its own converter's
+                file; a checkpoint that comes back is right if the converter makes the same of it. "mlx_lm": those of
+                mlx-lm, of what llama.cpp does not compute
     renamed     parts of names that save_pretrained writes, and what released checkpoints have there
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
@@ -48,6 +54,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import re
@@ -85,8 +92,28 @@ class Programs:
     converter: consumers.Consumer | None
 
 
+def described(case: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of a case whose tensors it names itself; scales of norms are about 1."""
+    from ckconv.families.expressions import parse
+
+    config = {"architectures": [case.model_class], "torch_dtype": case.dtype, **case.overrides}
+    kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
+    found: dict[str, Any] = {}
+    for pattern, sizes in case.stored.items():
+        shape = [parse(str(size)).value(case.overrides) for size in sizes]
+        bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
+        counts = [range(case.overrides.get(start, 0), case.overrides[stop]) for start, stop in bounds]
+        for numbers in itertools.product(*counts):
+            name = re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers)
+            found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith("weight") else [])]
+    document = {key: value for key, value in config.items() if key not in case.without}
+    return {**document, **family_cases.without_null(case.document)}, found
+
+
 def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and ``name: [dtype, shape, mean]`` of what ``save_pretrained`` writes; a norm begins at 1 or at 0."""
+    if case.reference != "transformers":
+        return described(case)
     import torch
     import transformers
     import transformers_logits
@@ -123,17 +150,27 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
     config, tensors = saved(case, place / "saved")
     made: dict[str, Any] = {"case": case.digest, "config": config, "tensors": tensors, "converter": {}, "proven": {}}
     folder = family_cases.checkpoint(made, place / "hf", case.tokenizer)
-    made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=not case.stored))
+    if case.reference == "transformers":
+        made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=not case.stored))
+    else:
+        own = case.reference == "mlx_lm"
+        asked = folder if own else converted(case, programs, folder, place / "wide.gguf", "f32")
+        made["logits"] = written_down(case, getattr(programs, case.reference).logits(asked, case.tokens))
     if "wrong" not in case.converter:
-        assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
-        kind = "f32" if case.dtype == "float32" else "auto"
-        asked = {"model": str(folder), "out": str(place / "theirs.gguf"), "type": kind, "document": {}, "plain": False}
-        asked |= {"arguments": [], "vocabulary": False}
-        said = programs.converter.ask(asked | family_cases.without_null(dict(case.converter)))
-        if said:
-            raise ValueError(f"llama.cpp's converter: {said}")
-        made["converter"] = read_gguf(place / "theirs.gguf")
+        made["converter"] = read_gguf(converted(case, programs, folder, place / "theirs.gguf"))
     return made
+
+
+def converted(case: Any, programs: Programs, folder: Path, out: Path, kind: str = "") -> Path:
+    """What llama.cpp's converter makes of a checkpoint."""
+    assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
+    kind = kind or ("f32" if case.dtype == "float32" else "auto")
+    asked = {"model": str(folder), "out": str(out), "type": kind, "document": {}, "arguments": [], "vocabulary": False}
+    asked |= {"plain": case.reference != "transformers"}
+    said = programs.converter.ask(asked | family_cases.without_null(dict(case.converter)))
+    if said:
+        raise ValueError(f"llama.cpp's converter: {said}")
+    return out
 
 
 def record_adapter(adapter: Any, programs: Programs, base: Path, place: Path) -> dict[str, Any]:
@@ -174,26 +211,41 @@ class Proofs:
     """Checkpoints that ckconv wrote, loaded and computed by transformers; kept as digests of their config.json."""
 
     case: Any
-    program: consumers.Consumer
-    wanted: np.ndarray
+    programs: Programs
+    recorded: Mapping[str, Any]
     found: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, direction: str, folder: Path) -> str:
         """Empty where the directory is the same model to transformers."""
-        try:
-            rows = self.program.logits(folder, self.case.tokens, strict=not self.case.stored)
-        except consumers.DoesNotRun as error:
-            return f"transformers: {error}"
-        off = float(np.abs(family_cases.kept(self.case, rows) - self.wanted).max())
-        if not off <= self.case.limit("transformers"):
-            return f"transformers' logits are off by {off:.2g}"
+        wrong = self._converted(folder) if self.case.reference == "llama_cpp" else self._computed(folder)
+        if wrong:
+            return wrong
         self.found[direction] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
         return ""
+
+    def _computed(self, folder: Path) -> str:
+        try:
+            program = getattr(self.programs, self.case.reference)
+            rows = program.logits(folder, self.case.tokens, strict=not self.case.stored)
+        except consumers.DoesNotRun as error:
+            return f"{self.case.reference}: {error}"
+        wanted = np.array(self.recorded["logits"], np.float32)
+        off = float(np.abs(family_cases.kept(self.case, rows) - wanted).max())
+        return "" if off <= self.case.limit("transformers") else f"logits are off by {off:.2g}"
+
+    def _converted(self, folder: Path) -> str:
+        try:
+            made = read_gguf(converted(self.case, self.programs, folder, folder.with_suffix(".again.gguf")))
+        except ValueError as error:
+            return str(error)
+        wanted = self.recorded["converter"]
+        made["keys"] = {key: value for key, value in made["keys"].items() if key in wanted["keys"]}  # it may say more
+        return "" if same(made, wanted) else "llama.cpp's converter makes another file of it"
 
 
 def run(case: Any, programs: Programs, recorded: dict[str, Any], place: Path) -> list[str]:
     """Every outcome is recorded; those that are neither right nor expected."""
-    proofs = Proofs(case, programs.transformers, np.array(recorded["logits"], np.float32))
+    proofs = Proofs(case, programs, recorded)
     running = Run(case, place, proofs, recorded)
     outcomes = running.outcomes({"llama_cpp": programs.llama_cpp, "mlx_lm": programs.mlx_lm})
     wrong = [f"{direction}: {said}" for direction, said in running.unexpected(outcomes).items()]

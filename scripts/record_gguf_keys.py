@@ -22,7 +22,8 @@ from ckconv.families.catalog import FAMILIES  # noqa: E402
 FILES = {
     "ernie4_5": "ernie4-5", "ernie4_5-moe": "ernie4-5", "glm4moe": "glm4-moe", "gpt-oss": "openai-moe",
     "granitemoe": "granite-moe", "hunyuan-dense": "hunyuan-vl",
-    "granitehybrid": "granite-hybrid", "falcon-h1": "falcon-h1", "nemotron_h": "nemotron-h",
+    "granitehybrid": "granite-hybrid", "falcon-h1": "falcon-h1", "granite_swa": "granite-swa",
+    "hy_v3": "hy-v3", "nemotron_h": "nemotron-h",
     "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss",
 }  # fmt: skip
 

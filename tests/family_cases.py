@@ -51,6 +51,7 @@ RESERVED = (
     "stored",
     "tokenizer",
     "renamed",
+    "reference",
 )
 #: TOML has no null.
 NULL = "null"
@@ -74,6 +75,7 @@ class Case:
         stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
         tokenizer: name of each file -> where it lies in fixtures.
         renamed: what save_pretrained calls tensors otherwise than released checkpoints -> theirs, parts of names.
+        reference: the engine whose logits the others are held against.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
@@ -90,9 +92,10 @@ class Case:
     without: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
-    stored: Mapping[str, list[int]] = field(default_factory=dict)
+    stored: Mapping[str, list[Any]] = field(default_factory=dict)
     tokenizer: Mapping[str, str] = field(default_factory=lambda: TOKENIZER)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    reference: str = "transformers"
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -146,6 +149,8 @@ def cases(*names: str) -> Iterator[Case]:
         shared = {key: document[key] for key in RESERVED if key in document} | document.get("base", {})
         for name, own in document["case"].items():
             said = shared | own
+            if "reference" in document and "stored" in own:  # all tensors, for which the file has rows
+                said["stored"] = {name: shape for name, shape in (shared["stored"] | own["stored"]).items() if shape}
             about = {key: said.pop(key) for key in RESERVED if key in said}
             about |= {key: tuple(about.get(key, ())) for key in ("without", "besides")}
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)

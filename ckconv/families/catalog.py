@@ -146,7 +146,8 @@ def told_by_architecture(name: str) -> str:
     family = FAMILIES[name]
     if _is_told(family):
         return name
-    others = families_of_gguf(family.gguf)
+    base = listed(_own_table(name).get("extends", []))
+    others = sorted(families_of_gguf(family.gguf), key=lambda one: one.name not in base)
     return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
 
 

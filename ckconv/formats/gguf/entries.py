@@ -456,7 +456,7 @@ def is_fp32(name: str) -> bool:
     However many axes it has.
     """
     module, _, kind = name.rpartition(".")
-    return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
+    return kind != "weight" or module.endswith(("_norm", ".indexer.proj")) or module.rpartition(".")[2] in _FP32_MODULES
 
 
 def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
