@@ -68,7 +68,12 @@ def row(family: str) -> str:
         said for one in family_cases.adapters(family) if one.recorded for said in one.recorded["outcomes"].values()
     ]
     bump = sorted(
-        {word for said in outcomes if not said["bump"].startswith("refused") for word in said["bump"].split()}
+        {
+            word
+            for said in outcomes
+            if not said["bump"].startswith(("refused", "failed"))
+            for word in said["bump"].split()
+        }
     )
     engines = [largest(recorded, runs) for runs in ENGINES.values()]
     return f"| {' | '.join((family, *directions, cell(adapters), ', '.join(bump) or '-', *engines))} |"

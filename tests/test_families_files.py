@@ -34,7 +34,7 @@ REFUSED = {"minicpm3": {"L.attn_q"}}
 DRAFTED = {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
-NEWER = {"hy_v3"}
+NEWER = {"deepseek32", "hy_v3"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

@@ -72,12 +72,15 @@ def value(path: Path, key: str) -> Any:
 
 #: Keys that are written as llama.cpp's converter does, or for a relative, and that its loader does not ask for.
 UNREAD = {
+    "deepseek": {"expert_gating_func"},
+    "deepseek_v32": {"attention.temperature_length"},
     "ernie4_5_moe": {"expert_shared_count"},
     "falcon": {"tensor_data_layout"},
     "gemma3n": {
         "activation_sparsity_scale", "altup.active_idx", "altup.num_inputs", "attention.shared_kv_layers",
         "embedding_length_per_layer_input", "final_logit_softcapping",
     },
+    "glm_moe_dsa": {"attention.temperature_length"},
     "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "granite4": {"ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"},
     "granitemoe": {"deepstack_mapping"},
@@ -91,6 +94,7 @@ UNREAD = {
     "t5": {"attention.layer_norm_epsilon"},
     "t5_encoder": {"attention.layer_norm_epsilon"},
     "umt5_encoder": {"attention.layer_norm_epsilon"},
+    "xverse": {"tensor_data_layout"},
 }  # fmt: skip
 
 
@@ -115,6 +119,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         if isinstance(text, str) and text.startswith("{arch}.")
     }
     llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
+    llama_cpp_only |= {f"attention.indexer.{of}" for of in ("head_count", "key_length", "top_k", "types")}
     llama_cpp_only |= {"hidden_activation"} | {f"dense_{n}_feat_{end}" for n in (2, 3) for end in ("in", "out")}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
