@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,6 +36,9 @@ _LIMIT = 1 << 30
 
 #: Files for people: a model is the same without them, or with others.
 FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
+
+#: A run of a document without white space between its items.
+_RUN = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"|[^\s"]++)++', re.DOTALL)
 
 _ROPE = ("rope_scaling", "rope_parameters")
 
@@ -255,25 +259,18 @@ def _is_read_without(
 def _of_values(mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool) -> Iterator[Fact]:
     if isinstance(mine, dict) and isinstance(meant, dict):
         ours, theirs = covered.get(where, ({}, {}))
-        for key in mine:
+        for key in mine | meant:
             place = f"{where}.{key}" if where else str(key)
-            if key not in meant:
-                idle = (
-                    where in covered
-                    and key in COVERED
-                    and _is_read_without(key, mine[key], where, theirs, ours if spelled else None)
-                )
-                yield Fact(place, _shown(mine[key]), None, idle=idle)
-            else:
+            if key in mine and key in meant:
                 yield from _of_values(mine[key], meant[key], place, covered, spelled)
-        for key in meant:
-            idle = (
-                where in covered
-                and key in COVERED
-                and _is_read_without(key, meant[key], where, ours, theirs if spelled else None)
-            )
-            if key not in mine and not idle:
-                yield Fact(f"{where}.{key}" if where else str(key), None, _shown(meant[key]))
+                continue
+            value, has, lacks = (mine[key], ours, theirs) if key in mine else (meant[key], theirs, ours)
+            may_lack = where in covered and key in COVERED
+            idle = may_lack and _is_read_without(key, value, where, lacks, has if spelled else None)
+            if key in mine:
+                yield Fact(place, _shown(value), None, idle=idle)
+            elif not idle:
+                yield Fact(place, None, _shown(value))
     elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
         for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
             yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
@@ -283,29 +280,8 @@ def _of_values(mine: Any, meant: Any, where: str, covered: _Covered, spelled: bo
 
 def _plainly_spelled(data: bytes, value: Any) -> bool:
     """The document is spelled as Python spells it, white space apart."""
-    text = _without_space(data.decode("utf-8", "replace"))
-    return any(
-        text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False)
-    )  # fmt: skip
-
-
-def _without_space(text: str) -> str:
-    parts, quoted_part, at = [], False, 0
-    while at < len(text):
-        end = text.find('"', at)
-        end = len(text) if end < 0 else end
-        piece = text[at:end]
-        if quoted_part:
-            parts.append(piece)
-            slashes = len(piece) - len(piece.rstrip("\\"))
-            quoted_part = bool(slashes % 2)
-        else:
-            parts.append("".join(piece.split()))
-            quoted_part = True
-        if end < len(text):
-            parts.append('"')
-        at = end + 1
-    return "".join(parts)
+    text = "".join(_RUN.findall(data.decode("utf-8", "replace")))
+    return any(text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False))
 
 
 def _shown(value: Any) -> str:
