@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,6 +51,25 @@ def refused(code: str, message: str | None = None) -> Iterator[list[CkconvError]
         yield caught
     assert (info.value.code, info.value.exit_code) == (code, 6)
     caught.append(info.value)
+
+
+@contextmanager
+def failing_at(step: int, *calls: str) -> Iterator[None]:
+    """The n-th of these calls of the system fails in the block."""
+    count = itertools.count()
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(count) == step:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in calls:
+            patch.setattr(os, name, failing(getattr(os, name)))
+        yield
 
 
 def no_links(*arguments: object, **options: object) -> None:

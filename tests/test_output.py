@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from outputs import descriptor, names, no_links, one_file, refused, write
+from outputs import descriptor, failing_at, names, no_links, one_file, refused, write
 
 from ckconv.errors import Interrupted, OutputError
 from ckconv.publish.directory import Directory
@@ -221,7 +219,7 @@ def test_without_hard_links_files_are_published_all_the_same(
 @pytest.mark.parametrize("step", range(14))
 @pytest.mark.parametrize("force", [False, True])
 def test_a_failure_at_any_step_of_publishing_leaves_all_or_nothing(
-    main: Path, side: Path, step: int, force: bool, monkeypatch: pytest.MonkeyPatch
+    main: Path, side: Path, step: int, force: bool
 ) -> None:
     """The n-th link, rename or sync fails: afterwards everything is new or everything is as before."""
     before = {}
@@ -229,23 +227,10 @@ def test_a_failure_at_any_step_of_publishing_leaves_all_or_nothing(
         before = {"out.bump": b"old model", "config.json": b"old"}
         for name, data in before.items():
             (main.parent / name).write_bytes(data)
-    count = itertools.count()
-
-    def failing(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **options: object) -> object:
-            if next(count) == step:
-                raise OSError(errno.EIO, "Input/output error")
-            return real(*arguments, **options)
-
-        return call
-
     with one_file({side: b"{}"}, main=main, nbytes=5, force=force) as outputs:
         write(outputs, b"model")
-        with monkeypatch.context() as patch:
-            for name in ("link", "replace", "fsync"):
-                patch.setattr(os, name, failing(getattr(os, name)))
-            with suppress(OutputError):
-                outputs.publish()
+        with failing_at(step, "link", "replace", "fsync"), suppress(OutputError):
+            outputs.publish()
     after = {name: (main.parent / name).read_bytes() for name in names(main.parent)}
     assert after in (before, {"out.bump": b"model", "config.json": b"{}"})
 

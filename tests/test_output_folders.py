@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kills import HIT
-from outputs import refused
+from outputs import failing_at, refused
 
 from ckconv.errors import OutputError
 from ckconv.publish import locks
@@ -119,26 +117,12 @@ def test_what_is_no_directory_of_the_output_is_refused(tmp_path: Path, kind: str
 @pytest.mark.parametrize("step", range(30))
 @pytest.mark.parametrize("before", [{"notes": b"mine"}, OLD], ids=["none of them", "all of them"])
 @pytest.mark.needs("posix")
-def test_failure_at_any_step_leaves_all_or_nothing(
-    tmp_path: Path, before: dict[str, bytes], step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_at_any_step_leaves_all_or_nothing(tmp_path: Path, before: dict[str, bytes], step: int) -> None:
     put(tmp_path, before)
-    count = itertools.count()
-
-    def failing(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **options: object) -> object:
-            if next(count) == step:
-                raise OSError(5, "Input/output error")
-            return real(*arguments, **options)
-
-        return call
-
     notes: list[str] = []
     with suppress(OutputError), outputs(tmp_path, force=True) as made:
         write(made, tmp_path)
-        with monkeypatch.context() as patch:
-            for name in ("link", "replace", "rename", "unlink", "fsync"):
-                patch.setattr(os, name, failing(getattr(os, name)))
+        with failing_at(step, "link", "replace", "rename", "unlink", "fsync"):
             try:
                 made.publish()
             finally:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from outputs import names, no_links, refused
+from outputs import failing_at, names, no_links, refused
 
 from ckconv.errors import OutputError
 from ckconv.publish.staging import Outputs, Room, Small
@@ -102,24 +100,12 @@ def test_failure_at_any_step_leaves_all_or_nothing(
 ) -> None:
     """The n-th link, rename, removal or sync fails: afterwards everything is new or everything is as before."""
     put(tmp_path, before)
-    count = itertools.count()
-
-    def failing(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **options: object) -> object:
-            if next(count) == step:
-                raise OSError(errno.EIO, "Input/output error")
-            return real(*arguments, **options)
-
-        return call
-
     with shards(tmp_path, force=bool(before)) as outputs:
         fill(outputs)
-        with monkeypatch.context() as patch:
-            for name in ("link", "replace", "rename", "unlink", "fsync"):
-                real = no_links if name == "link" and not links else getattr(os, name)
-                patch.setattr(os, name, failing(real))
-            with suppress(OutputError):
-                outputs.publish()
+        if not links:
+            monkeypatch.setattr(os, "link", no_links)
+        with failing_at(step, "link", "replace", "rename", "unlink", "fsync"), suppress(OutputError):
+            outputs.publish()
     after = found(tmp_path)
     if after not in (before, {**before, **NEW}):
         left = [name for name in after if name.startswith(".")]
