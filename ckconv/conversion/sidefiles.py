@@ -166,6 +166,9 @@ def late_files(
     Args:
         attest: where the statement for in-toto goes.
         facts: what the record and the statement say, if somebody has gathered that already.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
     """
     plan.check()
     content: Recorded | None = None
@@ -185,14 +188,24 @@ def late_files(
 
 def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
     """``DST.source.zip``, with the conversion record if one was asked for."""
-    if place.parent is None:
-        raise UsageError("usage.side-file", "--source-record writes a file beside the model, and stdout has none")
+    parent = _place_of(place, "--source-record writes a file beside the model, and stdout has none")
     return Late(
-        record_path(place.parent / plan.files[0].name),
+        record_path(parent / plan.files[0].name),
         lambda files: record.size(content(files) if content else None),
         lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
         names_digests=content is not None,
     )
+
+
+def _place_of(place: Destination, message: str) -> Path:
+    """The directory of an output; standard output has no place beside it.
+
+    Raises:
+        UsageError: ``usage.side-file``, with ``message``.
+    """
+    if place.parent is None:
+        raise UsageError("usage.side-file", message)
+    return place.parent
 
 
 # Lists of checksums beside a model, as sha256sum writes and reads them: ``NAME.sha256`` and ``SHA256SUMS``.
@@ -203,16 +216,8 @@ SUFFIX = ".sha256"
 
 
 def checksum_file(target: Destination) -> Late:
-    """``DST.sha256``, or ``SHA256SUMS`` in a directory, of all other files.
-
-    Raises:
-        UsageError: ``usage.side-file``, standard output has no place beside it.
-    """
-    if target.parent is None:
-        raise UsageError(
-            "usage.side-file", "--checksums writes a file beside the model, and stdout has no place for it"
-        )
-    parent = target.parent
+    """``DST.sha256``, or ``SHA256SUMS`` in a directory, of all other files."""
+    parent = _place_of(target, "--checksums writes a file beside the model, and stdout has no place for it")
     name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUFFIX}"
     return Late(
         parent / name,
@@ -346,14 +351,8 @@ Recorded = Callable[[Sequence[Written]], bytes]
 
 
 def recorded(facts: Facts, place: Destination) -> Recorded:
-    """The maker of a conversion record.
-
-    Raises:
-        UsageError: ``usage.side-file``, standard output has no place beside it.
-    """
-    if place.parent is None:
-        raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
-    parent = place.parent
+    """The maker of a conversion record."""
+    parent = _place_of(place, "--record writes a file beside the model, and stdout has no place for it")
 
     def content(files: Sequence[Written]) -> bytes:
         outputs = [
@@ -366,14 +365,8 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
 
 
 def attested(facts: Facts, place: Destination, path: Path) -> Late:
-    """The record as a statement of in-toto with SLSA's provenance.
-
-    Raises:
-        UsageError: ``usage.side-file``, standard output has no place beside it.
-    """
-    if place.parent is None:
-        raise UsageError("usage.side-file", "--attest names files beside the model, and stdout has none")
-    parent = place.parent
+    """The record as a statement of in-toto with SLSA's provenance."""
+    parent = _place_of(place, "--attest names files beside the model, and stdout has none")
 
     def content(files: Sequence[Written]) -> bytes:
         sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
