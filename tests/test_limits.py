@@ -114,6 +114,9 @@ WRITTEN = {
     "batch": ["batch", LLAMA, "--to", "gguf", "--into", "OUT"],
 }
 
+#: What each of them writes on a file system that has everything.
+MEANT: dict[str, dict[str, bytes]] = {}
+
 
 def written(command: list[object], out: Path, ckconv: Ckconv) -> tuple[Result, dict[str, bytes]]:
     """What a command says, and the files that are there then: beside old ones, where it replaces some."""
@@ -139,13 +142,14 @@ def test_a_file_system_without_links_or_locks(
     def refused(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    _, meant = written(WRITTEN[name], tmp_path / "elsewhere", ckconv)
+    if name not in MEANT:
+        _, MEANT[name] = written(WRITTEN[name], tmp_path / "elsewhere", ckconv)
     if what != "locks":
         monkeypatch.setattr(os, "link", refused)
     if what != "links":
         monkeypatch.setattr(fcntl, "flock", refused)
     done, found = written(WRITTEN[name], tmp_path / "out", ckconv)
-    assert (done.code, found) == (0, meant), done.err
+    assert (done.code, found) == (0, MEANT[name]), done.err
 
 
 @pytest.mark.parametrize("home", ["read-only", "not there", "unset", "empty"])
@@ -168,6 +172,8 @@ def test_whatever_the_home_directory_is_nothing_is_kept_there(
         return Result(done.returncode, done.stdout, done.stderr)
 
     done, _ = written(WRITTEN[name], out, run)
-    assert (done.code, run("inspect", LLAMA).code, run("verify", LLAMA).code) == (0, 0, 0), done.err
+    assert done.code == 0, done.err
+    if name == next(iter(WRITTEN)):
+        assert (run("inspect", LLAMA).code, run("verify", LLAMA).code) == (0, 0)
     assert {path.name for path in tmp_path.iterdir()} <= {"home", "out"}
     assert list(place.iterdir() if place.exists() else ()) == []
