@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from checkpoints import Decoder, Raw, Tensors, bf16, save
 
+#: Codes and their bits -> words of 32 bits.
+Words = Callable[[np.ndarray, int], np.ndarray]
+
 #: Linear layers of a decoder, by the end of their names.
 LINEAR = ("_proj.weight",)
 
@@ -59,18 +62,38 @@ def bf16_values(values: np.ndarray) -> np.ndarray:
 
 
 def words(codes: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:
-    """Codes ``[n, m]`` -> int32 ``[n, m * bits / 32]``: code ``i`` of a word at place ``order[i]``, lowest first."""
+    """Codes ``[n, m]`` -> int32 ``[n, m * bits / 32]``, a stream of bits: code ``i`` of eight at place ``order[i]``."""
+    taken = codes.astype(np.uint8)
+    if order:
+        taken = taken.reshape(len(codes), -1, len(order))
+        taken = taken[..., np.argsort(order)].reshape(codes.shape)
+    each = taken[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(each.reshape(len(codes), -1), axis=1, bitorder="little").view(np.int32)
+
+
+def whole_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes ``[n, m]`` -> int32, as many whole ones in a word as it holds, lowest first."""
     many = 32 // bits
-    taken = codes.reshape(len(codes), -1, many).astype(np.uint64)
-    places = np.array(order or range(many), np.uint64) * np.uint64(bits)
-    return (taken << places).sum(-1).astype(np.uint32).view(np.int32)
+    taken = np.pad(codes, ((0, 0), (0, -codes.shape[1] % many))).reshape(len(codes), -1, many).astype(np.uint64)
+    return (taken << np.arange(many, dtype=np.uint64) * np.uint64(bits)).sum(-1).astype(np.uint32).view(np.int32)
 
 
-def gptq(matrix: Matrix, module: str, *, version: int = 1, index: bool = True) -> Tensors:
+def planes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes ``[n, m]`` -> int32, of 32 codes first the low two or four bits of each, then what is above."""
+    found, low = codes.reshape(len(codes), -1, 32).astype(np.uint8), 0
+    parts = []
+    for width in {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}[bits]:
+        each = found[..., None] >> np.arange(low, low + width, dtype=np.uint8) & 1
+        parts.append(np.packbits(each.reshape(*found.shape[:2], -1), axis=2, bitorder="little"))
+        low += width
+    return np.concatenate(parts, axis=2).reshape(len(codes), -1).view(np.int32)
+
+
+def gptq(matrix: Matrix, module: str, *, version: int = 1, index: bool = True, pack: Words = words) -> Tensors:
     """AutoGPTQ's and GPTQModel's layout; version 1 stores zero points less one."""
     made: Tensors = {
-        f"{module}.qweight": np.ascontiguousarray(words(matrix.codes, matrix.bits).T),
-        f"{module}.qzeros": words(matrix.zeros.T - (version == 1), matrix.bits),
+        f"{module}.qweight": np.ascontiguousarray(pack(matrix.codes, matrix.bits).T),
+        f"{module}.qzeros": pack(matrix.zeros.T - (version == 1), matrix.bits),
         f"{module}.scales": np.ascontiguousarray(matrix.scales.T),
     }
     if index:
@@ -82,24 +105,24 @@ def awq(matrix: Matrix, module: str) -> Tensors:
     """AutoAWQ's layout for GEMM: words along the output, of which neighbors are four places apart."""
     interleaved = (0, 4, 1, 5, 2, 6, 3, 7)
     return {
-        f"{module}.qweight": words(matrix.codes.T, 4, interleaved),
-        f"{module}.qzeros": words(matrix.zeros.T, 4, interleaved),
+        f"{module}.qweight": words(matrix.codes.T, matrix.bits, interleaved),
+        f"{module}.qzeros": words(matrix.zeros.T, matrix.bits, interleaved),
         f"{module}.scales": np.ascontiguousarray(matrix.scales.T),
     }
 
 
-def pack_quantized(matrix: Matrix, module: str, *, zeros: bool, index: bool) -> Tensors:
+def pack_quantized(matrix: Matrix, module: str, *, zeros: bool, index: bool, old: bool = False) -> Tensors:
     """compressed-tensors' words; rows and columns are filled up to whole words."""
     rows, columns = matrix.codes.shape
-    many = 32 // matrix.bits
+    pack, many = (whole_words, 1) if old else (words, 32 if matrix.bits in (3, 5, 6, 7) else 32 // matrix.bits)
     made: Tensors = {
-        f"{module}.weight_packed": words(np.pad(matrix.codes, ((0, 0), (0, -columns % many))), matrix.bits),
+        f"{module}.weight_packed": pack(np.pad(matrix.codes, ((0, 0), (0, -columns % many))), matrix.bits),
         f"{module}.weight_scale": bf16(matrix.scales.astype(np.float32)),
         f"{module}.weight_shape": np.array(matrix.codes.shape, np.int64),
     }
     if zeros:
         filled = np.pad(matrix.zeros, ((0, -rows % many), (0, 0)))
-        made[f"{module}.weight_zero_point"] = np.ascontiguousarray(words(filled.T, matrix.bits).T)
+        made[f"{module}.weight_zero_point"] = np.ascontiguousarray(pack(filled.T, matrix.bits).T)
     if index:
         made[f"{module}.weight_g_idx"] = matrix.order.astype(np.int32)
     return made
@@ -154,10 +177,11 @@ def model(root: Path, decoder: Decoder, pack: Callable[[str, tuple[int, int], in
     return values
 
 
-def _gptq(module: str, shape: tuple[int, int], seed: int, *, bits: int, group: int, version: int, **how: Any) -> Any:
+def _gptq(module: str, shape: tuple[int, int], seed: int, *, bits: int, group: int, version: int, pack: Words = words,
+          **how: Any) -> Any:  # fmt: skip
     how = {"lowest": 1 if version == 1 else 0, **how}  # version 1 cannot store 0
     matrix = drawn(shape, bits, shape[1] if group == -1 else group, seed=seed, **how)
-    return gptq(matrix, module, version=version), matrix.values
+    return gptq(matrix, module, version=version, pack=pack), matrix.values
 
 
 def _fp8(module: str, shape: tuple[int, int], seed: int, *, block: tuple[int, int], powers: bool) -> Any:
@@ -167,11 +191,14 @@ def _fp8(module: str, shape: tuple[int, int], seed: int, *, block: tuple[int, in
 
 
 def gptq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, version: int = 1, shards: int = 1,
-               model_type: str = "llama", **how: Any) -> dict[str, np.ndarray]:  # fmt: skip
+               model_type: str = "llama", auto_round: str = "", **how: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    form = "gptq_p" if how.get("pack") is planes else "gptq" if version == 1 else "gptq_v2"
     settings = {
         "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": how.get("scattered", False),
-        "sym": how.get("symmetric", False), "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "sym": how.get("symmetric", False), "checkpoint_format": form,
     }  # fmt: skip
+    if auto_round:
+        settings = {"quant_method": "auto-round", "bits": bits, "group_size": group, "packing_format": auto_round}
     pack = partial(_gptq, bits=bits, group=group, version=version, **how)
     return model(root, decoder, pack, settings, shards=shards, model_type=model_type)
 
@@ -183,27 +210,28 @@ def fp8_model(root: Path, decoder: Decoder, *, block: tuple[int, int], powers: b
     return model(root, decoder, pack, settings, shards=shards, model_type=model_type)
 
 
-def awq_model(
-    root: Path, decoder: Decoder, *, group: int = 32, shards: int = 1, **config: Any
-) -> dict[str, np.ndarray]:
+def awq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, shards: int = 1,
+              auto_round: bool = False, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
     def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
-        matrix = drawn(shape, 4, group, seed=seed, lowest=0)
+        matrix = drawn(shape, bits, group, seed=seed, lowest=0)
         return awq(matrix, module), matrix.values
 
-    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    settings = {"quant_method": "awq", "bits": bits, "group_size": group, "zero_point": True, "version": "gemm"}
+    if auto_round:
+        settings = {"quant_method": "auto-round", "bits": bits, "packing_format": "auto_round:auto_awq"}
     return model(root, decoder, pack, settings, shards=shards, **config)
 
 
 def compressed_model(root: Path, decoder: Decoder, *, form: str = "pack-quantized", bits: int = 4, group: int = 32,
                      symmetric: bool = True, scattered: bool = False, coarse: bool = False, shards: int = 1,
-                     **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+                     old: bool = False, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
     def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
         columns = shape[1] if group == -1 else group
         how = {"symmetric": symmetric, "scattered": scattered, "lowest": 0, "coarse": coarse}
         matrix = drawn(shape, bits, columns, seed=seed, **how)
         if form == "int-quantized":
             return int_quantized(matrix, module, zeros=not symmetric), matrix.values
-        return pack_quantized(matrix, module, zeros=not symmetric, index=scattered), matrix.values
+        return pack_quantized(matrix, module, zeros=not symmetric, index=scattered, old=old), matrix.values
 
     weights = {
         "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "channel" if group == -1 else "group",
@@ -305,6 +333,57 @@ def bitsandbytes_int8_model(root: Path, decoder: Decoder, **config: Any) -> dict
         return {f"{module}.{name}": array for name, array in made.items()}, values
 
     return model(root, decoder, pack, {"quant_method": "bitsandbytes", "load_in_8bit": True}, **config)
+
+
+def torchao_model(root: Path, decoder: Decoder, *, bits: int = 8, group: int = -1, zeros: bool = False,
+                  wide: bool = False, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Signed bytes ``[R, C]`` with scales of groups; ``wide`` ones are float32."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        columns = shape[1] if group == -1 else group
+        matrix = drawn(shape, bits, columns, seed=seed, symmetric=not zeros, lowest=0)
+        middle, scales = 1 << bits - 1, matrix.scales.astype(np.float32)
+        made = {"qdata": (matrix.codes - middle).astype(np.int8), "scale": scales if wide else bf16(scales)}
+        if zeros:
+            made["zero_point"] = (matrix.zeros - middle).astype(np.int8)
+        return {f"{module}._weight_{name}": array for name, array in made.items()}, matrix.values
+
+    kind = {"_type": "IntxWeightOnlyConfig", "_data": {"weight_dtype": {"_type": "torch.dtype", "_data": f"int{bits}"}}}
+    return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {"default": kind}}, **config)
+
+
+def torchao_float8_model(root: Path, decoder: Decoder, *, rows: bool = True, **config: Any) -> dict[str, np.ndarray]:
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        codes, scales, values = fp8(shape, (1, shape[1]) if rows else shape, seed=seed)
+        weight = Raw("F8_E4M3", shape, codes.tobytes())
+        return {f"{module}._weight_qdata": weight, f"{module}._weight_scale": scales}, values
+
+    return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {}}, **config)
+
+
+def quark_model(root: Path, decoder: Decoder, *, kind: str = "int4", ordered: bool = False,
+                **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """AWQ's words under other names, of two's complements if they are signed; or FP8 with a scale a row."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        if kind == "fp8_e4m3":
+            codes, scales, values = fp8(shape, (1, shape[1]), seed=seed)
+            weight = Raw("F8_E4M3", shape, codes.tobytes())
+            return {f"{module}.weight": weight, f"{module}.weight_scale": scales[:, 0]}, values
+        matrix, places = drawn(shape, 4, 32, seed=seed, lowest=0), () if ordered else (0, 4, 1, 5, 2, 6, 3, 7)
+        flip = 8 if kind == "int4" else 0
+        return {
+            f"{module}.weight": words(matrix.codes.T ^ flip, 4, places),
+            f"{module}.weight_zero_point": words(matrix.zeros.T ^ flip, 4, places),
+            f"{module}.weight_scale": bf16(matrix.scales.T.astype(np.float32)),
+        }, matrix.values
+
+    said = {"dtype": kind, "group_size": 32, "qscheme": "per_group"}
+    settings = {
+        "quant_method": "quark", "global_quant_config": {"weight": said},
+        "export": {"pack_method": "order" if ordered else "reorder", "weight_format": "real_quantized"},
+    }  # fmt: skip
+    return model(root, decoder, pack, settings, **config)
 
 
 def arrays_of(source: Path) -> dict[str, Raw]:

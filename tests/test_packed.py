@@ -20,7 +20,11 @@ from packed_checkpoints import (
     compressed_model,
     fp8_model,
     gptq_model,
+    planes,
+    quark_model,
     scaled_fp8_model,
+    torchao_float8_model,
+    torchao_model,
 )
 from safetensors import safe_open
 
@@ -32,6 +36,32 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
     "GPTQ v2, 4 bits": (partial(gptq_model, version=2), "GPTQ, 4-bit, groups of 32: 7 matrices"),
     "GPTQ, 8 bits": (partial(gptq_model, bits=8), "GPTQ, 8-bit, groups of 32: 7 matrices"),
     "GPTQ, 2 bits": (partial(gptq_model, bits=2), "GPTQ, 2-bit, groups of 32: 7 matrices"),
+    "GPTQ, 3 bits": (partial(gptq_model, bits=3), "GPTQ, 3-bit, groups of 32: 7 matrices"),
+    "GPTQ, 3 bits in planes": (
+        partial(gptq_model, bits=3, version=2, pack=planes),
+        "GPTQ, 3-bit, groups of 32: 7 matrices",
+    ),
+    "GPTQ, 5 bits in planes": (
+        partial(gptq_model, bits=5, version=2, pack=planes),
+        "GPTQ, 5-bit, groups of 32: 7 matrices",
+    ),
+    "GPTQ, 7 bits in planes, columns in another order": (
+        partial(gptq_model, bits=7, version=2, pack=planes, scattered=True),
+        "GPTQ, 7-bit, groups of 32, columns in another order (desc_act): 7 matrices",
+    ),
+    "auto-round as GPTQ v1, 6 bits": (
+        partial(gptq_model, bits=6, auto_round="auto_round:auto_gptq"),
+        "GPTQ, 6-bit, groups of 32: 7 matrices",
+    ),
+    "auto-round, 3 bits": (
+        partial(gptq_model, bits=3, version=2, auto_round="auto_round"),
+        "GPTQ, 3-bit, groups of 32: 7 matrices",
+    ),
+    "auto-round as AWQ, 4 bits": (partial(awq_model, auto_round=True), "AWQ, 4-bit, groups of 32: 7 matrices"),
+    "auto-round as AWQ, 5 bits": (
+        partial(awq_model, auto_round=True, bits=5),
+        "AWQ, 5-bit, groups of 32: 7 matrices",
+    ),
     "GPTQ, whole rows": (partial(gptq_model, group=-1), "GPTQ, 4-bit, scales of whole rows: 7 matrices"),
     "GPTQ, symmetric": (partial(gptq_model, symmetric=True), "GPTQ, 4-bit, groups of 32: 7 matrices"),
     "GPTQ, columns in another order": (
@@ -70,6 +100,22 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         partial(compressed_model, symmetric=False),
         "compressed-tensors pack-quantized, 4-bit, groups of 32: 7 matrices",
     ),
+    "int3 words": (
+        partial(compressed_model, bits=3),
+        "compressed-tensors pack-quantized, 3-bit, groups of 32: 7 matrices",
+    ),
+    "int6 words with zero points": (
+        partial(compressed_model, bits=6, symmetric=False),
+        "compressed-tensors pack-quantized, 6-bit, groups of 32: 7 matrices",
+    ),
+    "int7 words of whole codes with zero points": (
+        partial(compressed_model, bits=7, symmetric=False, old=True),
+        "compressed-tensors pack-quantized, 7-bit, groups of 32: 7 matrices",
+    ),
+    "int5 words of whole codes, scales of whole rows": (
+        partial(compressed_model, bits=5, group=-1, old=True),
+        "compressed-tensors pack-quantized, 5-bit, scales of whole rows: 7 matrices",
+    ),
     "int4 words, columns in another order": (
         partial(compressed_model, scattered=True),
         "groups of 32, columns in another order (actorder): 7 matrices",
@@ -94,6 +140,21 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         partial(scaled_fp8_model, strategy="tensor"),
         "scaled FP8, 8-bit, one scale a matrix: 7 matrices",
     ),
+    "torchao int8": (partial(torchao_model, wide=True), "torchao, 8-bit, scales of whole rows: 7 matrices"),
+    "torchao int8 with zero points": (
+        partial(torchao_model, zeros=True),
+        "torchao, 8-bit, scales of whole rows: 7 matrices",
+    ),
+    "torchao int4": (partial(torchao_model, bits=4, group=32), "torchao, 4-bit, groups of 32: 7 matrices"),
+    "torchao int6": (partial(torchao_model, bits=6, group=32, zeros=True), "torchao, 6-bit, groups of 32: 7 matrices"),
+    "torchao float8 of rows": (torchao_float8_model, "torchao, 8-bit, scales of whole rows: 7 matrices"),
+    "torchao float8": (partial(torchao_float8_model, rows=False), "torchao, 8-bit, one scale a matrix: 7 matrices"),
+    "Quark int4": (quark_model, "Quark, 4-bit, groups of 32: 7 matrices"),
+    "Quark uint4 in order": (
+        partial(quark_model, kind="uint4", ordered=True),
+        "Quark, 4-bit, groups of 32: 7 matrices",
+    ),
+    "Quark FP8": (partial(quark_model, kind="fp8_e4m3"), "scaled FP8, 8-bit, scales of whole rows: 7 matrices"),
     "FP8 in small blocks": (
         partial(fp8_model, block=(32, 16)),
         "block-scaled FP8, 8-bit, blocks of 32 x 16: 7 matrices",

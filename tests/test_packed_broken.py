@@ -21,8 +21,12 @@ from packed_checkpoints import (
     fp8_model,
     gptq,
     gptq_model,
+    planes,
+    quark_model,
     rewritten,
     scaled_fp8_model,
+    torchao_float8_model,
+    torchao_model,
 )
 
 DECODER = Decoder(layers=1, hidden=64, ffn=160)
@@ -32,7 +36,7 @@ Change = Callable[[Tensors, dict[str, Any]], None]
 
 def array(suffix: str, dtype: str, *shape: int) -> Change:
     """Another array of zeros in the place of one of the query projection's."""
-    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1}[dtype]
+    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1, "I8": 1}[dtype]
 
     def change(tensors: Tensors, config: dict[str, Any]) -> None:
         tensors[Q + suffix] = Raw(dtype, shape, bytes(int(np.prod(shape)) * size))
@@ -74,6 +78,14 @@ def filled(suffix: str, dtype: str, value: int) -> Change:
     return change
 
 
+def tiles(tensors: Tensors, config: dict[str, Any]) -> None:
+    """int4 as tensor cores take it."""
+    for suffix in ("qdata", "scale", "zero_point"):
+        without(f"._weight_{suffix}")(tensors, config)
+    array("._weight_qdata", "I32", 8, 4, 32, 4)(tensors, config)
+    array("._weight_scale_and_zero", "BF16", 2, 64, 2)(tensors, config)
+
+
 STATE = ".weight.quant_state.bitsandbytes__nf4"
 
 
@@ -90,6 +102,13 @@ def state(**keys: Any) -> Change:
 FOUR = bitsandbytes_model
 DOUBLE = partial(bitsandbytes_model, double=4)
 FP8 = partial(fp8_model, block=(128, 128))
+THREE = partial(gptq_model, bits=3)
+ROUND = partial(gptq_model, auto_round="auto_round:auto_gptq")
+ROUND_AWQ = partial(awq_model, auto_round=True, bits=5)
+AO = partial(torchao_model, bits=4, group=32, zeros=True)
+AO8, QUARK8 = torchao_float8_model, partial(quark_model, kind="fp8_e4m3")
+QUARK = quark_model
+WORDS3 = partial(compressed_model, bits=3, symmetric=False)
 ROWS = partial(scaled_fp8_model, strategy="channel")
 
 BROKEN = {
@@ -143,6 +162,62 @@ BROKEN = {
     "words of other bits": (compressed_model, weights(num_bits=8), "in 8 bits"),
     "scales of other groups": (compressed_model, array(".weight_scale", "BF16", 64, 4), "scales has 4"),
     "zero points that are missing": (compressed_model, weights(symmetric=False), "there is no weight_zero_point"),
+    "3 bits whose words are no runs of 32 codes": (
+        THREE,
+        array(".qweight", "I32", 7, 64),
+        "not whole runs of 32 codes",
+    ),
+    "3 bits of other zero points": (THREE, array(".qzeros", "I32", 2, 5), "qzeros has shape [2, 5]"),
+    "3 bits of fewer columns": (THREE, array(".qweight", "I32", 3, 64), "makes 1 groups of 32, and scales has 2"),
+    "3 bits that are called 4": (THREE, says(bits=4), "says bits 4, and the arrays hold 3"),
+    "3 bits with an index too short": (THREE, array(".g_idx", "I32", 32), "g_idx has shape [32]"),
+    "auto-round that says AWQ": (
+        ROUND,
+        says(packing_format="auto_round:auto_awq"),
+        "says packing_format auto_round:auto_awq, and it is stored as GPTQ",
+    ),
+    "auto-round's AWQ that says GPTQ": (
+        ROUND_AWQ,
+        says(packing_format="auto_round:auto_gptq"),
+        "says packing_format auto_round:auto_gptq, and it is stored as AWQ",
+    ),
+    "auto-round of other bits": (ROUND, says(extra_config={Q: {"bits": 2}}), "says bits 2, and the arrays hold 4"),
+    "auto-round of other groups": (ROUND, says(extra_config={".*q_proj": {"group_size": 64}}), "makes 1 groups of 64"),
+    "auto-round's AWQ of 3 bits": (ROUND_AWQ, array(".qweight", "I32", 64, 6), "which is not 4 to 7 bits"),
+    "AWQ of 5 bits by AutoAWQ": (ROUND_AWQ, says(quant_method="awq"), "which is not 4 bits"),
+    "auto-round's AWQ, called of 4 bits": (ROUND_AWQ, says(bits=4), "says bits 4, and the arrays hold 5"),
+    "words of 3 bits that are called 4": (WORDS3, weights(num_bits=4), "in 4 bits"),
+    "words of 3 bits of other columns": (WORDS3, array(".weight_packed", "I32", 64, 8), "in 3 bits"),
+    "words of 3 bits, zero points of others": (
+        WORDS3,
+        array(".weight_zero_point", "I32", 8, 2),
+        "weight_zero_point has shape [8, 2]",
+    ),
+    "words of 3 bits, scales of other rows": (WORDS3, array(".weight_scale", "BF16", 32, 2), "the matrix 64 rows"),
+    "words of 9 bits": (WORDS3, weights(num_bits=9), "in 9 bits"),
+    "torchao, scales of other rows": (AO, array("._weight_scale", "BF16", 32, 2), "_weight_scale has shape [32, 2]"),
+    "torchao, groups that do not divide": (AO, array("._weight_scale", "BF16", 64, 3), "do not divide rows of 64"),
+    "torchao, zero points of other groups": (AO, array("._weight_zero_point", "I8", 64, 1), "has shape [64, 1]"),
+    "torchao, three axes": (AO, array("._weight_qdata", "I8", 8, 8, 64), "_weight_qdata has shape [8, 8, 64]"),
+    "torchao, no scales": (AO, without("._weight_scale"), "belongs to no quantized matrix"),
+    "torchao, no codes": (AO, without("._weight_qdata"), "belongs to no quantized matrix"),
+    "torchao, another method": (AO, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as torchao"),
+    "torchao, scales of no groups": (AO, array("._weight_scale", "BF16", 64, 0), "_weight_scale has shape [64, 0]"),
+    "torchao float8, scales of other rows": (AO8, array("._weight_scale", "F32", 32, 1), "no block size is declared"),
+    "torchao float8, three axes": (AO8, array("._weight_qdata", "F8_E4M3", 8, 8, 64), "and is not a matrix"),
+    "Quark, scales of other outputs": (QUARK, array(".weight_scale", "BF16", 2, 32), "which is not 4 bits"),
+    "Quark, zero points of other groups": (QUARK, array(".weight_zero_point", "I32", 3, 8), "has shape [3, 8]"),
+    "Quark, scales of other groups": (QUARK, array(".weight_scale", "BF16", 4, 64), "has shape [2, 8]"),
+    "Quark, fewer inputs": (QUARK, array(".weight", "I32", 32, 8), "makes 1 groups of 32, and scales has 2"),
+    "Quark, groups of another size": (
+        QUARK,
+        says(global_quant_config={"weight": {"dtype": "int4", "group_size": 48}}),
+        "groups of 48 do not divide rows of 64",
+    ),
+    "Quark, three axes": (QUARK, array(".weight", "I32", 8, 8, 8), "weight and weight_scale are not matrices"),
+    "Quark, no scales": (QUARK, without(".weight_scale"), "belongs to no quantized matrix"),
+    "Quark FP8, scales of other rows": (QUARK8, array(".weight_scale", "F32", 32), "no block size is declared"),
+    "Quark FP8, three axes": (QUARK8, array(".weight", "F8_E4M3", 8, 8, 64), "and is not a matrix"),
     "a list of modules that are not there": (
         compressed_model,
         says(ignore=["model.vision.proj"]),
@@ -235,12 +310,32 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
 @pytest.mark.parametrize(
     ("make", "change", "sentence"),
     [
+        (
+            ROUND,
+            says(rotation_config={"hadamard_type": "hadamard"}),
+            "weights and activations are rotated (rotation_config)",
+        ),
+        (ROUND, says(packing_format="auto_round:marlin"), "7 of GPTQ with packing_format auto_round:marlin"),
+        (AO, array("._weight_scale", "BF16", 2, 64), "1 of torchao's Int4Tensor"),
+        (AO, array("._weight_qdata", "U8", 64, 32), "1 of torchao's tensor"),
+        (AO, array("._weight_zero_point", "BF16", 64, 2), "1 of torchao's tensor with zero points that are floats"),
+        (AO, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
+        (AO, tiles, "1 of torchao's Int4TilePackedTo4dTensor"),
+        (QUARK, says(global_quant_config={"weight": {"dtype": "int3"}}), "7 of Quark's int3"),
+        (QUARK, says(layer_quant_config={"*.down_proj": {}}), "7 of Quark's int4 with other types for some layers"),
+        (QUARK, array(".weight", "I8", 64, 64), "1 of Quark's int4"),
+        (THREE, says(checkpoint_format="marlin"), "7 of GPTQ with checkpoint_format marlin"),
+        (
+            partial(gptq_model, bits=5, version=2, pack=planes),
+            says(checkpoint_format="gptq"),
+            "7 of 5-bit GPTQ with checkpoint_format gptq, where GPTQModel has gptq_p",
+        ),
         (FOUR, filled(".weight.quant_map", "F32", 0), "1 of NF4 with a table of its own (quant_map)"),
         (FOUR, state(shape=[4096, 1]), "1 of NF4 with rows of an odd number of columns"),
         (bitsandbytes_int8_model, array(".weight_format", "U8"), ""),
     ],
 )
-def test_what_bitsandbytes_may_hold_and_is_not_read_is_named(
+def test_what_a_quantizer_may_hold_and_is_not_read_is_named(
     tmp_path: Path, ckconv, make: Callable[..., Any], change: Change, sentence: str
 ) -> None:
     source = tmp_path / "packed"

@@ -13,7 +13,17 @@ import gguf.quants
 import numpy as np
 import pytest
 from checkpoints import Decoder
-from packed_checkpoints import awq_model, compressed_model, drawn, fp8_model, fp8_values, gptq_model
+from packed_checkpoints import (
+    awq_model,
+    compressed_model,
+    drawn,
+    fp8_model,
+    fp8_values,
+    gptq_model,
+    planes,
+    quark_model,
+    torchao_model,
+)
 from safetensors import safe_open
 
 import ckconv
@@ -35,6 +45,18 @@ EXACT = {
     "4 bits, zero points": (gptq_model, "Q8_0", (4, 32)),
     "4 bits, zero points of whole rows": (partial(gptq_model, group=-1, version=2), "Q8_0", (4, 128)),
     "2 bits, zero points": (partial(gptq_model, bits=2), "Q4_0", (2, 32)),
+    "3 bits, zero points": (partial(gptq_model, bits=3), "Q4_0", (3, 32)),
+    "5 bits, symmetric, auto-round": (
+        partial(gptq_model, bits=5, symmetric=True, auto_round="auto_round:auto_gptq"), "Q8_0", (5, 32),
+    ),
+    "7 bits in planes": (partial(gptq_model, bits=7, version=2, pack=planes), "Q8_0", (8, 32)),
+    "compressed-tensors, 6 bits, zero points": (
+        partial(compressed_model, bits=6, symmetric=False), "Q8_0", (6, 32),
+    ),
+    "compressed-tensors, 3 bits": (partial(compressed_model, bits=3), "Q4_0", (3, 32)),
+    "torchao int4": (partial(torchao_model, bits=4, group=32), "Q4_0", (4, 32)),
+    "torchao int8": (torchao_model, "Q8_0", (8, 128)),
+    "Quark int4": (quark_model, "Q8_0", (4, 32)),
     "AWQ": (partial(awq_model, group=128), "Q8_0", (4, 128)),
     "compressed-tensors, 4 bits": (compressed_model, "Q4_0", (4, 32)),
     "compressed-tensors, zero points": (partial(compressed_model, symmetric=False), "Q8_0", (4, 32)),
@@ -64,8 +86,8 @@ def triple_values(folder: Path, module: str, bits: int, group: int) -> np.ndarra
     """scale * code + bias, written down from mlx.core.quantize's documentation, in float64."""
     arrays = arrays_of(folder, module)
     words = arrays[f"{module}.weight"]
-    codes = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
-    codes = codes.reshape(len(words), -1, group).astype(np.float64)
+    stream = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").reshape(len(words), -1, group, bits)
+    codes = (stream @ (1 << np.arange(bits))).astype(np.float64)
     scales, biases = (arrays[f"{module}.{kind}"].astype(np.float64)[..., None] for kind in ("scales", "biases"))
     assert arrays[f"{module}.scales"].dtype == np.float32
     return (codes * scales + biases).reshape(len(words), -1)
@@ -73,7 +95,7 @@ def triple_values(folder: Path, module: str, bits: int, group: int) -> np.ndarra
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_gguf_holds_the_numbers_that_the_arrays_stand_for(tmp_path: Path, name: str) -> None:
-    make, block, _ = EXACT[name]
+    make, block, (bits, _) = EXACT[name]
     expected = make(tmp_path / "packed", DECODER)
     report = ckconv.convert(tmp_path / "packed", tmp_path / "m.gguf")
 
@@ -84,7 +106,7 @@ def test_a_gguf_holds_the_numbers_that_the_arrays_stand_for(tmp_path: Path, name
     permuted = q.reshape(DECODER.heads, 2, -1, q.shape[1]).swapaxes(1, 2).reshape(q.shape)
     assert np.array_equal(found["blk.0.attn_q.weight"][1], permuted)
     grown = [note for note in report.plan.notes if "no smaller type holds them exactly" in note]
-    assert bool(grown) == (name.startswith("2") or (block == "Q8_0" and not name.startswith("8")))
+    assert bool(grown) == (int(block[1]) > (7 if name.startswith("7") else bits))
 
 
 @pytest.mark.parametrize("name", EXACT)

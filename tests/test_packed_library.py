@@ -14,9 +14,13 @@ import pytest
 from packed_checkpoints import arrays_of
 
 #: Of float32 scales the library's values were recorded before they are rounded to the model's type.
-FLOAT32 = {"fp8-block", "modelopt-fp8", "bnb-int8"}
+FLOAT32 = {"fp8-block", "modelopt-fp8", "bnb-int8", "torchao-float8", "torchao-int8"}
 
 NAMES = (
+    "autoround-3b",
+    "autoround-5b",
+    "autoround-awq-4b",
+    "autoround-awq-6b",
     "awq-g32",
     "bnb-fp4-double",
     "bnb-int8",
@@ -24,9 +28,11 @@ NAMES = (
     "bnb-nf4-double",
     "ct-fp8-channel-dynamic",
     "ct-fp8-tensor-static",
+    "ct-w3-asym",
     "ct-w4-g32-actorder",
     "ct-w4-g32-asym",
     "ct-w4-g32-sym",
+    "ct-w6-sym",
     "ct-w8-channel-sym",
     "ct-w8a8-int8",
     "fp8-block",
@@ -35,12 +41,17 @@ NAMES = (
     "gptq-4b-g32-asym-v2",
     "gptq-4b-g32-sym-descact",
     "gptq-8b-gall-sym",
+    "gptq-p-3b",
     "modelopt-fp8",
     "ct-mxfp4",
     "ct-mxfp8",
     "ct-nvfp4",
     "metal-q4g64",
     "modelopt-nvfp4",
+    "quark-int4",
+    "torchao-float8",
+    "torchao-int4",
+    "torchao-int8",
 )
 
 

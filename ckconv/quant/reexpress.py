@@ -86,7 +86,7 @@ def way_between(source: DType, target: DType) -> Way | None:
         return None
     if into is not None:
         q = into.quantization
-        fits = q.mode == "affine" and q.bits == numbers.bits and numbers.group % q.group_size == 0
+        fits = q.mode == "affine" and q.bits == _of_mlx(numbers.bits) and numbers.group % q.group_size == 0
         return partial(_through, numbers, into, affine.to_triple) if fits else None
     block = affine.BLOCKS.get(target)
     fits = block is not None and (numbers.has_zero or block.offset is None) and numbers.bits <= block.bits
@@ -180,7 +180,12 @@ def triple_for(source: DType, number: DType) -> Triple | None:
     numbers = numbers_of(source)
     if numbers is None or not (group := affine.natural_group(numbers.group)):
         return None
-    return Triple(Quantization("affine", numbers.bits, group), number)
+    return Triple(Quantization("affine", _of_mlx(numbers.bits), group), number)
+
+
+def _of_mlx(bits: int) -> int:
+    """Bits of MLX's codes that hold these: it has none of seven."""
+    return 8 if bits == 7 else bits
 
 
 def grown(source: DType, target: DType) -> bool:

@@ -297,17 +297,31 @@ def _module(
     codes: NDArray[Any]
     zeros: NDArray[Any] = np.zeros((1, 1))
     if scheme.codes == "int" and name.endswith(".qweight"):
+        said = settings.get("packing_format") or settings.get("checkpoint_format") or "gptq"
+        where = _bits_of_codes(bits, "planes" if said == "gptq_p" else "")
         along = first.per > 1  # AWQ: words along the output, interleaved
-        places = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(32 // bits))
-        codes = _in_words(raw, rows, places, bits) if along else _codes(raw, bits)
+        places = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(8))
+        codes = _in_words(raw, rows, where, places) if along else _runs(raw, where).reshape(len(raw), -1)
         assert arrays[2] is not None
-        version_1 = not along and str(settings.get("checkpoint_format") or "gptq") == "gptq"
-        zeros = _in_words(arrays[2], rows, places, bits) + (1 if version_1 else 0)
+        version_1 = not along and said in ("gptq", "auto", "auto_round:gptq", "auto_round:auto_gptq")
+        zeros = _in_words(arrays[2], rows, where, places) + (1 if version_1 else 0)
     elif scheme.codes == "int" and name.endswith(".weight_packed"):
-        codes = _codes(raw, bits)[:, :columns]
+        whole = bits in (3, 5, 6, 7) and raw.shape[1] == -(-columns // (32 // bits)) * 4
+        where = _bits_of_codes(bits, "whole" if whole else "")
+        short = -raw.shape[1] % (np.max(where) // 32 * 4 + 4)
+        codes = _runs(np.pad(raw, ((0, 0), (0, short))), where).reshape(len(raw), -1)[:, :columns]
         zeros = np.full((1, 1), 1 << bits - 1)
         if len(arrays) > 2 and arrays[2] is not None:
-            zeros = _in_words(arrays[2], rows, np.arange(32 // bits), bits)
+            words = arrays[2].reshape(len(rows), np.max(where) // 32 + 1, -1, 4).swapaxes(1, 2)
+            zeros = _in_words(words.reshape(len(rows), -1), rows, where, np.arange(len(where)))
+    elif scheme.codes == "int" and settings.get("quant_method") == "quark":  # AWQ's words of two's complements
+        in_order = settings.get("export", {}).get("pack_method") == "order"
+        places, where = np.array(range(8) if in_order else [0, 4, 1, 5, 2, 6, 3, 7]), _bits_of_codes(bits)
+        codes = _in_words(raw, rows, where, places)
+        assert arrays[2] is not None
+        zeros = _in_words(arrays[2], rows, where, places)
+        if settings["global_quant_config"]["weight"]["dtype"] == "int4":
+            codes, zeros = (numbers - 16 * (numbers > 7) for numbers in (codes, zeros))
     elif scheme.codes == "int" and first.tensor.dtype is DTYPES["I8"]:
         codes = raw.view(np.int8).astype(np.int64)
         zeros = arrays[2].view(np.int8).astype(np.int64) if len(arrays) > 2 and arrays[2] is not None else zeros
@@ -358,11 +372,35 @@ def _by_table(raw: Rows, rows: Index, columns: int, first: list[Rows]) -> Double
     return values
 
 
-def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
-    """Codes of these rows, of words that hold neighboring rows."""
-    words = np.ascontiguousarray(raw).view("<u4").astype(np.int64)
-    shift = places[rows % len(places)] * bits
-    return words >> shift[:, None] & (1 << bits) - 1
+def _bits_of_codes(bits: int, form: str = "") -> Index:
+    """Places of the bits of each code ``[codes, bits]`` in a run of words.
+
+    A run is the fewest words that hold whole codes, the lowest bits first. They follow each other, over the ends of words unless codes are ``whole``; or they are in ``planes``: of 32 codes
+    the lowest two or four bits of each, then the next.
+    """
+    many = 32 // bits if form == "whole" or 32 % bits == 0 else 32
+    code, bit = np.arange(many)[:, None], np.arange(bits)
+    if form != "planes" or 32 % bits == 0:
+        return np.asarray(code * bits + bit)
+    low = 2 if bits == 3 else 4
+    width = np.where(bit < low, low, np.where(bits - low == 3, np.where(bit < 6, 2, 1), bits - low))
+    start = np.where(bit < low, 0, np.where((bits == 7) & (bit == 6), 6, low))
+    return np.asarray(32 * start + code * width + bit - start)
+
+
+def _runs(raw: Rows, where: Index) -> Index:
+    """Codes ``[rows, runs, codes of a run]`` of rows of words."""
+    words = int(np.max(where)) // 32 + 1
+    stream = np.unpackbits(np.ascontiguousarray(raw).reshape(len(raw), -1, 4 * words), axis=2, bitorder="little")
+    codes: Index = stream[..., where].astype(np.int64) @ (1 << np.arange(where.shape[1]))
+    return codes
+
+
+def _in_words(raw: Rows, rows: Index, where: Index, places: Index) -> Index:
+    """Codes of these rows, of runs of words that hold neighboring rows."""
+    number = rows % len(where)
+    number = number - number % len(places) + places[number % len(places)]
+    return _runs(raw, where)[np.arange(len(rows)), :, number]
 
 
 # -- Merges, conventions, quantizers ----------------------------------------------------------------------------------

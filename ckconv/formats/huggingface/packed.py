@@ -55,14 +55,15 @@ def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, A
 
 
 def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is declared of one module: of compressed-tensors the ``weights`` of its group, of GPTQModel its overrides.
+    """What is declared of one module: of compressed-tensors the ``weights`` of its group, of others its overrides.
 
     Raises:
         Misfit: it is declared that the module is not quantized.
     """
-    groups, dynamic = settings.get("config_groups"), settings.get("dynamic")
-    if isinstance(dynamic, dict):
-        return {**settings, **_overrides(module, dynamic)}
+    groups = settings.get("config_groups")
+    for key in ("dynamic", "extra_config"):  # of GPTQModel, of auto-round
+        if isinstance(settings.get(key), dict):
+            return {**settings, **_overrides(module, settings[key])}
     if not isinstance(groups, dict):
         return settings
     chosen = [group for group in groups.values() if isinstance(group, dict)]
@@ -74,7 +75,12 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the first expression says that the name begins with (``dynamic_get`` of GPTQModel's ``config.py``)."""
+    """What is said of the name, or by the first expression that it begins with.
+
+    Sources: ``dynamic_get`` of GPTQModel's ``config.py``; ``get_layer_config`` of auto-round's ``convert_model.py``.
+    """
+    if isinstance(dynamic.get(module), dict):
+        return cast(Mapping[str, Any], dynamic[module])
     for pattern, own in dynamic.items():
         if _matches(pattern.removeprefix("-:").removeprefix("+:"), module):
             if pattern.startswith("-:"):
@@ -143,6 +149,9 @@ def check_ignored(
 #: Suffixes that only packed modules have.
 _OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales"})
 
+#: Where it is said that a matrix is another one times a rotation, which engines have to compute of activations, too.
+_ROTATED = ("rotation_config", "transform_config")
+
 _KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
 
 
@@ -177,6 +186,10 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
     modules = dict(_modules(stored, method)) if any(tensor.name.endswith(_OWN) for tensor in stored) else {}
+    for key in _ROTATED:
+        if modules and settings.get(key):
+            words = f"a model whose weights and activations are rotated ({key})"
+            return Found(words=words, unread=words)
     if not modules or (method and method not in _KNOWN):
         foreign = foreign_quantizer(stored, settings)
         return Found(words=foreign, unread=foreign)

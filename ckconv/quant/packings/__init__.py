@@ -19,10 +19,12 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import awq, bitnet, bitsandbytes, compressed, fp8, gptq, mx, nvfp4
+from ckconv.quant.packings import awq, bitnet, bitsandbytes, compressed, fp8, gptq, mx, nvfp4, quark, torchao
 
 PACKINGS = tuple(
-    one for layout in (awq, bitnet, bitsandbytes, gptq, fp8, compressed, mx, nvfp4) for one in layout.PACKINGS
+    one
+    for layout in (awq, bitnet, bitsandbytes, gptq, fp8, quark, torchao, compressed, mx, nvfp4)
+    for one in layout.PACKINGS
 )
 
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.
@@ -33,6 +35,8 @@ ACTIVATIONS = (
     ".input_zero_point",
     ".activation_scale",
     ".output_scale",
+    "._weight_act_quant_scale",
+    "._weight_act_quant_zero_point",
     ".k_scale",
     ".v_scale",
     ".q_scale",

@@ -4,6 +4,9 @@
 ``qzeros``   I32 ``[G, R / 8]``: zero points, packed alike.
 ``scales``   F16 ``[G, R]``.
 
+Codes of auto-round may have 5, 6 or 7 bits: a stream of as many words for 32 outputs, each eight in the same order
+(``utils/bit_packing.py``, 0.16).
+
 Value = scales[c // group_size, r] * (code - zero). Source: ``awq/modules/linear/gemm.py`` of AutoAWQ 0.2.9 and its
 ``packing_utils.py``. Other versions (gemv) pack otherwise.
 """
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING
 from ckconv.quant.packed import INT, Scheme, rows_of
 from ckconv.quant.packings.groups import grouped, said
 from ckconv.quant.packings.module import (
+    AUTO_ROUND,
     FLOATS,
     I32,
     Arrays,
@@ -27,14 +31,13 @@ from ckconv.quant.packings.module import (
     in_columns,
     shaped,
 )
-from ckconv.quant.packings.words import along_rows
+from ckconv.quant.packings.words import along_rows, run, together
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
-_BITS = 4
 #: Output ``8 * w + j`` is this place of word ``w``.
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _like(stored: Arrays) -> bool:
@@ -48,20 +51,26 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if len(weight.shape) != 2 or len(scales.shape) != 2 or not all((*weight.shape, *scales.shape)):
         raise Misfit("qweight and scales are not matrices")
     (columns, many), (groups, rows) = weight.shape, scales.shape
-    if many * 32 != _BITS * rows:
-        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {_BITS} bits")
-    declared.agree("bits", _BITS)
+    bits, mine = many * 32 // rows, declared.method in AUTO_ROUND
+    if many * 32 != bits * rows or bits not in (range(4, 8) if mine else (4,)) or many % run(bits):
+        made = "4 to 7 bits" if mine else "4 bits"
+        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {made}")
+    declared.agree("bits", bits)
     shaped(zeros, (groups, many))
     version = str(declared.settings.get("version") or "gemm").lower()
     if version != "gemm":
         raise Unread(f"AWQ of version {version}")
+    packed = declared.settings.get("packing_format")
+    if mine and packed not in ("auto_round:auto_awq", "auto_round:awq"):
+        raise Misfit(f"quantization_config says packing_format {packed}, and it is stored as AWQ")
     size = grouped(columns, groups, declared)
+    per, words = together(bits), run(bits)
     return Module(
-        Scheme(INT, _BITS, size, scales.dtype, zeros=True),
+        Scheme(INT, bits, size, scales.dtype, zeros=True),
         (rows, columns),
-        (in_columns(weight, 8), in_columns(scales), in_columns(zeros, 8)),
+        (in_columns(weight, per, words), in_columns(scales), in_columns(zeros, per, words)),
         _unpack,
-        f"{_BITS}-bit, {said(size, declared)}",
+        f"{bits}-bit, {said(size, declared)}",
     )
 
 
@@ -69,14 +78,15 @@ def _unpack(tile: Tile) -> Rows:
     weight, _, zeros = tile.arrays
     assert weight is not None
     assert zeros is not None
-    codes, points = (tile.cut(along_rows(words, _BITS, _PLACES), 8) for words in (weight, zeros))
+    bits = tile.scheme.bits
+    codes, points = (tile.cut(along_rows(words, bits, PLACES), together(bits)) for words in (weight, zeros))
     return rows_of(codes, tile.own(1), points)
 
 
 PACKINGS = (
     Packing(
         "AWQ",
-        frozenset({"awq"}),
+        AUTO_ROUND | {"awq"},
         {".qweight": (I32,), ".qzeros": (I32,), ".scales": FLOATS},
         _fit,
         like=_like,

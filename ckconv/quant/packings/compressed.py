@@ -11,18 +11,20 @@ int-quantized, naive-quantized
     ``weight`` I8 ``[R, C]``, ``weight_scale`` as above, ``weight_zero_point`` I8 like the scales, if any.
 
 Value = scale * (code - zero), both signed. Source: ``compressors/quantized_compressors`` of compressed-tensors 0.20.
-Words of 3, 5, 6 and 7 bits have changed between versions and are not read.
+Codes of 3, 5, 6 and 7 bits are a stream over the words of a row; before version 0.19 a word had whole ones, and a row
+took more words (:mod:`.words`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Array, StoredTensor
-from ckconv.quant.codes import unpack as unpacked
 from ckconv.quant.packed import INT, Scheme, rows_of
 from ckconv.quant.packings.groups import grouped, ordered
 from ckconv.quant.packings.module import (
+    AUTO_ROUND,
     FLOATS,
     I8,
     I32,
@@ -37,12 +39,12 @@ from ckconv.quant.packings.module import (
     in_rows,
     shaped,
 )
-from ckconv.quant.packings.words import along_rows
+from ckconv.quant.packings.words import FILLING, STREAM, WHOLE, along_columns, along_rows, run, together
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
-_READ = (2, 4, 8)
+_READ = range(2, 9)
 
 
 def _packed(stored: Arrays, declared: Declared) -> Module:
@@ -51,16 +53,25 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
         raise Misfit(f"weight_packed has shape {list(weight.shape)}, and is not a matrix")
     rows, columns = _shape(stored, declared)
     bits = declared.number("bits") or weight.shape[1] * 32 // max(columns, 1)
-    if bits not in _READ and 0 < bits < 8:
-        raise Unread(f"{bits}-bit pack-quantized")
-    if bits not in _READ or weight.shape != (rows, -(-columns * bits // 32)):
+    if bits == 1:
+        raise Unread("1-bit pack-quantized")
+    form = STREAM
+    if bits in _READ and bits not in FILLING and weight.shape[1] == -(-columns // (32 // bits)):
+        form = WHOLE
+        if weight.shape[1] == -(-columns * bits // 32):
+            raise Unread(f"{bits}-bit pack-quantized with so few columns that versions before 0.19 are not told apart")
+    elif bits not in _READ or weight.shape[1] != -(-columns * bits // 32):
         made = f"{rows:,} rows of {columns:,} columns (weight_shape)"
         raise Misfit(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")
     array, groups, size = _scales(scale, rows, columns, declared)
     zeros, index = None, None
     if zero := _zero(stored, declared):
-        shaped(zero, (-(-rows * bits // 32), groups))
-        zeros = in_rows(zero, 32 // bits)
+        words = run(bits, form)
+        shaped(zero, (-(-rows // together(bits, WHOLE)) if form == WHOLE else -(-rows * bits // 32), groups))
+        if zero.shape[0] % words:
+            raise Unread(f"{bits}-bit zero points of rows that are no multiple of 32")
+        wide = zero._replace(shape=(zero.shape[0] // words, words * groups))
+        zeros = in_rows(wide, together(bits, form))
     if ".weight_g_idx" in stored:
         if zeros is not None:
             raise Unread("pack-quantized with columns in another order and zero points")
@@ -73,7 +84,7 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
         Scheme(INT, bits, size, scale.dtype, zeros=zeros is not None, ordered=across),
         (rows, columns),
         (in_rows(weight), array, zeros, index if across else None),
-        _unpack_words,
+        partial(_unpack_words, form=form),
         f"{bits}-bit, {_said(scale, size)}{', columns in another order (actorder)' * across}",
     )
 
@@ -132,13 +143,14 @@ def _said(scale: StoredTensor, size: int) -> str:
     return "scales of whole rows" if scale.shape[1] == 1 else f"groups of {size}"
 
 
-def _unpack_words(tile: Tile) -> Rows:
+def _unpack_words(tile: Tile, *, form: str) -> Rows:
     weight, _, zeros, _ = tile.arrays
     assert weight is not None
     bits = tile.scheme.bits
-    parts = [unpacked(weight, bits)[:, : tile.columns], tile.own(1)]
+    parts = [along_columns(weight, bits, form)[:, : tile.columns], tile.own(1)]
     if zeros is not None:
-        parts.append(tile.cut(along_rows(zeros, bits), 32 // bits))
+        words = zeros.reshape(len(zeros), run(bits, form), -1, 4).swapaxes(1, 2).reshape(zeros.shape)
+        parts.append(tile.cut(along_rows(words, bits, form=form), together(bits, form)))
     if tile.scheme.ordered:
         parts.append(tile.own(3))
     return rows_of(*parts)
@@ -153,7 +165,7 @@ def _unpack_bytes(tile: Tile) -> Rows:
     return rows_of(tile.own(0) ^ sign, tile.own(1), *zeros)
 
 
-_METHODS = frozenset({"compressed-tensors"})
+_METHODS = AUTO_ROUND | {"compressed-tensors"}
 
 PACKINGS = (
     Packing(

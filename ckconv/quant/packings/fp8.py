@@ -5,7 +5,7 @@ the last block of a row or column cut; or one number. Despite its name the scale
 ``modeling_deepseek.py`` and ``kernel.py`` of DeepSeek-V3. Grids of another size would be other blocks (transformers 5
 divides the shape by the grid instead): they are refused.
 
-``weight_scale`` (compressed-tensors, ModelOpt): the same for blocks, ``[R, 1]`` for rows, ``[1]`` or ``[]``.
+``weight_scale`` (compressed-tensors, ModelOpt, Quark): the same for blocks, ``[R, 1]`` or ``[R]`` for rows, else one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,29 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import E4M3, Scheme, rows_of
-from ckconv.quant.packings.module import FLOATS, FP8, UE8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows
+from ckconv.quant.packings.module import (
+    AUTO_ROUND,
+    FLOATS,
+    FP8,
+    UE8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    Tile,
+    in_rows,
+)
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
 
-def _fit(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
+def fit(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
+    """What ``weight`` and its scales, of this name, are."""
     weight, scale = stored[".weight"], stored[suffix]
+    if scale.shape == weight.shape[:1]:  # Quark
+        scale = scale._replace(shape=(weight.shape[0], 1))
     if len(weight.shape) != 2 or not all(weight.shape):
         raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
     (rows, columns), (per, group) = weight.shape, _blocks(weight, scale, declared)
@@ -69,12 +84,12 @@ PACKINGS = (
         "block-scaled FP8",
         frozenset({"fp8"}),
         {".weight": (FP8,), ".weight_scale_inv": (*FLOATS, UE8)},
-        partial(_fit, suffix=".weight_scale_inv"),
+        partial(fit, suffix=".weight_scale_inv"),
     ),
     Packing(
         "scaled FP8",
-        frozenset({"compressed-tensors", "modelopt", "fp8", "fbgemm_fp8"}),
+        AUTO_ROUND | {"compressed-tensors", "modelopt", "fp8", "fbgemm_fp8", "quark"},
         {".weight": (FP8,), ".weight_scale": FLOATS},
-        partial(_fit, suffix=".weight_scale"),
+        partial(fit, suffix=".weight_scale"),
     ),
 )

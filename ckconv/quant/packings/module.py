@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.packed import Scheme
@@ -21,6 +21,9 @@ Arrays = Mapping[str, StoredTensor]
 I32, I64, I8, U8 = DTYPES["I32"], DTYPES["I64"], DTYPES["I8"], DTYPES["U8"]
 FP8, UE8 = DTYPES["F8_E4M3"], DTYPES["F8_E8M0"]
 FLOATS = (F32, BF16, F16)
+
+#: ``quant_method`` of auto-round, which packs as GPTQ, AutoAWQ or compressed-tensors do.
+AUTO_ROUND = frozenset({"auto-round", "intel/auto-round"})
 
 
 class Misfit(Exception):
@@ -153,9 +156,12 @@ def in_rows(stored: StoredTensor, per: int = 1) -> Array:
     return _array(stored, (math.prod(rows), columns), False, per)
 
 
-def in_columns(stored: StoredTensor, per: int = 1) -> Array:
-    """An array of which a row, as it is read, is a column."""
-    return _array(stored, (stored.shape[1], stored.shape[0]), True, per)
+def in_columns(stored: StoredTensor, per: int = 1, run: int = 1) -> Array:
+    """An array of which a row, as it is read, is a column, or a run of neighboring ones."""
+    if run == 1:
+        return _array(stored, (stored.shape[1], stored.shape[0]), True, per)
+    dtype = DType(f"{run} {stored.dtype}", Kind.OPAQUE, 1, run * stored.dtype.size)
+    return _array(stored._replace(dtype=dtype), (stored.shape[1] // run, stored.shape[0]), True, per)
 
 
 def _array(stored: StoredTensor, shape: tuple[int, int], across: bool, per: int) -> Array:

@@ -7,6 +7,7 @@ transformers mxfp4    ``P_blocks`` U8 [.., G, 16]    ``P_scales`` U8 [.., G]    
 compressed-tensors    ``P.weight_packed`` [.., C/2]  ``P.weight_scale`` [.., G]      mxfp4
 compressed-tensors    ``P.weight`` E4M3 [.., C]      ``P.weight_scale`` U8 [.., G]   mxfp8
 transformers metal    ``P.weight`` U32               ``P.scales``, ``P.qbiases``     affine
+Quark                 ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` U8 [.., G]   mxfp4
 ModelOpt              ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` E4M3 [.., G]  nvfp4, without a second scale
 ====================  =============================  ==============================  ================================
 
@@ -25,7 +26,19 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
-from ckconv.quant.packings.module import FLOATS, FP8, U8, UE8, Arrays, Declared, Misfit, Module, Packing, shaped
+from ckconv.quant.packings.module import (
+    AUTO_ROUND,
+    FLOATS,
+    FP8,
+    U8,
+    UE8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    shaped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +94,7 @@ def _packing(name: str, methods: Sequence[str], mode: str, arrays: dict[str, tup
     return Packing(name, frozenset(methods), arrays, partial(fit, mode=mode))
 
 
-_CT = ("compressed-tensors",)
+_CT = ("compressed-tensors", *AUTO_ROUND)
 _POWERS = (U8, UE8)
 PACKINGS = (
     Packing(
@@ -94,5 +107,6 @@ PACKINGS = (
     _packing("compressed-tensors", _CT, "mxfp4", {".weight_packed": (U8,), ".weight_scale": _POWERS}),
     _packing("compressed-tensors", _CT, "mxfp8", {".weight": (FP8,), ".weight_scale": _POWERS}),
     _packing("MXFP8", ("mxfp8",), "mxfp8", {".weight": (FP8,), ".weight_scale_inv": (U8,)}),
+    _packing("Quark", ("quark",), "mxfp4", {".weight": (U8,), ".weight_scale": _POWERS})._replace(declared=True),
     _packing("metal", ("metal",), "affine", {".weight": (_U32,), ".scales": FLOATS, ".qbiases": FLOATS}),
 )

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 from ckconv.core.dtypes import F32
 from ckconv.quant.codes import unpack
 from ckconv.quant.packed import E2M1, Scheme, rows_of
-from ckconv.quant.packings.module import FP8, U8, Arrays, Declared, Misfit, Module, Packing, Tile, in_rows, shaped
+from ckconv.quant.packings.module import (
+    AUTO_ROUND,
+    FP8,
+    U8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    Tile,
+    in_rows,
+    shaped,
+)
 from ckconv.quant.packings.mx import fit as fit_triple
 
 if TYPE_CHECKING:
@@ -49,7 +61,7 @@ PACKINGS = (
     ),
     Packing(
         "compressed-tensors",
-        frozenset({"compressed-tensors"}),
+        AUTO_ROUND | {"compressed-tensors"},
         {".weight_packed": (U8,), ".weight_scale": (FP8,), ".weight_global_scale": (F32,)},
         _fit,
     ),
