@@ -1,4 +1,6 @@
-"""Codes and numbers of rows, whatever the arrangement: what integer block types have in common.
+"""Integer codes with scale and zero point, or scale and bias.
+
+What integer block types have in common.
 
 A value is ``scale * (code - zero)`` or ``scale * code + bias``. That is an exact number of few digits, and another
 type that holds the same number in its own scale and code holds the same value: nothing is decoded or rounded.
@@ -78,7 +80,7 @@ class Repacked(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What a GGUF block holds.
+    """Bits and middle of the codes of a GGUF block.
 
     Attributes:
         bits: of a code.
@@ -107,7 +109,10 @@ _Q8_0 = DTYPES["Q8_0"]
 
 
 def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
-    """Zero points of groups whose bias is ``-zero * scale``, and which groups have one of at most nine bits."""
+    """Zero points of groups whose bias is ``-zero * scale``, and where.
+
+    A zero point has at most nine bits.
+    """
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -118,7 +123,7 @@ def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
 
 
 def unfit(parts: Affine, block: DType, *, whatever: bool = False) -> Flags:
-    """Groups ``[rows, groups]`` that do not fit, told by their numbers alone.
+    """Groups ``[rows, groups]`` whose numbers alone show that they do not fit.
 
     Args:
         whatever: count only those that do not fit whatever their codes are, else those too that may not.
@@ -180,7 +185,10 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
 
 
 def to_triple(parts: Affine, triple: Triple) -> Repacked:
-    """MLX rows, and how many groups do not fit. Without codes the first plane is empty."""
+    """MLX rows, and how many groups do not fit.
+
+    Without codes the first plane is empty.
+    """
     import numpy as np
 
     q, number = triple.quantization, triple.number
@@ -196,7 +204,7 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
 
 
 def integers(parts: Affine) -> tuple[Bytes, Flags]:
-    """Zero points of as many bits as the codes have, and which groups have one."""
+    """Zero points of as many bits as the codes, and which groups have one."""
     import numpy as np
 
     zero, found = _zeros(parts, 1 << parts.bits - 1)
@@ -205,12 +213,15 @@ def integers(parts: Affine) -> tuple[Bytes, Flags]:
 
 
 def natural_group(group: int) -> int:
-    """The largest group of MLX's that divides groups of this size, 0 if none does."""
+    """Return MLX's largest group that divides groups of this size, or 0."""
     return next((size for size in (128, 64, 32) if group % size == 0), 0)
 
 
 def _zeros(parts: Affine, offset: int) -> tuple[Zeros, Flags | bool]:
-    """Zero points, and which groups have one. Where every value is 0 any will do."""
+    """Zero points, and which groups have one.
+
+    Where every value is 0 any will do.
+    """
     import numpy as np
 
     zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, _given(parts.bias))
@@ -235,7 +246,10 @@ def _given(bias: Floats | None) -> Floats:
 
 
 def _spread(numbers: Floats, count: int) -> Floats:
-    """Numbers ``[rows, groups]`` for ``count`` groups a row: repeated, or the first of those that are one."""
+    """Numbers ``[rows, groups]`` for ``count`` groups a row.
+
+    They are repeated, or the first of those that are one.
+    """
     import numpy as np
 
     groups = numbers.shape[1]

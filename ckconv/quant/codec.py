@@ -1,4 +1,4 @@
-"""Values of stored rows as float32, and back: for float types and for ggml's blocks."""
+"""Decode stored rows to float32 and back: floats and ggml's blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 16
 
 
 def to_float32(rows: Rows, dtype: DType) -> Floats:
-    """``[n, bytes]`` -> float32 ``[n, cols]``; exact for every type this is called with."""
+    """``[n, bytes]`` -> float32 ``[n, cols]``, exactly."""
     import numpy as np
 
     if dtype is F32:
@@ -52,7 +52,10 @@ _LOWEST = {"Q1_0": (2, -1), "Q2_0": (1, -1)}
 
 
 def _lowest(rows: Rows, dtype: DType) -> Floats:
-    """``d * (2 * code - 1)`` of one bit, ``d * (code - 1)`` of two (``dequantize_row_q1_0`` of ``ggml-quants.c``)."""
+    """Decode Q1_0 and Q2_0 (``dequantize_row_q1_0`` of ``ggml-quants.c``).
+
+    ``d * (2 * code - 1)`` of one bit, ``d * (code - 1)`` of two.
+    """
     import numpy as np
 
     from ckconv.quant import ggml
@@ -72,7 +75,9 @@ _NAN_SIGNS = frozenset({"IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 
 @cache
 def libgguf() -> ModuleType | None:
-    """The library, if it is installed: its decoders give the bits that gguf's give, several times as fast.
+    """Return libgguf, if it is installed.
+
+    Its decoders give the bits that gguf's give, several times as fast.
 
     Pieces are made side by side already (:mod:`ckconv.io.tiles`), and one that stays in a cache is decoded in less time
     than a thread takes to start: of its own the library is to start none, unless somebody has said how many.
@@ -100,7 +105,10 @@ def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
 
 @cache
 def _float16_values() -> Floats:
-    """The value of each of the 65,536 float16 numbers: looking it up is twice as fast as numpy's own widening."""
+    """Values of the 65,536 float16 numbers.
+
+    Looking them up is twice as fast as numpy's own widening.
+    """
     import numpy as np
 
     halves = np.arange(1 << 16, dtype=np.uint16)
@@ -114,7 +122,10 @@ def _float16_values() -> Floats:
 
 
 def looked_up(table: Floats, codes: NDArray[Any]) -> Floats:
-    """``table[codes]``, some at a time: numpy makes an index of eight bytes of each code first."""
+    """Return ``table[codes]``, made of some codes at a time.
+
+    numpy makes an index of eight bytes of each code first.
+    """
     import numpy as np
 
     values = np.empty(codes.shape, np.float32)
@@ -125,7 +136,7 @@ def looked_up(table: Floats, codes: NDArray[Any]) -> Floats:
 
 
 def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
-    """float32 ``[n, cols]`` -> ``[n, bytes]`` and how many values are not exactly representable."""
+    """float32 ``[n, cols]`` -> ``[n, bytes]``, and how many were rounded."""
     import numpy as np
 
     if dtype is F32:

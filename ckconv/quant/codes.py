@@ -1,4 +1,4 @@
-"""Rows of codes of a few bits each: one little-endian bit stream a row, packed and unpacked."""
+"""Pack and unpack rows of codes of a few bits: one bit stream a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def _lanes(bits: int) -> tuple[np.dtype[Any], int, tuple[tuple[int, Any, Any, Any], ...]]:
-    """How codes of ``bits`` bits are spread to one byte each inside one integer.
+    """Steps that spread packed codes to one byte each inside one integer.
 
     A lane holds the fewest codes that fill whole packed bytes, one byte for each code. Each step moves the
     upper half of every run of ``2 * half`` codes up to where its bytes begin.
@@ -41,7 +41,7 @@ def _lanes(bits: int) -> tuple[np.dtype[Any], int, tuple[tuple[int, Any, Any, An
 
 
 def unpack(weight: Bytes, bits: int) -> Bytes:
-    """Packed rows ``[rows, bytes]`` -> codes uint8 ``[rows, bytes * 8 / bits]``.
+    """Packed rows -> codes uint8 ``[rows, bytes * 8 / bits]``.
 
     With 8 bits the result may be ``weight`` itself.
     """
@@ -68,7 +68,7 @@ def unpack(weight: Bytes, bits: int) -> Bytes:
 
 
 def pack(codes: Bytes, bits: int) -> Bytes:
-    """Codes uint8 ``[rows, columns]``, each below ``2 ** bits`` -> packed rows ``[rows, columns * bits / 8]``.
+    """Codes uint8, each below ``2 ** bits`` -> ``[rows, columns * bits / 8]``.
 
     The inverse of :func:`unpack`.
 

@@ -38,7 +38,7 @@ _QUANTIZED_AT_ONCE = 1 << 17
 
 
 class Action(enum.StrEnum):
-    """What a conversion does to the values."""
+    """Kinds of a conversion, from copied bytes to values that are rounded."""
 
     COPY = "copy"
     WIDEN = "widen"
@@ -54,7 +54,9 @@ class Action(enum.StrEnum):
 
 
 class Conversion(NamedTuple):
-    """From ``source`` values to ``target`` values, shifting each in float32, or multiplying it by ``factor``.
+    """Conversion from ``source`` to ``target`` values, shifted or scaled.
+
+    A value is shifted in float32, or multiplied by ``factor``.
 
     Attributes:
         shift: the target's of :class:`ckconv.core.layouts.Layout` less the source's.
@@ -76,7 +78,7 @@ class Conversion(NamedTuple):
 
     @property
     def written(self) -> DType:
-        """The type of the rows that come out: the target's, or that of the one array."""
+        """Type of the rows that come out: the target's, or that of one array."""
         triple = triple_of(self.target)
         if self.plane is None:
             return self.target
@@ -117,14 +119,17 @@ class Conversion(NamedTuple):
 
     @property
     def quantizes(self) -> bool:
-        """Values are rounded to the blocks of another type, or to a float type that somebody asked for so."""
+        """Whether values are rounded, to blocks or to a float type that was asked."""
         if self.source is self.target or self._way:
             return False
         return self.target.kind is Kind.BLOCK or (self.quantizing is not None and self.target is not F32)
 
     @property
     def exact(self) -> bool:
-        """No value can change: a copy, a widening or a re-packing, or a block's own value as float32."""
+        """Whether no value can change: a copy, a widening, a re-packing.
+
+        Or a block's own value as float32.
+        """
         return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
             self.action is Action.DECODE and self.target is F32
         )
@@ -191,7 +196,7 @@ class Conversion(NamedTuple):
         return made, int(np.count_nonzero(_differ(to_float32(made, self.target), doubles)))
 
     def _floats(self, rows: Rows) -> tuple[Floats, DType]:
-        """What is quantized, and the float type that all of it are numbers of."""
+        """Values that are quantized, and the float type that holds all of them."""
         import numpy as np
 
         if self.source is F64:
@@ -203,7 +208,7 @@ class Conversion(NamedTuple):
         return (floats.astype(np.float64) * self.factor).astype(np.float32), F32
 
     def _quantized(self, rows: Rows) -> tuple[Rows, int]:
-        """Blocks of the target's type, some rows at a time: what is computed with them stays in a cache."""
+        """Quantize some rows at a time, so that they stay in a cache."""
         import numpy as np
 
         how, made, values = self.quantizing, [], 0
@@ -220,7 +225,9 @@ class Conversion(NamedTuple):
 
 
 def between(source: Tensor, target: Tensor, *, decoded: bool = False) -> Conversion:
-    """What makes the rows of ``target`` out of those of ``source``: another type, another convention of values.
+    """Return the conversion of rows of ``source`` into rows of ``target``.
+
+    Another type, another convention of values.
 
     Args:
         decoded: where both have blocks, those of ``target`` are made of the values.
@@ -237,7 +244,7 @@ def of_values(conversion: Conversion) -> Conversion:
 
 
 class Run(NamedTuple):
-    """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
+    """Canonical rows ``start`` to ``stop`` of one tensor and their conversion."""
 
     tensor: Tensor
     conversion: Conversion
@@ -246,7 +253,7 @@ class Run(NamedTuple):
 
 
 def convertible(source: DType, target: DType) -> bool:
-    """There is a conversion between the two types, exact or not."""
+    """Whether a conversion between the two types exists, exact or not."""
     if source is target or way_between(source, target):
         return True
     if not (source in WIDENS_TO_F32 or decodable(source)):
@@ -255,22 +262,22 @@ def convertible(source: DType, target: DType) -> bool:
 
 
 def writable(source: DType, target: DType) -> bool:
-    """There is a conversion, of float64 too: exact where every value is one of float32."""
+    """Whether a conversion exists, of float64 too where float32 holds it."""
     return convertible(F32 if source is F64 and target is not F64 else source, target)
 
 
 def decodable(dtype: DType) -> bool:
-    """There is a decoder for this block type, and it gives the very values that the type's own library computes."""
+    """Whether a decoder gives the values that the type's own library computes."""
     return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER and dtype.ggml not in IK
 
 
 def side_by_side(dtype: DType) -> bool:
-    """A row is not one block after the other, but all codes, then all scales: it cannot be cut."""
+    """Whether rows hold all codes, then all scales, and cannot be cut."""
     return triple_of(dtype) is not None or scheme_of(dtype) is not None
 
 
 def way_between(source: DType, target: DType) -> Way | None:
-    """The exact re-packing from one block type to another, or ``None`` where there is none."""
+    """Return the exact re-packing between two block types, or ``None``."""
     if source.block == 1 or target.block == 1 or source is target:
         return None
     from ckconv.quant import reexpress
@@ -279,7 +286,10 @@ def way_between(source: DType, target: DType) -> Way | None:
 
 
 def decode(rows: Rows, dtype: DType) -> Floats:
-    """``[n, bytes]`` -> float32 ``[n, cols]``, for float types, ggml's blocks, MLX's triples and packed matrices."""
+    """Decode ``[n, bytes]`` of any type to float32 ``[n, cols]``.
+
+    Float types, ggml's blocks, MLX's triples and packed matrices.
+    """
     if scheme_of(dtype) is not None:
         return packed.decode(rows, dtype)
     triple = triple_of(dtype)
@@ -292,7 +302,7 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
 
 def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
-    """float32 ``[n, cols]`` -> ``[n, bytes]`` and how many values were rounded.
+    """float32 ``[n, cols]`` -> ``[n, bytes]``, and how many were rounded.
 
     Raises:
         UnsupportedError: ``plan.range``, a finite value is too large for ``target``: no flag makes infinity of it.
@@ -341,7 +351,10 @@ def _differ(floats: Floats, doubles: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
-    """Every value times ``factor``, rounded once to the target's type; a power of two rounds nothing."""
+    """Multiply every value by ``factor`` and round once to the target's type.
+
+    A power of two rounds nothing.
+    """
     import numpy as np
 
     with np.errstate(all="ignore"):

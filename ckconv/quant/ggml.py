@@ -1,4 +1,4 @@
-"""The parts of GGUF blocks that hold plain codes: scales, minima and one code for each element.
+"""Scales, minima and codes of GGUF blocks that hold plain codes.
 
 Block structs and the order of codes in them: ``ggml/src/ggml-common.h``; their decoders:
 ``dequantize_row_*`` in ``ggml/src/ggml-quants.c``. All numbers are little-endian.
@@ -58,7 +58,7 @@ def empty(rows: int, columns: int, dtype: DType) -> Blocks:
 
 
 def of_bytes(raw: Bytes, dtype: DType) -> Blocks:
-    """Raw rows ``[rows, bytes]``, whole blocks -> blocks ``[rows, bytes / dtype.size]``."""
+    """View rows ``[rows, bytes]`` as blocks ``[rows, bytes / dtype.size]``."""
     import numpy as np
 
     return np.ascontiguousarray(raw).view(_struct(dtype))
@@ -72,7 +72,10 @@ def to_bytes(blocks: Blocks) -> Bytes:
 
 
 def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
-    """Set the codes of all blocks, uint8 ``[rows, columns]``; those of Q8_0 are its signed numbers plus 128."""
+    """Set the codes of all blocks, uint8 ``[rows, columns]``.
+
+    Those of Q8_0 are its signed numbers plus 128.
+    """
     import numpy as np
 
     if dtype.name == "TQ2_0":
@@ -98,7 +101,10 @@ def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
 
 
 def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
-    """The codes of all blocks, a new array uint8 ``[rows, columns]``: the inverse of :func:`put_codes`."""
+    """Return the codes of all blocks, a new array uint8 ``[rows, columns]``.
+
+    The inverse of :func:`put_codes`.
+    """
     import numpy as np
 
     rows = blocks.shape[0]
@@ -120,7 +126,10 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
 
 
 def _word_places(dtype: DType) -> list[tuple[int, int, int]]:
-    """For each word of packed 4-bit codes its place, and those of the words of its lower and its upper codes."""
+    """Places of words of packed 4-bit codes, and of their two halves.
+
+    For each word its place, and those of the words of its lower and its upper codes.
+    """
     run = _RUN.get(dtype.name, dtype.block) // 8
     half = run // 2
     return [

@@ -1,4 +1,4 @@
-"""ggml's quantizers out of the package ggml-python: libgguf's blocks, of some types in half the time.
+"""Quantize with ggml-python: libgguf's blocks, some in half the time.
 
 libgguf is built for every processor of a kind; ggml-python is built where it is installed, with the instructions that
 the processor has. The blocks are equal, which is looked at before a type is made: of a first block by its checksum.
@@ -35,19 +35,21 @@ CHECKSUMS = {
 
 
 def quantizer_of(dtype: DType) -> str:
-    """What makes blocks of this type, with its version; empty where ggml-python does not."""
+    """Name and version of ggml-python where it makes blocks of this type."""
     from importlib.metadata import version
 
     return f"ggml-python {version('ggml_python')}" if _makes(dtype) else ""
 
 
 def differs(dtype: DType) -> bool:
-    """ggml-python is installed, and its blocks of this type are not llama.cpp's."""
+    """Whether ggml-python is installed and its blocks are not llama.cpp's."""
     return dtype.name in CHECKSUMS and _library() is not None and not _makes(dtype)
 
 
 def quantize(floats: Floats, dtype: DType, importance: Floats | None) -> Rows | None:
-    """Contiguous float32 ``[n, cols]`` -> ``[n, bytes]``; ``None`` where libgguf has to make them.
+    """float32 ``[n, cols]`` -> ``[n, bytes]``, ``None`` for libgguf to make.
+
+    The values lie one after the other.
 
     Args:
         importance: ``[cols]`` contiguous float32, how much the error of each column counts.
@@ -95,7 +97,10 @@ def _at(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int:
 
 @cache
 def _library() -> Callable[..., int] | None:
-    """``ggml_quantize_chunk`` of ``ggml.h``, without the package's own module, which takes longer to import."""
+    """Load ``ggml_quantize_chunk`` of ``ggml.h`` by ctypes.
+
+    The package's own module takes longer to import.
+    """
     spec = find_spec("ggml")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
     return c_function(folder, "ggml-base", "ggml_quantize_chunk", "iPPqqqP")

@@ -1,4 +1,4 @@
-"""Integers of four and eight bits with a scale and a zero point for each group: which types say the same numbers so.
+"""Re-packings of integers of 4 and 8 bits with scales and zero points.
 
 A group of a triple or of Q4_1 has a bias instead. It is ``-zero * scale`` exactly, with a zero point that is a code, or
 the group has no zero point. Where every zero point is the middle one, nothing needs to be stored of them.
@@ -31,7 +31,10 @@ _Q4_1 = DTYPES["Q4_1"]
 
 @cache
 def with_zeros(dtype: DType) -> Scheme | None:
-    """What the numbers of a type are with zero points, where it has such or biases; ``None`` for any other type."""
+    """Scheme of a type with zero points added, or ``None``.
+
+    Of types with zero points or biases.
+    """
     triple, found = triple_of(dtype), scheme_of(dtype)
     if triple is not None and triple.quantization.mode == "affine":
         found = Scheme(INT, triple.quantization.bits, triple.quantization.group_size, triple.number, zeros=True)
@@ -43,7 +46,10 @@ def with_zeros(dtype: DType) -> Scheme | None:
 
 
 def whole(dtype: DType, unit: int) -> bool:
-    """Groups of a packed type are of one size, a multiple of ``unit``; else the last one of a row is smaller."""
+    """Whether groups of a packed type are all a multiple of ``unit`` long.
+
+    Else the last one of a row is smaller.
+    """
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.groups(dtype.block) == 1 and dtype.block % unit == 0
 
@@ -69,7 +75,10 @@ def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = N
 
 
 def parts_of(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
-    """Rows of a type that :func:`with_zeros` knows; without ``codes`` the numbers alone."""
+    """Codes and numbers of rows of a type that :func:`with_zeros` knows.
+
+    Without ``codes`` the numbers alone.
+    """
     import numpy as np
 
     from ckconv.quant import ggml

@@ -1,4 +1,4 @@
-"""Values of MLX's quantized matrices: bit packing and decoding, on arrays of raw bytes.
+"""Decode MLX's quantized matrices, as arrays of raw bytes.
 
 A quantized module ``P`` is stored as parallel arrays, and row ``i`` of the matrix is row ``i`` of each:
 
@@ -49,7 +49,10 @@ WORD_BITS = 32
 
 
 class Mode(NamedTuple):
-    """What a mode allows; ``group_size`` and ``bits`` are its defaults. Only affine leaves a choice."""
+    """Limits of an MLX mode; ``group_size`` and ``bits`` are its defaults.
+
+    Only affine leaves a choice.
+    """
 
     group_size: int
     bits: int
@@ -68,7 +71,7 @@ MODES: dict[str, Mode] = {
 
 
 class Quantization(NamedTuple):
-    """How one MLX module is quantized: bits of a code, and elements that share a scale."""
+    """Mode, bits of a code and group size of one MLX module."""
 
     mode: str
     bits: int
@@ -76,7 +79,7 @@ class Quantization(NamedTuple):
 
     @property
     def has_biases(self) -> bool:
-        """There is a ``biases`` array beside ``scales``."""
+        """Whether a ``biases`` array lies beside ``scales``."""
         return MODES[self.mode].has_biases
 
     def columns(self, row_bytes: int) -> int:
@@ -96,7 +99,10 @@ class Quantization(NamedTuple):
 
 
 class Triple(NamedTuple):
-    """The type of an MLX triple: ``number`` is the type of affine scales and biases, the model's in other modes."""
+    """Type of an MLX triple.
+
+    ``number`` is the type of affine scales and biases, the model's in other modes.
+    """
 
     quantization: Quantization
     number: DType
@@ -113,7 +119,9 @@ def quantization(
     path: str | os.PathLike[str] | None = None,
     tensor: str | None = None,
 ) -> Quantization:
-    """The checked form of a ``quantization`` entry of ``config.json``; ``None`` stands for the mode's default.
+    """Check a ``quantization`` entry of ``config.json``.
+
+    ``None`` stands for the mode's default.
 
     ``path`` and ``tensor`` name the place of the entry in errors.
 

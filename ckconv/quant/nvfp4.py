@@ -1,4 +1,4 @@
-"""NVFP4 with a scale of scales: into ggml's blocks, which it stands beside, and into MLX's, which have no place for it.
+"""Re-pack NVFP4 with a scale of scales into ggml's blocks and MLX's.
 
 The other way round blocks and triples have the scale of scales 1.
 
@@ -64,7 +64,10 @@ def _to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 
 def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
-    """Bytes of the scales of groups ``[rows, groups]`` that take up the scale of scales, and which there are."""
+    """Scales of groups times the scale of scales, and which exist.
+
+    Bytes ``[rows, groups]``.
+    """
     import numpy as np
 
     found = numbers(rows, dtype)

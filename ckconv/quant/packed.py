@@ -1,4 +1,4 @@
-"""What other quantizers pack, as block types: codes of a row, the scales of its groups and what else they need.
+"""Block types of other quantizers: codes, scales and zero points of a row.
 
 However a quantizer lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
 hashed and be compared without being decoded. A row is, one after the other::
@@ -49,7 +49,7 @@ _PART = 7.874015718698502e-3
 
 
 class Scheme(NamedTuple):
-    """What the numbers of a packed matrix are.
+    """Codes, groups and types of the numbers of a packed matrix.
 
     Attributes:
         codes: what they are: ``INT`` and the others.
@@ -83,7 +83,10 @@ _SCHEMES: dict[DType, Scheme] = {}
 
 @cache
 def packed_type(scheme: Scheme, columns: int) -> DType:
-    """The block type of rows of this many columns: a group is a block, or a whole row where groups are not alike."""
+    """Return the block type of rows of this many columns.
+
+    A group is a block, or a whole row where groups are not alike.
+    """
     of = {INT: f"int{scheme.bits}", E4M3: "FP8", E2M1: "FP4"}.get(scheme.codes, scheme.codes)
     one = columns % scheme.group or scheme.factor or scheme.ordered
     block = columns if one else scheme.group
@@ -114,7 +117,7 @@ def is_scaled(dtype: DType) -> bool:
 
 
 def inverse(factor: float) -> float | None:
-    """Return the exact reciprocal of a factor, ``None`` if no float32 number is that."""
+    """Return the exact float32 reciprocal of a factor, or ``None``."""
     mantissa, exponent = math.frexp(factor)
     return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
 
@@ -191,7 +194,7 @@ def scale_values(scales: Rows, number: DType) -> Floats:
 
 
 def rows_of(*parts: Rows) -> Rows:
-    """The rows that :func:`numbers` takes apart, of contiguous arrays with as many rows."""
+    """Join contiguous arrays to the rows that :func:`numbers` takes apart."""
     import numpy as np
 
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)

@@ -1,4 +1,4 @@
-"""Quantizing: rows of float32 -> blocks of ggml's types, the very bytes that llama-quantize writes.
+"""Quantize float32 to ggml's blocks, the very bytes of llama-quantize.
 
 Three libraries give them: libgguf is ggml's own code and has every type, ggml-python makes some of them faster, and
 gguf's quantizers in numpy are slower and have some. Blocks of a row depend on nothing outside of the row, so rows may
@@ -65,7 +65,10 @@ _aside = _thread._local()
 
 @contextmanager
 def noted_aside() -> Iterator[list[Callable[[], None]]]:
-    """What this thread would note in the block, instead of noting it: sums of floats depend on their order."""
+    """Keep this thread's notes of the block apart instead of summing them.
+
+    Sums of floats depend on their order.
+    """
     notes: list[Callable[[], None]] = []
     _aside.notes = notes
     try:
@@ -108,7 +111,7 @@ class Errors:
         self._sums[name] = values + count, max(most, largest), squares + square
 
     def taken(self) -> dict[str, tuple[int, float, float]]:
-        """What was noted until now, and no more counts."""
+        """Return the notes until now; later ones are dropped."""
         found, self._sums = self._sums, {}
         return found
 
@@ -128,7 +131,7 @@ class Errors:
 
 
 class Quantizing:
-    """What a conversion that quantizes is told besides its types.
+    """Importance and other settings of a conversion that quantizes.
 
     Attributes:
         importance: one number a column, how much its error counts (an importance matrix); ``None`` for all alike.
@@ -151,7 +154,7 @@ def missing_quantizer(dtype: DType) -> str:
 
 
 def needs_library(dtype: DType) -> bool:
-    """The type's only quantizer is in the package libgguf, which is not installed."""
+    """Whether the type's only quantizer is libgguf, which is not installed."""
     return dtype.name.lower() in GGML_TYPES and dtype.name not in IN_NUMPY and not has_library()
 
 
@@ -162,7 +165,7 @@ def has_library() -> bool:
 
 
 def quantizer_of(dtype: DType) -> str:
-    """The package that makes blocks of a type of ggml, with its version; empty for other types."""
+    """Package and version that make blocks of a ggml type; else empty."""
     if dtype.name.lower() not in GGML_TYPES:
         return ""
     from importlib.metadata import version
@@ -201,7 +204,10 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
 
 
 def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
-    """The same for MLX: codes, scales and biases, each array for itself; ``codes=False`` leaves the first empty."""
+    """Quantize to MLX's codes, scales and biases, each an array of its own.
+
+    ``codes=False`` leaves the first empty.
+    """
     from ckconv.core.dtypes import round_to
     from ckconv.quant.quantize_mlx import quantize_triple
 

@@ -1,4 +1,6 @@
-"""Quantizing to MLX's triples: the very bytes that ``mlx.core.quantize`` gives on a processor (0.32), in NumPy.
+"""Quantize to MLX's triples, the very bytes of ``mlx.core.quantize``.
+
+In NumPy, as mlx 0.32 has them on a processor.
 
 affine
     The bias is the end of a group that is farther from zero, the scale goes from there to the other end, and is
@@ -40,7 +42,9 @@ _STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
-    """float32 ``[n, cols]`` -> rows of packed codes, of scales and, where there are, of biases.
+    """float32 ``[n, cols]`` -> rows of packed codes, of scales, of biases.
+
+    Biases only where the mode has them.
 
     Args:
         number: the type of the weights, all of whose values ``floats`` are.

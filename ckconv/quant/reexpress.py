@@ -1,4 +1,4 @@
-"""Which types say the same numbers: every exact way from one block type to another, and what it asks for."""
+"""Exact ways from one block type to another, and their conditions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Way = Callable[..., Repacked]
 
 
 class Numbers(NamedTuple):
-    """What all groups of a type have in common.
+    """Bits, group and reader of the numbers of a type.
 
     Attributes:
         bits: of a code.
@@ -55,7 +55,7 @@ _OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 
 @cache
 def numbers_of(dtype: DType) -> Numbers | None:
-    """How the numbers of a type that only goes one way are read; ``None`` for any other type."""
+    """Reader of the numbers of a type that only goes one way, or ``None``."""
     kind, scheme = SUPERBLOCKS.get(dtype), scheme_of(dtype)
     if kind is not None:
         return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype))
@@ -68,7 +68,7 @@ def numbers_of(dtype: DType) -> Numbers | None:
 
 @cache
 def way_between(source: DType, target: DType) -> Way | None:
-    """The exact re-packing from one type to another, or ``None`` where there is none."""
+    """Return the exact re-packing from one type to another, or ``None``."""
     triple, into = triple_of(source), triple_of(target)
     if source is target or (triple and into):
         return None
@@ -95,7 +95,7 @@ def way_between(source: DType, target: DType) -> Way | None:
 
 
 def blocks_for(source: DType, columns: int) -> tuple[DType, ...]:
-    """GGUF types that may hold rows of this many elements, the first choice first."""
+    """GGUF types that may hold rows of this length, the first choice first."""
     triple = triple_of(source)
     if is_fp8(source) or is_mxfp8(source):
         return (BF16,)
@@ -116,14 +116,20 @@ def is_mxfp8(dtype: DType) -> bool:
 
 
 def beyond_bf16(scales: Rows) -> Flags:
-    """Which E8M0 bytes times some E4M3 code, from 2**-9 to 448, are no BF16 of as many digits."""
+    """E8M0 bytes whose product with some E4M3 code is no BF16 number.
+
+    Codes are from 2**-9 to 448.
+    """
     import numpy as np
 
     return np.asarray((scales < 3) | (scales > 246))
 
 
 def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
-    """E8M0 bytes of FP8's scales ``[rows, groups]``, and which scales are powers of two that have one."""
+    """E8M0 bytes of FP8's scales, and which scales are powers of two.
+
+    Both ``[rows, groups]``.
+    """
     import numpy as np
 
     bits = packed.numbers(rows, dtype).scales.view(np.uint32)
@@ -159,14 +165,14 @@ def no_block(source: DType, columns: int) -> str:
 
 
 def none_of(blocks: Sequence[DType]) -> str:
-    """What groups have that none of these types holds."""
+    """Reason for groups that none of these types holds."""
     if BF16 in blocks:
         return "a scale that is not a power of two in BF16's range, so BF16 cannot hold the values"
     return f"numbers that no {' or '.join(block.name for block in blocks)} block holds"
 
 
 def triple_for(source: DType, number: DType) -> Triple | None:
-    """The triple that holds the blocks of a type, of this size or smaller, or ``None`` where none does.
+    """Return the triple that holds blocks of a type exactly, or ``None``.
 
     ``number`` is the type of affine scales and biases.
     """
@@ -189,7 +195,10 @@ def _of_mlx(bits: int) -> int:
 
 
 def grown(source: DType, target: DType) -> bool:
-    """Codes alone take more bits in ``target`` than whole groups in ``source``, which is no type that is decoded."""
+    """Whether codes in ``target`` take more bits than groups in ``source``.
+
+    ``target`` is no type that is decoded to.
+    """
     triple, block = triple_of(target), affine.BLOCKS.get(target)
     widened = 16 * (target is BF16 and BF16 in blocks_for(source, 0))
     bits = triple.quantization.bits if triple else block.bits if block else widened
@@ -215,7 +224,7 @@ def library_type(dtype: DType) -> DType:
 
 
 def rounds(dtype: DType) -> bool:
-    """The float32 value of a code is rounded: a quotient, or the product of two float32 numbers."""
+    """Whether the float32 value of a code is a rounded quotient or product."""
     scheme = scheme_of(dtype)
     return is_scaled(dtype) or (scheme is not None and scheme.library is not None)
 

@@ -1,4 +1,6 @@
-"""Exact re-expression between GGUF blocks and MLX triples: the same numbers in another arrangement.
+"""Exact re-packing between GGUF blocks and MLX triples.
+
+The same numbers in another arrangement.
 
 Nothing is decoded. Every scale, bias and code is moved as it is, and every group is checked while it is moved:
 
@@ -79,11 +81,14 @@ class Recipe(NamedTuple):
 
     @property
     def anywhere(self) -> bool:
-        """A triple's zero points may be others than the block's: its codes are moved."""
+        """Whether codes are moved, as the triple's zero points may differ."""
         return self.block in affine.BLOCKS and self.offset is not None
 
     def takes(self, quantization: Quantization) -> bool:
-        """Triples of this kind can be asked for; whether one fits is in its numbers."""
+        """Whether triples of this kind can be asked for.
+
+        Whether one fits is in its numbers.
+        """
         return (
             quantization.mode == self.mode
             and quantization.bits <= self.bits
@@ -91,7 +96,9 @@ class Recipe(NamedTuple):
         )
 
     def unfit_groups(self, scales: Bytes, biases: Bytes | None, triple: Triple, *, whatever: bool = False) -> int:
-        """Groups whose scale and bias do not fit, found without their codes; an upper bound of ``inexact``.
+        """Groups whose scale and bias do not fit, found without their codes.
+
+        An upper bound of ``inexact``.
 
         ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes. With ``whatever``
         only those count that do not fit whatever their codes are.
@@ -104,7 +111,9 @@ class Recipe(NamedTuple):
         return int(affine.unfit(self._parts(scale, bias, triple), self.block, whatever=whatever).sum())
 
     def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
-        """Groups ``[rows, groups]`` whose scale and bias do not come back out of blocks as the same bits.
+        """Groups whose scale and bias come back out of blocks as other bits.
+
+        ``[rows, groups]``.
 
         ``scales`` and ``biases`` are raw bytes of some rows, of which every group fits, or says nothing by its scale.
         """
@@ -116,7 +125,7 @@ class Recipe(NamedTuple):
         return ~fits | respelled
 
     def moves(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> bool:
-        """Some rows' zero points are not the block's, so that their codes are others in it."""
+        """Whether some zero points differ from the block's, so that codes do."""
         if biases is None or not self.anywhere:
             return False
         return not self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))[0].all()
@@ -166,7 +175,9 @@ class Recipe(NamedTuple):
         return Repacked((ggmlblocks.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
 
     def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
-        """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``; the inverse of :meth:`to_blocks`.
+        """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``.
+
+        The inverse of :meth:`to_blocks`.
 
         Args:
             codes: ``False`` for scales and biases alone: the first plane is empty, and what does not fit for its codes
@@ -230,7 +241,10 @@ class Recipe(NamedTuple):
         return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
 
     def _fitting(self, scale: Floats, bias: Floats) -> tuple[Flags, Flags]:
-        """Which groups fit by their numbers, and which of them do not come back as the same bits."""
+        """Groups that fit by their numbers, and those that come back otherwise.
+
+        Otherwise means: as other bits.
+        """
         import numpy as np
 
         with np.errstate(all="ignore"):
@@ -288,7 +302,7 @@ def candidates(quantization: Quantization) -> tuple[Recipe, ...]:
 
 
 def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
-    """The triple that holds every finite block of a GGUF type, or ``None`` where there is no recipe.
+    """Return the triple that holds every finite block of a type, or ``None``.
 
     ``number`` is by default F16, which is the blocks' own type, and BF16 in the mx modes. Of the types with an
     offset, F16 does not hold a bias beyond 65,504; F32 does.
@@ -301,7 +315,10 @@ def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
 
 
 def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
-    """``[rows, blocks]`` float16 -> ``[rows, blocks / repeat]``: all of a group are the same bits."""
+    """Whether all blocks of a group are the same bits.
+
+    ``[rows, blocks]`` float16 -> ``[rows, blocks / repeat]``.
+    """
     import numpy as np
 
     bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)

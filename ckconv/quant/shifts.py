@@ -1,4 +1,4 @@
-"""Values that a format stores otherwise than Hugging Face does: norms as 1 + w, decays of a state as -exp(w)."""
+"""Values in another convention: norms as 1 + w, decays as -exp(w)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _FEWEST, _MOST = 8, 24
 
 
 def shifted(floats: Floats, shift: int) -> Floats:
-    """float32 -> float32, by a difference of two shifts of :class:`ckconv.core.layouts.Layout`; a NaN stays one.
+    """Shift float32 values by the difference of two layouts' shifts.
+
+    Shifts of :class:`ckconv.core.layouts.Layout`; a NaN stays one.
 
     Exponentials and logarithms are computed in float64 and rounded once.
     """
@@ -27,7 +29,7 @@ def shifted(floats: Floats, shift: int) -> Floats:
 
 
 def _logarithm(floats: Floats) -> Floats:
-    """Of the float32 that have this exponential the one with the fewest binary digits: a bfloat16 is found again."""
+    """Shortest float32 with this exponential: a bfloat16 is found again."""
     import numpy as np
 
     exact = np.log(floats.astype(np.float64))

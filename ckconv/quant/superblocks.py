@@ -1,4 +1,4 @@
-"""Codes and numbers of GGUF blocks that only go one way: another block or triple holds the same numbers.
+"""Codes and numbers of GGUF's superblocks, which only go one way.
 
 ======  =========================================================  ================================
 GGUF    a value                                                    the numbers of a group
@@ -100,7 +100,7 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
 
 
 def _factors(packed: Bytes) -> tuple[Floats, Floats]:
-    """The eight 6-bit factors of the scales and of the minima ``[..., 8]`` of bytes ``[..., 12]``."""
+    """Eight 6-bit factors of scales and of minima, of bytes ``[..., 12]``."""
     import numpy as np
 
     low, high, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
@@ -110,7 +110,7 @@ def _factors(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _runs(bytes_of_runs: Bytes, bits: int) -> Bytes:
-    """Codes of runs of bytes ``[..., run]``: the lowest bits are the first codes of a run, then the next ones."""
+    """Codes of runs of bytes ``[..., run]``, lowest bits first."""
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -148,7 +148,10 @@ def _nl_codes(blocks: Blocks) -> Bytes:
 
 
 def _ternary_codes(blocks: Blocks) -> Bytes:
-    """Five ternary digits a byte, or four: a byte is the fraction ``byte / 256`` in base 3."""
+    """Unpack five ternary digits of a byte, or four.
+
+    A byte is the fraction ``byte / 256`` in base 3.
+    """
     import numpy as np
 
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]

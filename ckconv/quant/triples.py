@@ -1,4 +1,6 @@
-"""MLX triples as types: weight, scales and biases of one module are one block type whose block is a group.
+"""MLX triples as block types: a block is a group of elements.
+
+Its bytes are those of codes, scale and bias.
 
 A row of such a type is the module's row of packed codes, then its row of scales, then its row of biases, as the
 planes of the tensor are read side by side.
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @cache
 def triple_type(triple: Triple) -> DType:
-    """The block type of a triple: one group of elements, and the bytes of its codes, scale and bias."""
+    """Return the block type of a triple: a group's codes, scale and bias."""
     q = triple.quantization
     codes = q.group_size * q.bits // 8
     numbers = triple.number.size * 2 if q.has_biases else 1
@@ -40,14 +42,17 @@ def triple_of(dtype: DType) -> Triple | None:
 
 
 def plane_types(triple: Triple) -> tuple[DType, ...]:
-    """The types of the arrays: packed codes, scales and, where there are, biases."""
+    """Types of the arrays: packed codes, scales and, if any, biases."""
     if triple.quantization.has_biases:
         return DTYPES["U32"], triple.number, triple.number
     return DTYPES["U32"], DTYPES["U8"]
 
 
 def split_planes(rows: Rows, triple: Triple) -> tuple[Rows, ...]:
-    """Rows read side by side -> the rows of each plane, contiguous: weight, scales and, where there are, biases."""
+    """Split rows into the rows of each plane: weight, scales, biases.
+
+    Contiguous; biases only where there are such.
+    """
     import numpy as np
 
     q: Quantization = triple.quantization

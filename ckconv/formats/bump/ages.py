@@ -1,4 +1,4 @@
-"""Ages of the engine that compute a bump file right, and the templates that they read."""
+"""Ages of the engine that compute a bump file right, and templates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROPE_WORDS: dict[str, bool] = {
 
 
 def read_template(path: Path, architecture: str) -> dict[str, Any]:
-    """The template at ``path``, a file or a directory that holds ``ARCHITECTURE.json``.
+    """Read the template at ``path``, or ``ARCHITECTURE.json`` in it.
 
     Raises:
         InputError: ``template.missing``, the directory holds none for the architecture; ``template.json``; those of
@@ -42,7 +42,10 @@ def read_template(path: Path, architecture: str) -> dict[str, Any]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``other`` over ``one``, objects key by key, as the engine's builder merges."""
+    """Merge ``other`` over ``one``, objects key by key.
+
+    As the engine's builder merges.
+    """
     made = dict(one)
     for key, value in other.items():
         both = isinstance(value, dict) and isinstance(made.get(key), dict)
@@ -51,7 +54,10 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
-    """The first key of ``fragment`` that ``template`` has not or otherwise, in words; empty where there is none."""
+    """First key of ``fragment`` that ``template`` lacks, in words, or empty.
+
+    Or has otherwise.
+    """
     for key, value in fragment.items():
         found = template.get(key)
         if isinstance(value, dict):
@@ -64,7 +70,10 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
 
 
 def template_interleaves(template: dict[str, Any], default: bool) -> bool:
-    """Whether its engine rotates neighboring rows: by its attention contract, else by the name of its RoPE kernel."""
+    """Whether the template's engine rotates neighboring rows.
+
+    By its attention contract, else by the name of its RoPE kernel.
+    """
     contract = template.get("contract")
     attention = contract.get("attention_contract") if isinstance(contract, dict) else None
     word = attention.get("rope_layout") if isinstance(attention, dict) else None
@@ -135,7 +144,7 @@ class Made(NamedTuple):
 
 
 def elsewhere(age: Age, fault: Callable[[Age], object]) -> str:
-    """The hint that an engine of another age has no such fault; empty where they all have."""
+    """Hint that an engine of another age has no such fault; or empty."""
     right = [f"--engine {other.name}" for other in ages().values() if other is not age and 5 in other.versions]
     right = [flag for flag in right if not fault(ages()[flag.rpartition(" ")[2]])]
     return f"{' and '.join(right)} {'computes' if len(right) == 1 else 'compute'} it" if right else ""
@@ -155,7 +164,7 @@ def no_kernel(age: Age, dtype: str, *, in_layer: bool) -> bool:
 
 
 def conditions(age: Age, made: Made) -> Iterator[Reason]:
-    """What does not hold of the model that has to, for its template to compute it."""
+    """Conditions of a template that the model does not meet."""
     circuit = age.circuits.get(made.circuit)
     for condition in (*made.right_if, *(circuit.right_if if circuit else ())):
         if not condition.expression.value(made.scope):
@@ -163,7 +172,7 @@ def conditions(age: Age, made: Made) -> Iterator[Reason]:
 
 
 def _type_faults(age: Age, made: Made) -> Iterator[str]:
-    """Matrices that are computed wrong though the age has a kernel for their type."""
+    """Matrices computed wrong though the age has a kernel for their type."""
     circuit = age.circuits.get(made.circuit)
     if circuit is not None and circuit.types:
         wrong = [slot for slot, dtype in made.types.items() if dtype.name not in circuit.types]
@@ -184,13 +193,16 @@ def _type_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
-    """Types that a template's files do not have beside each other in an age: its own, else the age's."""
+    """Types that an age does not compute beside each other.
+
+    Of the template's own files, else of the age.
+    """
     found = age.circuits.get(circuit)
     return found.mixes if found and found.mixes else age.mixes
 
 
 def mixed(age: Age, made: Made) -> list[tuple[str, str]]:
-    """Of every layer that an age computes wrong, the first matrix, and the one beside it if that is why."""
+    """First wrong matrix of every layer, and its neighbor if that is why."""
     layers: dict[str, dict[str, str]] = {}
     for slot, dtype in made.types.items():
         layer, _, matrix = slot.rpartition(".")
@@ -217,7 +229,10 @@ def _fragments(age: Age, made: Made) -> Iterator[Fragment]:
 
 
 def needed_template(made: Made) -> dict[str, Any]:
-    """What the manifest's template has to say; what another age needs besides changes nothing for one that does not."""
+    """Keys that the manifest's template needs for an age.
+
+    What another age needs changes nothing for one that does not.
+    """
     template: dict[str, Any] = {}
     for age in ages().values():
         for fragment in _fragments(age, made):
@@ -226,7 +241,7 @@ def needed_template(made: Made) -> dict[str, Any]:
 
 
 def _template_faults(age: Age, made: Made) -> Iterator[str]:
-    """What the manifest's template says otherwise than the file needs."""
+    """Keys of the manifest's template that contradict the file."""
     for fragment in _fragments(age, made):
         if all(lacks(made.template, one) for one in (fragment.template, *fragment.others)):
             yield f"the template's {lacks(made.template, fragment.template)}"
@@ -239,7 +254,10 @@ def later_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def remains_wrong(age: Age, made: Made) -> bool:
-    """The age does not compute the model either; floats that it has no kernel for would be widened for it."""
+    """Whether widening leaves the model wrong for an age.
+
+    Floats that it has no kernel for would be widened for it.
+    """
     return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
 
 
@@ -263,7 +281,7 @@ def right(made: Made) -> tuple[str, ...]:
 
 
 def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]) -> tuple[str, ...]:
-    """Those of the ages that a file names which are known to compute its types.
+    """Ages that a file names and that are known to compute its types.
 
     Args:
         types: slot -> type of every matrix.
@@ -278,7 +296,10 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
-    """The same of a bump 3 file with matrices of these types, whose dtype table is numbered so."""
+    """Ages that compute a bump 3 file with matrices of these types.
+
+    Its dtype table is numbered so.
+    """
     floats = set(types) <= {"F32"}
     return tuple(
         age.name
@@ -296,7 +317,10 @@ def said(names: Collection[str]) -> str:
 
 
 def table_of_types() -> dict[str, dict[str, str]]:
-    """Age -> type -> where its engine computes it, in words: of bump 5, or of bump 3 where that is all it loads."""
+    """Age -> type -> where its engine computes it, in words.
+
+    Of bump 5, or of bump 3 where that is all it loads.
+    """
     return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
 
 
@@ -309,7 +333,7 @@ def _place(age: Age, dtype: DType) -> str:
 
 
 def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
-    """Family that goes to bump 5 -> the engine's template, and age -> what was run of it there, in words."""
+    """Family of bump 5 -> template, and age -> its run, in words."""
     newer = [age for age in ages().values() if 5 in age.versions]
     found = {}
     for name, family in FAMILIES.items():
@@ -322,7 +346,10 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def table_of_mixes() -> list[tuple[str, str, str]]:
-    """Age, template (empty for all others), and which types its engine does not compute beside which, in words."""
+    """Age, template and types that are not computed beside each other.
+
+    An empty template stands for all others.
+    """
     return [
         (age.name, circuit, _mix_in_words(mix))
         for age in ages().values()

@@ -1,4 +1,4 @@
-"""What a bump file says besides its tensors, and what of a conversion's options shows in it."""
+"""Facts of a bump file that are not tensors, and options visible in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckconv.plan.steps import Along, Plan
 
 
 def content(index: TensorIndex, named: Mapping[str, Path]) -> Content:
-    """Header fields, tokenizer and metadata in the file, and the documents beside it.
+    """Header fields, tokenizer, metadata, and the documents beside the file.
 
     Args:
         named: document -> where it is, if not beside the file.
@@ -57,7 +57,9 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
 
 
 def takes_along(plan: Plan, directory: Path) -> Along:
-    """Names of files that the engine reads along with the output, unless another bump file there may need them.
+    """Files that the engine reads along with the output.
+
+    Unless another bump file there may need them.
 
     It takes types and places from ``weights_manifest.json``, and loads by the ``weights_manifest.map`` that lies beside
     the weights.
@@ -67,6 +69,9 @@ def takes_along(plan: Plan, directory: Path) -> Along:
 
 
 def configured(directory: Path) -> list[str]:
-    """Names of bump files that ``config.json`` in the directory describes: those that have none of their own."""
+    """Bump files that ``config.json`` in the directory describes.
+
+    Files that have none of their own.
+    """
     found = (path for path in directory.iterdir() if path.suffix == ".bump")
     return [path.name for path in found if document_beside(path, CONFIG_NAME).name == CONFIG_NAME]

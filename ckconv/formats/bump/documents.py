@@ -1,4 +1,4 @@
-"""The documents beside a bump file, held against the file, and what the engine's builder checks."""
+"""Check the documents beside a bump file against it and the builder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OPTIONAL = frozenset(key_of(slot) for group in SLOTS_V5 for slot in group if sl
 
 
 def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
-    """(code, sentence) of entries that the builder does not use, or does not find."""
+    """Codes and sentences of entries that the builder does not use or find."""
     config = index.config
     if config is None or _MARK not in {tensor.source for tensor in index.tensors.values()}:
         return
@@ -75,7 +75,7 @@ def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
 
 
 def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, str]]:
-    """Types in a manifest's ``quant_summary`` that are not those of the entries, and matrices that it lacks."""
+    """Faults of a manifest's ``quant_summary``: wrong types, missing matrices."""
     if not isinstance(summary, dict):
         return
     words = {tensor.source: TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
@@ -95,7 +95,7 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
 
 
 def hash_faults(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Hashes inside the metadata that are not those of what they name."""
+    """Wrong hashes inside the metadata."""
     stated = metadata.get("template_hash")
     if stated is not None and isinstance(metadata.get("template"), dict):
         found = hashlib.sha256(canonical_json(metadata["template"])).hexdigest()
@@ -151,7 +151,9 @@ _HEADER_KEYS = {
 
 
 def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None) -> None:
-    """Check the documents beside a bump file, as far as they are there; of another format there are none.
+    """Check the documents beside a bump file, as far as they are there.
+
+    Of another format there are none.
 
     Args:
         named: document -> where it is, if not beside the file.
@@ -207,7 +209,9 @@ def _ours(metadata: Document | None) -> bool:
 
 
 def _unnamed(config: Document, *, own: bool = False) -> Iterator[str]:
-    """Parameters that the engine does not find. Its parser searches the text, wherever a key stands.
+    """Parameters that the engine does not find.
+
+    Its parser searches the text for a key at any place.
 
     Args:
         own: the builder of versions 4 and 5 takes its own names for them, too.
@@ -257,7 +261,10 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
 
 
 def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
-    """What a part of the manifest says otherwise than the metadata, or not; what it says besides is nobody's fault."""
+    """Differences of a part of the manifest from the metadata.
+
+    Further keys are no fault.
+    """
     if not isinstance(inside, dict):
         return
     stated = stated if isinstance(stated, dict) else {}
@@ -280,7 +287,10 @@ def _digest(manifest: Document, metadata: Document) -> str:
 
 
 def _config_faults(config: Document, described: Document, header: HeaderV4) -> list[str]:
-    """What ``config.json`` lacks, or says otherwise than the documents that ckconv wrote with it."""
+    """Keys that ``config.json`` lacks, or that contradict the documents.
+
+    Those that ckconv wrote with it.
+    """
     faults = list(_unnamed(config, own=True))
     known = described.get("config")
     if not isinstance(known, dict):

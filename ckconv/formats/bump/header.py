@@ -62,7 +62,10 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest whose entries lie inside the payload and not in each other; ``entries`` by the slot's own name."""
+    """Manifest whose entries lie in the payload and do not overlap.
+
+    ``entries`` are by the slot's own name.
+    """
 
     document: Mapping[str, Any]
     entries: Mapping[str, Entry]
@@ -78,7 +81,9 @@ def load_manifest(path: Path) -> Mapping[str, Any] | None:
 
 
 def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end: int) -> Manifest:
-    """Check a manifest against the payload of the file at ``path``, bytes ``start`` to ``end``.
+    """Check a manifest against payload bytes ``start`` to ``end``.
+
+    Of the file at ``path``.
 
     Raises:
         InputError: ``bump.metadata``, an entry is malformed, twice there, outside the payload or overlaps another.
@@ -144,7 +149,7 @@ def _entry(item: object) -> Entry | None:
 
 
 def slots_named(manifest: Manifest, table: SlotTable, num_layers: int) -> tuple[SlotTable, list[str]]:
-    """The slots of ``table`` that a manifest's model has, and what does not fit between the two, as sentences.
+    """Slots of ``table`` that a manifest names, and faults as sentences.
 
     A slot that zeros may stand for need not have an entry.
     """
@@ -232,7 +237,10 @@ HUGGINGFACE_KEYS: dict[str, str] = {
 
 
 class Metadata(NamedTuple):
-    """The document, where it begins in the file (the payload ends there), and its checksum."""
+    """Document of the metadata, its first byte in the file, its checksum.
+
+    The payload ends there.
+    """
 
     document: Mapping[str, Any]
     offset: int
@@ -240,7 +248,9 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Metadata:
-    """Read the metadata of a file of ``size`` bytes whose dtype table ends at byte ``start``.
+    """Read the metadata of a file of ``size`` bytes.
+
+    Its dtype table ends at byte ``start``.
 
     Raises:
         InputError: ``bump.metadata``.
@@ -346,7 +356,10 @@ def read_table(
 
 
 def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
-    """Slot name -> type, FP32 for slots without a code; ``None`` where a code has no meaning at its place."""
+    """Slot name -> type; ``None`` where a code has no meaning at its place.
+
+    Slots without a code are FP32.
+    """
     known = BUMP_CODES[numbering]
     types: dict[str, DType] = {}
     remaining = iter(codes)
@@ -359,7 +372,10 @@ def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) ->
 
 
 def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
-    """What is wrong with a table of codes, the first of which is at byte ``start``, that no numbering explains."""
+    """Error for a table of codes that no numbering explains.
+
+    Its first code is at byte ``start``.
+    """
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
@@ -380,7 +396,9 @@ def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, star
 
 
 def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> None:
-    """The vectors of all layers fit into the file: the index must not grow beyond what the bytes can justify.
+    """Check that the vectors of all layers fit into the file.
+
+    The index must not grow beyond what the bytes can justify.
 
     Raises:
         InputError: ``bump.extent``.
@@ -405,7 +423,7 @@ def misfit(placed: list[Placed]) -> Placed | None:
 
 
 def misfit_error(path: Path, item: Placed) -> InputError:
-    """What is wrong with a tensor whose rows are not whole blocks."""
+    """Error for a tensor whose rows are not whole blocks."""
     return InputError(
         "bump.dtype-table",
         f"{item.slot_name} is {item.dtype} with rows of {item.layout.cols}; blocks hold {item.dtype.block}",
@@ -415,7 +433,7 @@ def misfit_error(path: Path, item: Placed) -> InputError:
 
 
 def extent_error(path: Path, placed: list[Placed], size: int) -> InputError:
-    """What is wrong with a payload that ends at byte ``size`` and not where the last slot does."""
+    """Error for a payload that ends at byte ``size``, not at its last slot's."""
     end = placed[-1].offset + placed[-1].nbytes
     for item in placed:
         if item.offset + item.nbytes > size:
@@ -438,7 +456,7 @@ def extent_error(path: Path, placed: list[Placed], size: int) -> InputError:
 
 
 def stored_of(path: Path, placed: Placed) -> StoredTensor:
-    """A slot, or one of its parts, as the file holds it."""
+    """Stored form of a slot, or of one of its parts."""
     name = placed.canonical or placed.slot_name
     return StoredTensor(name, placed.dtype, placed.shape, Extent(path, placed.offset, placed.nbytes))
 
@@ -515,7 +533,7 @@ _BY_MANIFEST = f"{MANIFEST_NAME}, which names every entry, has to lie beside a f
 
 
 class Bump5File(NamedTuple):
-    """What the file says without the documents beside it.
+    """Contents of a version 5 file without the documents beside it.
 
     Attributes:
         flavours: the layouts that header and dtype table allow.
@@ -561,7 +579,9 @@ class Bump5File(NamedTuple):
 
 
 def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, named: bool = False) -> Bump5File:
-    """Read and check header, dtype table and metadata; ``head`` is the first 128 bytes.
+    """Read and check header, dtype table and metadata.
+
+    ``head`` is the first 128 bytes.
 
     Args:
         named: a manifest names the entries and their types. Then the table may be as long as it likes, as no engine
@@ -634,7 +654,10 @@ def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
 
 
 def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool:
-    """Whether the dtype table is behind the 24 zero bytes of the newer layouts, or at once behind the header."""
+    """Whether the dtype table is behind the 24 zero bytes of newer layouts.
+
+    Else it is at once behind the header.
+    """
     zeros, counted = between[: -TABLE_LENGTH.size], between[-TABLE_LENGTH.size :]
     if len(between) < EXTENDED_HEADER_BYTES - HEADER_BYTES + TABLE_LENGTH.size or not any(zeros):
         return True

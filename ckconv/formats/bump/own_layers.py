@@ -1,4 +1,4 @@
-"""Families whose layers have entries of their own in a bump file: the rows of their file as slots."""
+"""Families with entries of their own for layers: rows as slots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _row(family: Family, name: str) -> tuple[TensorRow, str]:
 
 
 def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> SlotTable | None:
-    """The table of the model that the engine's configuration describes, if it is one with layers of its own.
+    """Slot table of the configured model if it has layers of its own.
 
     Args:
         coded: bytes of the file's dtype table, which have to be that table's.

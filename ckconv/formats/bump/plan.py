@@ -1,4 +1,4 @@
-"""Planning a bump file of any version: which tensor goes into which slot, as which type, and why not."""
+"""Plan a bump file: which tensor goes into which slot, as which type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ _UNREAD = "if its blocks hold the numbers of every quantized group: convert --dr
 
 
 def types_of(planner: BumpPlanner) -> dict[str, DType]:
-    """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
+    """Slot name -> type.
+
+    A refused one stands for itself so that planning goes on to find every reason.
+    """
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[Tensor]]] = {}
@@ -85,7 +88,9 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
 def _refuse_blocks(
     planner: BumpPlanner, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0
 ) -> None:
-    """Note a reason that decoding takes away, if any of ``tensors`` is quantized and not to be decoded already.
+    """Note a reason that decoding takes away, if tensors are quantized.
+
+    Only where some of them are not to be decoded already.
 
     Args:
         kept: names of quantized tensors that nothing speaks against.
@@ -100,7 +105,10 @@ def _refuse_blocks(
 
 
 def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
-    """The flag that gives matrices of floats Q8_0 instead of what ``--quantize`` asks for; empty for none."""
+    """Flag that gives matrices of floats Q8_0; empty for none.
+
+    Instead of what ``--quantize`` asks for.
+    """
     names = {
         parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantized_as
     }
@@ -133,7 +141,9 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
 
 
 def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
-    """(type in the output of a matrix that none of GGUF's types is, reason to refuse or ""): the smallest that fits.
+    """Smallest type in the output that holds a packed matrix, or a reason.
+
+    A matrix that none of GGUF's types is.
 
     Args:
         tensors: all that share the slot, and so its type.
@@ -176,7 +186,7 @@ MODEL_NAME = "weights.bump"
 
 
 class BumpPlanner(Planner):
-    """What the versions share.
+    """Planner of all versions.
 
     Attributes:
         engine: the row of family files.
@@ -213,7 +223,7 @@ class BumpPlanner(Planner):
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
+        """Make the plan, without steps where it is refused or only asked why."""
         self.looks = not only_reasons
         if any(row is not None and row.absent for row in (self.row, self.own_row)):
             self._check_engine()  # of a family that the engine has nothing for, no more is to be said
@@ -252,14 +262,17 @@ class BumpPlanner(Planner):
 
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:
-        """Why the engine has no correct kernel for blocks of this type in a slot; empty if it has one."""
+        """Reason why the engine has no correct kernel for a type in a slot.
+
+        Empty if it has one.
+        """
 
     def keeps(self, source: DType) -> bool:
         """The engine computes matrices of these floats as they are."""
         return source is F32
 
     def elsewhere(self, why: str) -> str:
-        """The hint that another age of the engine does what is refused for this reason."""
+        """Hint that another age of the engine does what is refused here."""
         del why
         return ""
 
@@ -267,18 +280,21 @@ class BumpPlanner(Planner):
         """Reasons and notes that follow from the types of several slots together."""
 
     def _check_rows(self, *, interleaved: bool) -> None:
-        """Reasons and notes that follow from the order of Q and K rows in the output."""
+        """Add reasons and notes about the order of Q and K rows in the output."""
 
     @abstractmethod
     def _rotates_pairs(self) -> bool:
-        """The engine rotates interleaved rows, so that is how they have to be stored."""
+        """Whether the engine rotates interleaved rows.
+
+        That is how they have to be stored.
+        """
 
     @abstractmethod
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         """The plan of a model that nothing speaks against."""
 
     def _select(self, *, look: bool) -> None:
-        """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse.
+        """Assign every source tensor to a slot, leave it out, or note why not.
 
         Args:
             look: read what may be a placeholder; otherwise it is taken for one.
@@ -315,7 +331,10 @@ class BumpPlanner(Planner):
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))
 
     def _quantize(self) -> None:
-        """The types of ``--quantize``: those of a GGUF of the same model, whose names llama-quantize goes by."""
+        """Types that ``--quantize`` gives.
+
+        Those of a GGUF of the same model, whose names llama-quantize goes by.
+        """
         written = names_of(self.family, GGUF).written
         parts: dict[str, list[Tensor]] = {}
         for tensor in self.tensors.values() if self.options.quantize else ():

@@ -1,4 +1,6 @@
-"""Planning what training in the engine starts from: float32 by a manifest, as its runtime writes its checkpoints.
+"""Plan the float32 file that training in the engine starts from.
+
+By a manifest, as its runtime writes its checkpoints.
 
 Source: ``_write_ck_weight_checkpoint_bump`` of ``ck_run_v7.py``; on what is computed :mod:`.trained`.
 """
@@ -37,7 +39,7 @@ _TRAINING: Mapping[str, Any] = {
 
 
 class TrainedPlanner(BumpPlanner):
-    """The rules of the runtime that trains: every bias is there, and the head is a matrix of its own."""
+    """Planner for the runtime that trains: all biases, a head of its own."""
 
     engine = TRAINED
     numbering = "v4"
@@ -151,7 +153,7 @@ class TrainedPlanner(BumpPlanner):
 
 
 def _as_trained(index: TensorIndex) -> TensorIndex:
-    """A model that was trained in the engine, as the family that it was trained as."""
+    """Model trained in the engine, as the family that it was trained as."""
     family = family_of_model_type(index.architecture) if index.format == "bump" and not index.version else None
     if family is None or index.config is None:
         return index
@@ -177,5 +179,8 @@ def _entries(steps: list[Step]) -> list[dict[str, Any]]:
 
 
 def _container(wrapper: bytes, document: Mapping[str, Any]) -> Container:
-    """The runtime's own form of the document: two spaces, and no line feed behind it."""
+    """Serialize a document as the runtime does.
+
+    Two spaces, and no line feed behind it.
+    """
     return Container((Frame(wrapper),), side_files={MANIFEST_NAME: json.dumps(document, indent=2).encode()})

@@ -116,7 +116,10 @@ class Bump3Planner(BumpPlanner):
         return False  # src/kernels/rope_kernels.c turns (i, i + D/2)
 
     def _check_types(self, types: Mapping[str, DType]) -> None:
-        """Rows of blocks cannot be padded element by element, and the loader wants more for K-quants."""
+        """Refuse rows of blocks that the loader wants padded.
+
+        They cannot be padded element by element, and it wants more for K-quants.
+        """
         g = self.geometry
         if any(dtype.block == _K_QUANT_BLOCK for dtype in types.values()):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):
@@ -300,7 +303,10 @@ class Bump5Planner(BumpPlanner):
         return frozenset(slots[tensor.name] for tensor in there if tensor.name not in empty)
 
     def _check_rows(self, *, interleaved: bool) -> None:
-        """A configuration can only say ``split`` against its template (``_resolve_rope_qk_kernel`` of v7 and v8)."""
+        """Check that a configuration can say how rows are stored.
+
+        Only ``split`` against its template (``_resolve_rope_qk_kernel`` of v7 and v8).
+        """
         if interleaved and not self._rotates_pairs():
             self.refuse(
                 f"Q and K rows would be interleaved, the template for {self.family.gguf} rotates split rows",
@@ -390,6 +396,6 @@ class Bump5Planner(BumpPlanner):
 
 
 class Bump4Planner(Bump5Planner):
-    """Layout D of version 4: the payload of version 5 without the metadata behind it."""
+    """Planner of version 4: the payload of version 5 without metadata."""
 
     version = 4

@@ -75,7 +75,7 @@ from ckconv.io.files import ByteSource, open_source
 
 
 class Bump3File(NamedTuple):
-    """What the file says without a configuration."""
+    """Contents of a version 3 file without a configuration."""
 
     header: HeaderV3
     codes: bytes
@@ -240,7 +240,9 @@ def index_bump5(
     config: Mapping[str, Any] | None,
     manifest: Mapping[str, Any] | None,
 ) -> TensorIndex:
-    """The index of a file and the documents beside it; of a pipe, whose end is not known, without tensors.
+    """Index a file and the documents beside it; of a pipe without tensors.
+
+    The end of a pipe is not known.
 
     Raises:
         InputError: ``bump.metadata``, ``bump.dtype-table``, ``bump.extent`` or ``model.config``.
@@ -307,7 +309,7 @@ def index_bump5(
 
 
 def _check_template(path: Path, model_type: str) -> None:
-    """Entries of a family that the engine computes wrong, or not, are not known.
+    """Refuse entries of a family that the engine may compute wrong.
 
     Raises:
         UnsupportedError: ``model.architecture``.
@@ -327,7 +329,9 @@ def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
 def _merged(
     path: Path, config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None
 ) -> dict[str, Any]:
-    """One configuration out of up to three documents, under Hugging Face's keys; ``config.json`` goes first.
+    """Merge up to three documents under Hugging Face's keys.
+
+    ``config.json`` goes first.
 
     Raises:
         InputError: ``model.config``, they contradict each other.
@@ -359,14 +363,14 @@ def _merged(
 
 
 def _family(config: Mapping[str, Any]) -> str:
-    """The family that a configuration names, empty where it names none that is known."""
+    """Family that a configuration names; empty where it is not known."""
     word = str(config.get("model_type", ""))
     found = family_of_model_type(word) or next(iter(families_of_gguf(word)), None)
     return found.name if found else ""
 
 
 def _own_config(metadata: Metadata | None, manifest: Manifest | None) -> Mapping[str, Any]:
-    """What the documents of the file itself say, the engine's keys and ckconv's."""
+    """Configuration in the file's own documents: the engine's keys, ckconv's."""
     for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
         config = document.get("config")
         if isinstance(config, dict):
@@ -408,7 +412,10 @@ def _template(metadata: Metadata | None, manifest: Manifest | None) -> dict[str,
 def _interleaved(
     path: Path, config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]
 ) -> bool:
-    """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
+    """Whether Q and K rows are stored interleaved.
+
+    As the configuration says, else as the template rotates them, else as written.
+    """
     word = config.get("rope_layout")
     row = FAMILIES[model.family].engines.get(TEMPLATED)
     if row is not None and row.neighbors:
@@ -472,7 +479,7 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
 
 
 def _flat(path: Path) -> int | None:
-    """Bytes of all slots of bump 3 in FP32, as the configuration beside the file has their sizes."""
+    """Bytes of all slots of bump 3 in FP32, by the configuration's sizes."""
     try:
         config = load_config(document_beside(path, CONFIG_NAME), required=False)
     except InputError:
@@ -507,7 +514,7 @@ def open_bump(
     config: Mapping[str, Any] | None = None,
     manifest: Mapping[str, Any] | None = None,
 ) -> TensorIndex:
-    """Read what a bump file says about itself, the ``config.json`` and the ``weights_manifest.json`` beside it.
+    """Read a bump file, its ``config.json`` and ``weights_manifest.json``.
 
     Both are looked for under the bump file's own name first (:mod:`ckconv.formats.bump.sidefiles`).
 

@@ -1,4 +1,4 @@
-"""Which layout a bump 4 or 5 file is in, which optional slots it has, and so where every slot is.
+"""Find the layout of a bump 4 or 5 file, its slots and their places.
 
 A manifest says it by the names of its entries. Without one it follows from the sizes: of the combinations of layout,
 numbering of the types and optional slots without a code, the one that ends where the payload ends.
@@ -173,7 +173,10 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
 
 
 def _worded(table: SlotTable, num_layers: int, manifest: Manifest) -> dict[str, DType] | None:
-    """The types that the manifest names, of a file whose dtype table belongs to other slots; ``None`` for no types."""
+    """Types that the manifest names; ``None`` for no types.
+
+    Of a file whose dtype table belongs to other slots.
+    """
     types: dict[str, DType] = {}
     for slot, layer in slots_of(table, num_layers):
         name = with_layer(slot.name, layer)
@@ -186,7 +189,10 @@ def _worded(table: SlotTable, num_layers: int, manifest: Manifest) -> dict[str, 
 
 
 def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterator[str]:
-    """What the header counts of the tokenizer otherwise than the manifest; no checksum covers the header."""
+    """Counts of the tokenizer in header and manifest that differ.
+
+    No checksum covers the header.
+    """
     if not flavour.tokenizer_fields:
         return
     for name, nbytes in (
@@ -205,7 +211,7 @@ def _agrees(choice: Resolved, slot: str) -> bool:
 
 
 def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[tuple[str, dict[str, DType]]]:
-    """The types that the dtype table means in each numbering of the layout that explains it."""
+    """Types that the dtype table means in each numbering that explains it."""
     layers = file.header.num_layers
     for numbering in flavour.numberings:
         types: dict[str, DType] | None
@@ -218,7 +224,10 @@ def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[t
 
 
 def _uniform(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
-    """Types of a layout whose matrices all have one type, where its codes belong to no slots."""
+    """Types of a layout whose matrices all have one type.
+
+    Its codes belong to no slots.
+    """
     known = BUMP_CODES[numbering]
     kinds = {known.get(code) for code in codes} - {F32}
     matrix = kinds.pop() if kinds else F32
@@ -241,7 +250,10 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
 def _by_size(
     path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
-    """What the sizes leave possible, the likeliest first; at least one for each numbering that explains the table."""
+    """Layouts that the sizes leave possible, the likeliest first.
+
+    At least one for each numbering that explains the table.
+    """
     keys = {key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
     if not expected.issuperset(_QK_NORM):
@@ -259,7 +271,10 @@ def _by_size(
 
 
 def _payload_bytes(table: SlotTable, g: Geometry, types: Mapping[str, DType]) -> int:
-    """Bytes of all slots but content, without placing every one: the elements of a slot are the same in every layer."""
+    """Bytes of all slots but content, without placing every one.
+
+    The elements of a slot are the same in every layer.
+    """
     one = place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:
@@ -298,7 +313,10 @@ def _contents(
 
 
 def _strings_bytes(source: ByteSource, at: int, room: int) -> int:
-    """Bytes of the token strings at byte ``at``, at most ``room``; 0 where they do not end."""
+    """Bytes of the token strings at byte ``at``, at most ``room``.
+
+    0 where they do not end.
+    """
     last = int.from_bytes(source.read_at(at - 4, 4), "little", signed=True)
     while 0 <= last < room:
         piece = source.read_at(at + last, min(_PIECE, room - last))

@@ -1,4 +1,4 @@
-"""The files beside a bump file: names, configuration, and the map of the engine's loader."""
+"""Files beside a bump file: configuration and the loader's map."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def document_beside(bump: Path, name: str) -> Path:
 
 
 def place_beside(bump: Path, name: str, content: SideFile) -> Path:
-    """Where the document ``name`` of a bump file goes: never in the place of one that another bump file there needs."""
+    """Path of the document ``name``, which no other bump file there needs."""
     own, shared = _own(bump, name), bump.with_name(name)
     if there(own):  # it would be found first
         return own
@@ -51,7 +51,10 @@ def place_beside(bump: Path, name: str, content: SideFile) -> Path:
 
 
 def other_bumps(bump: Path, name: str) -> bool:
-    """Another bump file in the directory has no document of its own, so that it takes the one called ``name``."""
+    """Whether another bump file in the directory reads ``name``.
+
+    It has no document of its own.
+    """
     if not bump.parent.is_dir():
         return False
     others = (path for path in bump.parent.glob("*.bump") if path.name != bump.name)
@@ -68,7 +71,7 @@ _DOCUMENT = Document("configuration", "model.config", "model.config", 64 << 20, 
 
 
 def load_config(path: Path, *, required: bool) -> Mapping[str, Any] | None:
-    """The document at ``path``, or ``None`` where there is none and none is required.
+    """Load the document at ``path``, or ``None`` where none is required.
 
     Raises:
         InputError: ``model.config``; those of ``open_source``.
@@ -79,7 +82,7 @@ def load_config(path: Path, *, required: bool) -> Mapping[str, Any] | None:
 
 
 def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int]) -> ModelConfig:
-    """The hyper-parameters: those of the header, and what else the configuration knows.
+    """Hyper-parameters of the header, and further ones of the configuration.
 
     Args:
         config: under Hugging Face's keys.
@@ -133,7 +136,10 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
 
 
 def _as_transformers_reads(config: Mapping[str, Any], family: Family, path: Path) -> ModelConfig | None:
-    """A checkpoint's own document, whose RoPE may stand in a table; ``None`` for the engine's."""
+    """Document of a checkpoint, whose RoPE may stand in a table.
+
+    ``None`` for the engine's.
+    """
     if not isinstance(config.get("rope_parameters"), dict) and not isinstance(config.get("rope_scaling"), dict):
         return None
     from ckconv.families.huggingface_config import huggingface_config
@@ -162,7 +168,7 @@ class Described:
         self._config = config
 
     def value(self, key: str) -> Any:
-        """What stands under a key."""
+        """Value under a key."""
         return self._config.get(key)
 
     def has(self, key: str) -> bool:
@@ -170,16 +176,16 @@ class Described:
         return key in self._config
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """It has no tensors."""
+        """Return ``None``, as there are no tensors."""
         return None
 
     def numbers(self, tensor: str) -> list[float] | None:
-        """It has no tensors."""
+        """Return ``None``, as there are no tensors."""
         return None
 
 
 def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
-    """With what the engine's configuration says of a family besides what it says of all.
+    """Add the engine's keys of a family to a configuration.
 
     Raises:
         InputError: ``model.config``, something is missing or is none of its kind.
@@ -222,7 +228,7 @@ Place = tuple[str, int, int]
 
 
 def check_map(index: TensorIndex) -> bool:
-    """Whether a map lies beside the file that is right; ``False`` where there is none.
+    """Whether a right map lies beside the file; ``False`` where there is none.
 
     The loader copies every entry to where the map puts it in memory: in the engine's usual layout that is where it is
     in the file, for all entries. In another one no two entries may overlap.
@@ -275,7 +281,7 @@ def _slots(index: TensorIndex) -> Iterator[tuple[str, tuple[Place, bool]]]:
 
 
 def _misplaced(entries: list[tuple[str, Place, int]]) -> Iterator[str]:
-    """What lies elsewhere in memory than it should."""
+    """Entries of a map that lie at a wrong place in memory."""
     moved = [name for name, (_, offset, _), memory in entries if memory != offset]
     if len(moved) < len(entries):
         yield from (f"{name} has another place in memory than in the file, unlike the others" for name in moved)

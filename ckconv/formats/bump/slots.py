@@ -1,4 +1,7 @@
-"""The tensors of a bump file and their order: one table of slots a layout, and where each slot lies."""
+"""Tensors of a bump file in order: one table of slots a layout.
+
+And where each slot lies.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,9 @@ class HeaderV3(NamedTuple):
 
 
 class HeaderV4(NamedTuple):
-    """The fields of a version 4 or 5 header, in file order; sizes in elements, ``total_vocab_bytes`` in bytes.
+    """Fields of a version 4 or 5 header, in file order.
+
+    Sizes are in elements, ``total_vocab_bytes`` in bytes.
 
     Attributes:
         tokenizer_fields: the two counts stand before the checksum; the oldest and the Hugging Face scripts have none.
@@ -160,12 +165,15 @@ class HeaderV4(NamedTuple):
 
 
 def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
-    """How the rest of a version 4 or 5 header is laid out, and the fields in it."""
+    """Layout of the rest of a version 4 or 5 header, and its fields."""
     return (_TAIL_TOKENIZER, _FIELDS_TOKENIZER) if tokenizer_fields else (_TAIL_PLAIN, _FIELDS_PLAIN)
 
 
 def canonical_json(document: Any) -> bytes:
-    """The one form in which the format hashes and embeds JSON: sorted keys, no spaces, ASCII escapes."""
+    """Serialize JSON as the format hashes and embeds it.
+
+    Sorted keys, no spaces, ASCII escapes.
+    """
     import json
 
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -179,7 +187,7 @@ _NOT_OF_THE_MODEL = ("sha256", "reserved", "tokenizer_fields")
 
 
 def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
-    """What a header says of the model, by name."""
+    """Fields of a header about the model, by name."""
     return {f"header.{name}": value for name, value in header._asdict().items() if name not in _NOT_OF_THE_MODEL}
 
 
@@ -190,7 +198,10 @@ def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """Canonical rows inside a slot: the canonical tensor, and the row of the layout table that places it."""
+    """Canonical rows inside a slot: tensor and row of the layout table.
+
+    The row places it.
+    """
 
     canonical: str
     layout: str
@@ -357,7 +368,9 @@ CANONICAL = "canonical"
 def own_slots(
     entries: Iterable[tuple[str, Sequence[str], bool, frozenset[int] | None]], *, final_bias: bool
 ) -> SlotTable:
-    """The table of a family with layers of its own, ``convert_gguf_to_bump_v8.py``: the tokenizer behind everything.
+    """Slot table of a family with layers of its own.
+
+    ``convert_gguf_to_bump_v8.py``: the tokenizer behind everything.
 
     Args:
         entries: of a layer: name, canonical names of its tensors, whether it is FP32, and the layers that have it.
@@ -371,12 +384,15 @@ def own_slots(
 
 
 def key_of(slot: Slot) -> str:
-    """What decides whether an optional slot is there: its canonical tensor, or its own name for content."""
+    """Key of an optional slot: canonical tensor, or its name for content."""
     return slot.parts[0].canonical if slot.parts else slot.name
 
 
 def with_optional(table: SlotTable, present: Collection[str]) -> SlotTable:
-    """The table of one model: of the optional slots those whose key (:func:`key_of`) is present."""
+    """Slot table of one model, with the optional slots that it has.
+
+    Those whose key (:func:`key_of`) is present.
+    """
     head, layer, tail = (
         tuple(slot for slot in group if not slot.optional or key_of(slot) in present) for group in table
     )
@@ -412,7 +428,9 @@ FOR_V7_AND_V8 = (
 
 
 def computed_by(types: Collection[str], numbering: str) -> str:
-    """Who computes a bump 3 file with matrices of these types; empty where every snapshot with that format does.
+    """Snapshots that compute a bump 3 file with these types.
+
+    Empty where every snapshot with that format does.
 
     Args:
         types: their names.
@@ -440,7 +458,10 @@ def computed_by(types: Collection[str], numbering: str) -> str:
 
 
 class Geometry(NamedTuple):
-    """The sizes a bump layout needs, in elements; the aligned ones are what float rows and heads are padded to."""
+    """Sizes of a bump layout in elements.
+
+    The aligned ones are what float rows and heads are padded to.
+    """
 
     num_layers: int
     vocab: int
@@ -456,7 +477,10 @@ class Geometry(NamedTuple):
 
 
 def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
-    """The geometry of a model whose float rows and heads are padded to multiples of ``step`` elements."""
+    """Geometry of a model, padded to multiples of ``step`` elements.
+
+    Float rows and heads are.
+    """
     return Geometry(
         config.num_layers,
         config.vocab_size,
@@ -477,7 +501,10 @@ def _headed(g: Geometry, heads: int, *, cols: int, stored_cols: int, interleaved
 
 
 def _attention_output(g: Geometry, dtype: DType) -> Layout:
-    """Float Wo is one ``[aligned_hidden, aligned_head]`` block per head; quantized rows cannot be cut and stay flat."""
+    """Slot of Wo: float blocks per head, or flat quantized rows.
+
+    ``[aligned_hidden, aligned_head]`` each; quantized rows cannot be cut.
+    """
     if dtype.block == 1:
         return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
     return _attention_output_flat(g)
@@ -511,7 +538,9 @@ _VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v
 
 
 class Placed(NamedTuple):
-    """One tensor of a bump file: ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
+    """Placed tensor of a bump file.
+
+    ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
 
     ``canonical`` is the canonical name, empty for tokenizer content.
     """
@@ -578,7 +607,7 @@ def place(
 
 
 class _Kind(NamedTuple):
-    """What a part of a slot is in every layer in which it has one type."""
+    """Layout of a part of a slot, in every layer of one type."""
 
     layout: Layout
     shape: tuple[int, ...]
@@ -631,7 +660,10 @@ def engine_reasons(config: ModelConfig, context: int) -> Iterator[Reason]:
 
 
 def carried(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Keys of the documents that the engine does not need, and a reader does who makes the model again."""
+    """Keys of the documents that only a reader needs, not the engine.
+
+    A reader who makes the model again.
+    """
     row = family.engines.get(TEMPLATED)
     if row is None or not row.slides:
         return {}

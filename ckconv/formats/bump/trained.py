@@ -1,4 +1,6 @@
-"""Models that were trained in the engine (v7): float32 from byte 0 of the file on, and a manifest of what is where.
+"""Models trained in the engine (v7): float32 and a manifest.
+
+The numbers begin at byte 0 of the file.
 
 Sources: ``init_tiny_train_model_v7.py`` and ``_write_ck_weight_checkpoint_bump`` of ``ck_run_v7.py`` for the files,
 ``build_ir_train_v7.py`` for the entries that are used; what is computed was measured by the losses of the engine.
@@ -84,13 +86,16 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def manifest_of(path: Path) -> Path:
-    """Where the manifest of a file is, if it has one: called after it, or as the engine's runs call it."""
+    """Path of a file's manifest, if any.
+
+    It is called after the file, or as the engine's runs call it.
+    """
     own = path.with_name(f"{path.stem}_manifest.json")
     return own if own.exists() else document_beside(path, MANIFEST_NAME)
 
 
 def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
-    """The manifest beside a file that begins with ``head``, if it is a model trained in the engine.
+    """Manifest beside a file of a trained model that begins with ``head``.
 
     Raises:
         InputError: ``bump.metadata``; those of ``open_source``.
@@ -102,7 +107,10 @@ def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
 
 
 def is_trained(path: Path) -> bool:
-    """What lies beside a file says that it is a model trained in the engine, whatever its first numbers look like."""
+    """Whether the files beside it say that a model was trained in the engine.
+
+    Its first numbers may look like anything.
+    """
     from ckconv.io.files import open_source
 
     with open_source(path) as source:
@@ -110,7 +118,7 @@ def is_trained(path: Path) -> bool:
 
 
 def is_wrapped(head: bytes) -> bool:
-    """The magic number of version 4 stands before a header of zeros, which is none."""
+    """Whether the magic of version 4 stands before a header of zeros."""
     return head.startswith(MAGIC[4]) and not any(head[len(MAGIC[4]) : HEADER_BYTES])
 
 
@@ -174,7 +182,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
 
 
 def _only_here(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The note about what the manifest says of the model's origin and training; empty where it says nothing."""
+    """Note about a model's origin and training in the manifest, or empty."""
     keys = [key for key in PROVENANCE if key in document]
     keys += [f"config.{key}" for key in ("training",) if key in config]
     return f"left out, and kept by --to bump --trainable only: {', '.join(keys)} of the manifest" if keys else ""
@@ -216,7 +224,10 @@ def _config(path: Path, config: Mapping[str, Any], family: Family) -> ModelConfi
 
 
 def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> bool:
-    """As ``_resolve_train_config`` has it: the configuration's word, else the template's, else the family's."""
+    """Whether rows are interleaved, as ``_resolve_train_config`` has it.
+
+    The configuration's word, else the template's, else the family's.
+    """
     word, template = config.get("rope_layout"), document.get("template")
     if word is None:
         return template_interleaves(template if isinstance(template, dict) else {}, family.engines[TRAINED].interleaved)
@@ -226,7 +237,10 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
 
 
 def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) -> None:
-    """What is between entries is zeros, and as short as it can be; behind the last there is nothing."""
+    """Check that gaps between entries are short and zero.
+
+    Behind the last there is nothing.
+    """
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
     ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
     for end, entry in zip(ends, ordered, strict=False):
@@ -250,7 +264,10 @@ def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) 
 
 
 def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[Placed]) -> None:
-    """The shapes that a manifest names are those of the model's sizes: a matrix of as many bytes may be another."""
+    """Check a manifest's shapes against the model's sizes.
+
+    A matrix of as many bytes may be another.
+    """
     rows: dict[str, list[int]] = {}
     for item in placed:
         shape = rows.setdefault(item.slot_name, [0, *item.shape[1:]])
@@ -271,7 +288,7 @@ def _words(shape: object) -> str:
 
 
 def _without_a_place(source: ByteSource, placed: list[Placed], family: Family) -> list[str]:
-    """Entries of biases that the family's class never has, and that are not all zeros."""
+    """Biases that the family's class never has, and that are not zero."""
     possible = always(family, "hf").union(*switches(family).values())
     foreign = (item for item in placed if item.slot.zero_if_absent and parse(item.canonical).pattern not in possible)
     return [item.slot_name for item in foreign if any(source.read_whole(item.offset, item.nbytes))]

@@ -1,4 +1,7 @@
-"""The version of bump that holds a model best, and the flags that give types which the engine computes."""
+"""Version of bump that holds a model best, and flags that help.
+
+Flags give types which the engine computes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class PlanOf(Protocol):
 
 
 def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
-    """The plan of the version that is asked for, or of the first that holds the model."""
+    """Plan of the version that is asked for, or the first that fits the model."""
     if options.trainable:
         return plan_of(0)
     version = options.bump_version or (age_of(options).versions[0] if options.engine else 0)
@@ -49,7 +52,10 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
 
 
 def _unless_k_quants(plan: Plan) -> Plan:
-    """A bump 3 file with K-quants, which at most one snapshot of the engine computes, has to be asked for."""
+    """Refuse bump 3 with K-quants unless it is asked for.
+
+    At most one snapshot of the engine computes it.
+    """
     who = computed_by([step.target.dtype.name for step in plan.steps], numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
@@ -66,7 +72,10 @@ def _why(plan: Plan, refused: Sequence[Plan]) -> str:
 
 
 def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Plan:
-    """No version holds the model: the reasons of each, those that they share once."""
+    """Reasons of each version, where none holds the model.
+
+    Reasons that they share are named once.
+    """
     shared = [reason for reason in plans[0].refusals if all(reason in plan.refusals for plan in plans)]
     reasons = list(shared)
     for plan in plans:
@@ -91,7 +100,7 @@ _SHOWN = 3
 
 
 class Remedies:
-    """What may be said of types that the engine computes wrong.
+    """Remedies for types that the engine computes wrong.
 
     Attributes:
         quantized: canonical name -> the type that ``--quantize`` gives a matrix of floats.
@@ -112,7 +121,10 @@ class Remedies:
         self._right, self._stand = right, stand
 
     def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
-        """The flag that changes as few matrices as possible, of those in each layer that do not stand together."""
+        """Flag that changes as few matrices of a layer as possible.
+
+        Of those that do not stand together.
+        """
         changed: dict[str, DType] = {}
         for places in layers:
             found = self._fewest([slot for slot in places if slot in self._types])
@@ -128,7 +140,7 @@ class Remedies:
         return f"--quantize '{self._options.quantize}{rules}' gives types that are right beside each other"
 
     def rounded(self) -> str:
-        """The flag that makes matrices Q8_0: those of floats, or all where that is not enough."""
+        """Flag that makes matrices Q8_0: of floats, or all if need be."""
         floats = {slot: _Q8_0 for slot, dtype in self._types.items() if dtype.block == 1}
         every = dict.fromkeys(self._types, _Q8_0)
         for flag, slots in ((f"--quantize {_Q8_0}", floats), (f"--dequantize --quantize {_Q8_0}", every)):
@@ -141,7 +153,10 @@ class Remedies:
         return any(tensor.name in self._quantized for tensor in self._held[slot])
 
     def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
-        """Other types of as few of these matrices as possible, the smallest of those."""
+        """Change the types of as few of these matrices as possible.
+
+        To the smallest of other types.
+        """
         here = {slot: self._types[slot] for slot in places}
         for count in range(1, len(places) + 1):
             choices = [
@@ -155,7 +170,10 @@ class Remedies:
         return None
 
     def _others(self, slot: str, here: Types) -> Iterator[DType]:
-        """Types that a flag can give a matrix: of floats those of its neighbors, and Q8_0; of blocks FP32."""
+        """Types that a flag can give a matrix.
+
+        Of floats those of its neighbors, and Q8_0; of blocks FP32.
+        """
         if not self._is_quantized(slot):
             yield F32
             return
@@ -168,7 +186,10 @@ class Remedies:
         return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._held[slot])
 
     def _names(self, changed: Types) -> dict[str, DType]:
-        """Globs or names of the matrices, with their new types: globs over the layers where that is right, too."""
+        """Globs or names of the matrices, with their new types.
+
+        Globs over the layers where that is right, too.
+        """
         globs: dict[str, DType] = {}
         exact: dict[str, DType] = {}
         for slot, dtype in changed.items():

@@ -1,4 +1,4 @@
-"""The bytes of a bump file that are not tensors, its documents, and the files beside it."""
+"""Header, metadata and side files of a bump file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ckconv.plan.steps import Container, Frame, Step
 
 
 class Facts(NamedTuple):
-    """What the documents are made of.
+    """Facts that the documents are made of.
 
     Attributes:
         steps: the payload.
@@ -80,7 +80,10 @@ class Facts(NamedTuple):
 
     @property
     def optional(self) -> dict[str, Any]:
-        """Keys that manifest and ``config.json`` only have where there is something to say."""
+        """Keys that documents only have where there is something to say.
+
+        Of manifest and ``config.json``.
+        """
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
         own = write(self.family, scope_of(self.family, self.config), "bump").entries
@@ -171,7 +174,10 @@ def _config(facts: Facts) -> dict[str, Any]:
 
 
 def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
-    """The types of the matrices, of a family with entries of its own those of all; a tied head has the embedding's."""
+    """Types of the matrices; of a family with own entries those of all.
+
+    A tied head has the embedding's.
+    """
     words = {step.slot: TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
     summary: dict[str, Any] = {"token_emb": words["token_emb"]}
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
@@ -183,7 +189,10 @@ def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
 
 
 def _template(facts: Facts) -> dict[str, Any]:
-    """The template as it is embedded: that the head is a weight of its own is written into a given one's contract."""
+    """Template as embedded, with the head named a weight of its own.
+
+    That is written into the contract of a given one.
+    """
     template = merged(facts.fragment, facts.template or {})
     if facts.tied or facts.template is None:
         return template
@@ -195,7 +204,10 @@ def _template(facts: Facts) -> dict[str, Any]:
 
 
 def config_json(facts: Facts) -> dict[str, Any]:
-    """``config.json``: the keys that the engine's script writes, and the head size, which no other key tells."""
+    """Make ``config.json``: the engine's script's keys, and the head size.
+
+    No other key tells it.
+    """
     c, g = facts.config, facts.geometry
     return {
         "architectures": [facts.family.hf_class],
@@ -219,7 +231,7 @@ def config_json(facts: Facts) -> dict[str, Any]:
 
 
 def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
-    """What stands behind the payload of version 5: the metadata and the footer that finds it."""
+    """Metadata of version 5 and the footer that finds it."""
     document: dict[str, Any] = {
         "schema_version": 1,
         "format": "BUMPWGT5",
@@ -241,7 +253,7 @@ def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
 
 
 class Bump3(NamedTuple):
-    """What stands in and beside the file.
+    """Contents of a version 3 file, and documents beside it.
 
     Attributes:
         codes: the dtype table.
@@ -282,7 +294,9 @@ def header3(bump: Bump3, sha256: bytes) -> HeaderV3:
 
 
 def config_json3(bump: Bump3) -> bytes:
-    """``config.json`` with every key that ``src/ckernel_ir.c`` searches for, and what a reader needs besides.
+    """Make ``config.json`` with every key that ``src/ckernel_ir.c`` reads.
+
+    And what a reader needs.
 
     That parser takes the first match of a quoted key in the text, so no key or value here may repeat one of its keys.
     A missing ``rope_theta`` would switch RoPE off.
@@ -314,7 +328,7 @@ MAP_NAME = "weights_manifest.map"
 
 
 class Bump5(NamedTuple):
-    """What stands in and beside the file.
+    """Contents of a version 5 file, and documents beside it.
 
     Attributes:
         codes: the dtype table.
@@ -336,7 +350,10 @@ class Bump5(NamedTuple):
 
 
 def container5(bump: Bump5) -> Container:
-    """Everything in and beside the file but its tensors. The digest begins at the dtype table."""
+    """Everything in and beside the file but its tensors.
+
+    The digest begins at the dtype table.
+    """
     frame = Frame(
         TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
         EXTENDED_HEADER_BYTES,
@@ -380,7 +397,10 @@ def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
 
 
 def manifest_map(manifest: Mapping[str, Any]) -> bytes:
-    """``weights_manifest.map``: a line an entry, sorted by where it is in memory, which is where it is in the file."""
+    """Make ``weights_manifest.map``: a line an entry, sorted by memory.
+
+    That is the order of the file.
+    """
     lines = ["# ck-bumpwgt5-manifest-map v1", "# name|dtype|file_offset|size|runtime_offset"]
     for entry in sorted(manifest["entries"], key=lambda entry: int(entry["file_offset"])):
         offset, size = entry["file_offset"], entry["size"]

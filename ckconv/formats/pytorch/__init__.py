@@ -1,1 +1,4 @@
-"""What ``torch.save`` wrote: tensors described by a pickle, their values beside it, in a zip archive or behind it."""
+"""Files of ``torch.save``: a pickle of tensors and their values.
+
+Values are beside it in a zip archive, or behind it.
+"""

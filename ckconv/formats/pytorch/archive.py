@@ -1,4 +1,4 @@
-"""Where a file of ``torch.save`` has its pickle and the storages that it names.
+"""Find the pickle of a ``torch.save`` file, and the storages it names.
 
 A zip archive of stored members since torch 1.6::
 
@@ -38,14 +38,14 @@ _FIRST = 1 << 20
 
 
 class Saved(NamedTuple):
-    """What was saved, and where the bytes of each storage are, by its key."""
+    """Pickled state, and the bytes of each storage by key."""
 
     value: Any
     storages: Mapping[str, Extent]
 
 
 class Member(NamedTuple):
-    """What the directory of a zip archive says of a file."""
+    """Entry of a zip archive's directory."""
 
     offset: int
     nbytes: int
@@ -149,7 +149,7 @@ def members_of(source: ByteSource) -> dict[str, Member]:
 
 
 def _wide(extra: bytes) -> Any:
-    """The numbers of the 64-bit extension, in their order: size, stored size, offset."""
+    """Numbers of the 64-bit extension: size, stored size, offset."""
     at = 0
     while at + 4 <= len(extra):
         kind, nbytes = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")
@@ -191,7 +191,7 @@ def _legacy(source: ByteSource) -> Saved:
 
 
 def _unpickled(source: ByteSource, at: int) -> Unpickled:
-    """The pickle at a byte, of which nobody knows the length before it is read."""
+    """Read the pickle at a byte; its length is not known before."""
     nbytes, left = _FIRST, (source.size or 0) - at
     while True:
         try:

@@ -1,4 +1,6 @@
-"""What ``torch.distributed.checkpoint`` (DCP, FSDP) wrote: a directory with ``.metadata`` and ``__RANK_N.distcp``.
+"""Directories of ``torch.distributed.checkpoint`` (DCP, FSDP).
+
+``.metadata`` and ``__RANK_N.distcp``.
 
 ``.metadata`` is a pickle of :class:`Metadata`: for every tensor its type, its size and the chunks it is cut into, and
 for every chunk the file, the byte and the length of what ``torch.save`` wrote of it there. Nothing of either pickle is
@@ -39,7 +41,7 @@ class Gathered(NamedTuple):
 
 
 def read_distributed(directory: Path) -> list[Gathered]:
-    """The tensors of the model, in the order of their names; of files only headers are read.
+    """Read the model's tensors in the order of their names; headers only.
 
     Raises:
         InputError: ``dcp.metadata``, it is malformed, or names what describes no tensor; ``dcp.chunks``, chunks do not
@@ -78,7 +80,7 @@ _Places = dict[tuple[str, _Numbers], tuple[str, int, int]]
 
 
 def _described(said: Any) -> tuple[_Tensors, _Places, Mapping[str, Any]]:
-    """Types, sizes and chunks of the tensors, where each chunk is, and where tensors were in the state."""
+    """Types, sizes and chunks of the tensors, and their places in the state."""
     tensors: _Tensors = {}
     for key, item in said.state["state_dict_metadata"].items():
         if not isinstance(key, str) or item.named.name != "TensorStorageMetadata":
@@ -114,7 +116,7 @@ def _numbers(values: Any) -> _Numbers:
 
 
 def _model(paths: Mapping[str, Any], keys: Collection[str]) -> dict[str, str]:
-    """Key -> name of each tensor of the model: what was saved beside the state of the training, under one place."""
+    """Names of the model's tensors by key, without the state of the training."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for key in keys:
         path = paths.get(key, (key,))
@@ -133,7 +135,7 @@ _CONTAINERS = ("model", "models", "module", "state_dict", "model_state_dict")
 
 
 def _untiled(shape: _Numbers, boxes: list[tuple[_Numbers, _Numbers]]) -> str:
-    """Why chunks do not fill a tensor, to be followed by its size; empty where they do."""
+    """Reason why chunks do not fill a tensor, before its size; or empty."""
     if any(len(start) != len(shape) or len(own) != len(shape) for start, own in boxes):
         return "has chunks of other axes than a tensor"
     if sum(math.prod(own) for _, own in boxes) != math.prod(shape) or len(set(boxes)) != len(boxes):
@@ -151,7 +153,7 @@ def _untiled(shape: _Numbers, boxes: list[tuple[_Numbers, _Numbers]]) -> str:
 
 
 class _Chunks(ExitStack):
-    """Where the values of chunks are: each is a file of ``torch.save`` within another."""
+    """Places of chunks' values: each is a ``torch.save`` file in another."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

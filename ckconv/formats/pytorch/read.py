@@ -1,4 +1,7 @@
-"""Reads what ``torch.save`` wrote of a state dict: no value is read, and nothing of the pickle is executed."""
+"""Read a state dict of ``torch.save`` without executing its pickle.
+
+No value is read.
+"""
 
 from __future__ import annotations
 

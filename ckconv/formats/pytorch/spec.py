@@ -1,4 +1,4 @@
-"""What the pickle of a state dict may name, and what torch calls its types.
+"""Names that the pickle of a state dict may hold, and torch's types.
 
 Source: ``torch/serialization.py``, ``torch/_utils.py`` and ``torch/storage.py`` of torch 2.13.
 """

@@ -1,4 +1,4 @@
-"""The pickle of a state dict, interpreted: nothing is imported, nothing is called, nothing is executed.
+"""Interpret the pickle of a state dict; nothing is imported or called.
 
 A pickle is a program for a machine with a stack. Of its instructions those are followed that describe containers,
 numbers, texts and tensors; what it names beside torch's functions for tensors is an error with that name.
@@ -29,7 +29,7 @@ from ckconv.formats.pytorch.spec import (
 
 
 class Malformed(Exception):
-    """What is wrong with a pickle, to follow its name in a sentence."""
+    """Fault of a pickle, to follow its name in a sentence."""
 
 
 class Named(NamedTuple):
@@ -40,7 +40,10 @@ class Named(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A run of values: ``elements`` of ``dtype``, or bytes where that is ``None``; ``key`` says which run."""
+    """Run of ``elements`` values of ``dtype``, or bytes without a type.
+
+    ``key`` says which run.
+    """
 
     key: str
     dtype: DType | None
@@ -48,7 +51,10 @@ class Storage(NamedTuple):
 
 
 class Record:
-    """An object of a class that may be named: what it was made of, and its state; it is known by its identity."""
+    """Object of a permitted class: its arguments and its state.
+
+    It is known by its identity.
+    """
 
     def __init__(self, named: Named, made_of: Any = ()) -> None:
         self.named, self.made_of = named, made_of
@@ -70,14 +76,14 @@ _NUMBERS = 1 << 63
 
 
 class _Mark:
-    """What ``MARK`` leaves on the stack."""
+    """Object that ``MARK`` leaves on the stack."""
 
 
 _MARK = _Mark()
 
 
 class Unpickled(NamedTuple):
-    """What a pickle describes, and how many bytes it has."""
+    """Object that a pickle describes, and the length of the pickle in bytes."""
 
     value: Any
     nbytes: int
@@ -153,7 +159,7 @@ class _Machine:
             raise Malformed(f"holds a pickle with {name}, which describes no tensor")
 
     def marked(self) -> list[Any]:
-        """What lies above the last mark, which goes with it."""
+        """Pop the last mark and all above."""
         at = len(self.stack) - 1
         while self.stack[at] is not _MARK:
             at -= 1
@@ -202,7 +208,10 @@ class _Machine:
         return Named(module, name)
 
     def state(self) -> None:
-        """What a state dict has as attributes: a version of each of its modules, which says nothing of the tensors."""
+        """Take the attributes of a state dict: versions of its modules.
+
+        They say nothing of the tensors.
+        """
         held, state = self.popped(2)
         if isinstance(held, Record):
             held.state = state
@@ -219,7 +228,10 @@ class _Machine:
             self.stack.append(_called(function, arguments))
 
     def persistent(self) -> None:
-        """A storage: ``("storage", class, key, device, elements)``; files of old versions add a view of another."""
+        """Read a storage: ``("storage", class, key, device, elements)``.
+
+        Files of old versions add a view of another.
+        """
         kind, made_of, key, _, elements, *view = self.popped(1)[0]
         if kind != "storage" or any(item is not None for item in view) or not isinstance(made_of, Named):
             raise TypeError

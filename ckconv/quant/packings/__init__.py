@@ -1,4 +1,4 @@
-"""How other quantizers lay a matrix out in arrays: one table, a module a family of layouts.
+"""Layouts of other quantizers' matrices, one module for each family.
 
 A new packing is a row of :data:`PACKINGS`:
 

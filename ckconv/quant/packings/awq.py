@@ -1,4 +1,4 @@
-"""AWQ's layout for GEMM: everything is stored ``[in, out]``, codes in words of 32 bits along the output, interleaved.
+"""AWQ for GEMM: stored ``[in, out]``, interleaved words along the output.
 
 ``qweight``  I32 ``[C, R / 8]``: bits ``4 * i`` and on of word ``w`` are output ``8 * w + (0, 2, 4, 6, 1, 3, 5, 7)[i]``.
 ``qzeros``   I32 ``[G, R / 8]``: zero points, packed alike.
@@ -41,7 +41,10 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _like(stored: Arrays) -> bool:
-    """Words along the output, of weights and zero points alike: GPTQ has only those of zero points so."""
+    """Whether weights and zero points both have words along the output.
+
+    GPTQ has only those of zero points so.
+    """
     weight, zeros = stored[".qweight"].shape, stored[".qzeros"].shape
     return len(weight) == len(zeros) == 2 and weight[1] == zeros[1]
 

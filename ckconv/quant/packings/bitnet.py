@@ -1,4 +1,4 @@
-"""BitNet's ternary matrices: two bits a number, four rows in a byte, and one scale for the whole matrix.
+"""BitNet's ternary matrices: four rows in a byte, one scale a matrix.
 
 ``weight``        U8 ``[R / 4, C]``: bits ``2 * i`` and on of row ``r`` are row ``i * R / 4 + r``: 0, 1, 2 for -1, 0, 1.
 ``weight_scale``  one float: numbers are divided by it, or multiplied where ``linear_class`` is ``autobitlinear``.

@@ -1,4 +1,4 @@
-"""bitsandbytes: four bits that are places in a table, or eight that are parts of the largest number of a row.
+"""bitsandbytes: 4-bit codes of a table, or 8-bit parts of a row's largest.
 
 nf4, fp4: a matrix ``[R, C]`` is one run of codes, two in a byte, the first one in the **upper** half, and a scale for
 each ``blocksize`` of them, whatever row they are in.

@@ -1,4 +1,4 @@
-"""Integers as compressed-tensors stores them: rows one after the other, ``[out, in]``.
+"""Integers of compressed-tensors, in rows ``[out, in]``.
 
 pack-quantized
     ``weight_packed``      I32 ``[R, ceil(C * bits / 32)]``: code + 2 ** (bits - 1), along the row, lowest bits first.

@@ -1,4 +1,6 @@
-"""FP8 with scales: ``weight`` F8_E4M3 ``[R, C]`` and the scales of blocks, rows, or of the whole matrix.
+"""FP8 with scales of blocks, of rows, or of the whole matrix.
+
+``weight`` is F8_E4M3 ``[R, C]``.
 
 ``weight_scale_inv`` (DeepSeek, Qwen): F32 or F8_E8M0, one for each block of ``weight_block_size`` rows and columns,
 the last block of a row or column cut; or one number. Despite its name the scale is multiplied with. Source:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def fit(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
-    """What ``weight`` and its scales, of this name, are."""
+    """Module of an FP8 ``weight`` and its scales, the array ``suffix``."""
     weight, scale = stored[".weight"], stored[suffix]
     if scale.shape == weight.shape[:1]:  # Quark
         scale = scale._replace(shape=(weight.shape[0], 1))

@@ -1,4 +1,4 @@
-"""GPTQ: everything is stored ``[in, out]``, codes in words of 32 bits along the input.
+"""GPTQ: stored ``[in, out]``, in words of 32 bits along the input.
 
 ``qweight``  I32 ``[C * bits / 32, R]``: a word has the codes of ``32 / bits`` inputs of one output, lowest bits first;
              32 codes of 3, 5, 6 or 7 bits are a stream of as many words.

@@ -1,4 +1,4 @@
-"""Which columns of a row share a scale: a run of them, as arrays and configuration agree, or those of an index."""
+"""Groups of columns that share a scale: runs, or given by an index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def said(size: int, declared: Declared) -> str:
 
 
 def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups: int, declared: Declared) -> bool:
-    """Columns of a group are anywhere in the row: what the index of groups says, not what is declared.
+    """Whether columns of a group are anywhere in the row, as its index says.
+
+    What is declared does not count.
 
     Raises:
         Misfit: the index names a group that is not there.

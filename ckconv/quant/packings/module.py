@@ -1,4 +1,4 @@
-"""A packed module: its arrays, what a configuration declares of it, and what a packing makes of both."""
+"""Arrays of a packed module, its declared settings, and its layout."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ AUTO_ROUND = frozenset({"auto-round", "intel/auto-round"})
 
 
 class Misfit(Exception):
-    """Why arrays are not what they are called, or not what is declared: the end of a sentence about the module."""
+    """Contradiction of arrays and declarations: the end of a sentence."""
 
 
 class Unread(Exception):
-    """What a sound module is that is not read: a noun."""
+    """Name of a sound layout that is not read."""
 
 
 class Declared(NamedTuple):
-    """What the configuration says of one module; ``None`` for what it does not say.
+    """Settings that the configuration declares of one module.
+
+    ``None`` for what it does not say.
 
     Attributes:
         method: ``quant_method``.
@@ -64,7 +66,7 @@ class Declared(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What is stored for rows ``start`` to ``stop`` of a matrix.
+    """Stored bytes for rows ``start`` to ``stop`` of a matrix.
 
     Attributes:
         arrays: bytes ``[n, bytes of a row]`` of the rows of each array that are for some of these rows; ``None`` for an
@@ -92,13 +94,16 @@ class Tile(NamedTuple):
         return array if per == 1 else self.cut(np.repeat(array, per, axis=0), per)
 
     def cut(self, rows: Any, per: int) -> Any:
-        """Of rows that were made of whole rows of an array, ``per`` of each, those of the tile."""
+        """Return the tile's rows of ``rows``, made of whole rows of an array.
+
+        Each row of the array makes ``per`` of them.
+        """
         first = self.start % per
         return rows[first : first + self.stop - self.start]
 
 
 class Module(NamedTuple):
-    """What the arrays of a module are, as :class:`ckconv.core.tensors.Packed` needs it.
+    """Layout of a module's arrays for :class:`ckconv.core.tensors.Packed`.
 
     Attributes:
         scheme: type of the rows that ``unpack`` makes; a triple, whose rows are those of the arrays side by side.
@@ -142,22 +147,25 @@ class Packing(NamedTuple):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Of all arrays."""
+        """Suffixes of all arrays."""
         return tuple(suffix.removesuffix("?") for suffix in self.arrays)
 
     def types(self, suffix: str) -> tuple[DType, ...]:
-        """Types that an array may have; none for an array that is not of this packing."""
+        """Types that an array may have; none for an array of another packing."""
         return self.arrays.get(suffix) or self.arrays.get(f"{suffix}?") or ()
 
 
 def in_rows(stored: StoredTensor, per: int = 1) -> Array:
-    """An array whose rows are stored one after the other; of a vector or a number, everything is one row."""
+    """Array whose rows are stored one after the other.
+
+    Of a vector or a number, everything is one row.
+    """
     *rows, columns = stored.shape if len(stored.shape) > 1 else (1, *(stored.shape or (1,)))
     return _array(stored, (math.prod(rows), columns), False, per)
 
 
 def in_columns(stored: StoredTensor, per: int = 1, run: int = 1) -> Array:
-    """An array of which a row, as it is read, is a column, or a run of neighboring ones."""
+    """Array whose rows are stored as columns, or runs of neighboring columns."""
     if run == 1:
         return _array(stored, (stored.shape[1], stored.shape[0]), True, per)
     dtype = DType(f"{run} {stored.dtype}", Kind.OPAQUE, 1, run * stored.dtype.size)

@@ -1,4 +1,4 @@
-"""Matrices that are an MLX triple under other names: their rows are the same bytes.
+"""MLX triples under other names, whose rows are the same bytes.
 
 ====================  =============================  ==============================  ================================
 written by            codes                          scales                          is
@@ -47,7 +47,7 @@ _U32 = DTYPES["U32"]
 
 
 def fit(stored: Arrays, declared: Declared, *, mode: str, apart: bool = False) -> Module:
-    """The triple that the arrays are: codes, scales and, of affine, biases, in this order.
+    """Triple of codes, scales and, of affine, biases, in this order.
 
     Args:
         apart: the codes of a group are an axis of their own.

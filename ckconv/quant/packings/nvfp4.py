@@ -1,4 +1,6 @@
-"""NVFP4: codes of E2M1 along the row, two a byte, an E4M3 scale for each 16, and one float32 number for the matrix.
+"""NVFP4 of ModelOpt and compressed-tensors, with a scale of scales.
+
+Codes of E2M1 along the row, two a byte, an E4M3 scale for each 16, and one float32 number for the matrix.
 
 ModelOpt (``quantization/qtensor/nvfp4_tensor.py``, 0.47): ``weight`` U8 ``[R, C / 2]``, ``weight_scale``,
 ``weight_scale_2``, which is multiplied with; without it the matrix is an MLX triple. compressed-tensors

@@ -1,4 +1,6 @@
-"""AMD Quark's own layout (``quant_method: quark``) of integers; FP8 and MXFP4 have the arrays of others.
+"""AMD Quark's own layout of integers (``quant_method: quark``).
+
+FP8 and MXFP4 have the arrays of others.
 
 4 bits in groups
     AWQ's arrays under other names: ``weight`` I32 ``[C, R / 8]``, ``weight_scale`` ``[G, R]``, ``weight_zero_point``

@@ -1,4 +1,6 @@
-"""torchao's tensors as transformers saves them: the arrays of ``P.weight`` are ``P._weight_qdata`` and its like.
+"""torchao's tensors as transformers saves them in safetensors.
+
+The arrays of ``P.weight`` are ``P._weight_qdata`` and its like.
 
 Int8Tensor, IntxUnpackedToInt8Tensor
     ``qdata`` I8 ``[R, C]``, ``scale`` ``[R, G]``, ``zero_point`` I8 like the scales, if any, all signed. Value =
@@ -87,7 +89,7 @@ def _kind(stored: Arrays) -> str:
 
 
 def _bits(declared: Declared) -> int:
-    """What the one type of all matrices says; eight where there are several."""
+    """Bits of the one integer type of all matrices; eight where types differ."""
     found: Any = declared.settings.get("quant_type")
     for key in ("default", "_data", "weight_dtype", "_data"):
         found = found.get(key) if isinstance(found, dict) else None

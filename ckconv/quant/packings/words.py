@@ -1,4 +1,6 @@
-"""Codes in words of 32 bits, along the rows of a matrix or along its columns, lowest bits first.
+"""Codes in words of 32 bits, along rows or along columns.
+
+The lowest bits are the first code.
 
 Codes of 3, 5, 6 or 7 bits do not fill a word. Where they are a ``STREAM``, they go over its end: 32 of them take as
 many words as a code has bits, a *run*. GPTQModel's ``gptq_p`` has ``PLANES`` in a run, of the low two or four bits of
@@ -36,7 +38,9 @@ def together(bits: int, form: str = STREAM) -> int:
 
 
 def along_rows(words: Rows, bits: int, places: Sequence[int] = (), form: str = STREAM) -> Rows:
-    """Runs of words ``[n, columns * bytes of a run]``, each for :func:`together` rows -> uint8 rows.
+    """Runs of words, each for :func:`together` rows -> uint8 rows.
+
+    Words are ``[n, columns * bytes of a run]``.
 
     Args:
         places: which code of every so many is each of those rows; in order, unless it is given.
@@ -60,7 +64,10 @@ def along_rows(words: Rows, bits: int, places: Sequence[int] = (), form: str = S
 
 
 def along_columns(words: Rows, bits: int, form: str = STREAM) -> Rows:
-    """Rows of words along the columns -> uint8 rows, of as many codes as the words hold, or some more."""
+    """Rows of words along the columns -> uint8 rows.
+
+    They have as many codes as the words hold, or some more.
+    """
     import numpy as np
 
     if bits in FILLING:
@@ -89,7 +96,10 @@ def _codes(words: Rows, bits: int, form: str) -> Rows:
 
 
 def of_rows(codes: Rows, bits: int) -> Rows:
-    """The inverse: uint8 rows, whole words of them -> words ``[n * bits / 32, 4 * columns]``, lowest bits first."""
+    """uint8 rows -> words ``[n * bits / 32, 4 * columns]``, lowest bits first.
+
+    The inverse of :func:`along_rows` for whole words.
+    """
     import numpy as np
 
     each = codes.reshape(-1, 4, 8 // bits, codes.shape[1])  # words, bytes of a word, codes of a byte
