@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from checkpoints import Decoder
+from distributed_builder import distributed
 from gguf_builder import BLOCKS, F16, F32, Q4_K, Tensor, gguf
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for the peak")
@@ -145,6 +149,28 @@ def test_convert_and_verify_hold_a_bounded_part_of_the_model(
     assert peaks["convert large"] - peaks["convert small"] < 40 * MB, peaks
     assert peaks["verify large"] - peaks["verify small"] < 32 * MB, peaks
     assert max(peaks.values()) < 96_000_000, peaks
+
+
+def test_a_distributed_checkpoint_is_put_together_in_a_bounded_part_of_it(tmp_path: Path) -> None:
+    """Each of two processes saved a half of every row, so that no run of a tensor is in one piece."""
+    peaks, nbytes = {}, 0
+    for size, made in (("small", Decoder(layers=1)), ("large", Decoder(layers=1, hidden=1024, ffn=4096))):
+        arrays = {f"model.{name}": array.astype(np.float32) for name, array in made.tensors().items()}
+        halves = {
+            name: (
+                array.shape,
+                [((0, at), half) for at, half in zip((0, array.shape[1] // 2), np.hsplit(array, 2), strict=True)],
+            )
+            if array.ndim == 2
+            else (array.shape, [((0,), array)])
+            for name, array in arrays.items()
+        }
+        source = distributed(tmp_path / size, halves)
+        (source / "config.json").write_text(json.dumps(made.config("llama")))
+        nbytes = sum(array.nbytes for array in arrays.values())
+        peaks[size] = peak(COMMAND, "convert", "-q", source, tmp_path / f"{size}.gguf")
+    assert nbytes > 48 * MB
+    assert peaks["large"] - peaks["small"] < 8 * MB, peaks
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
