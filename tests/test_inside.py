@@ -202,10 +202,10 @@ def test_an_archive_that_ends_early(tmp_path: Path, ckconv: Run, length: int) ->
     assert not (tmp_path / "m.gguf").exists()
 
 
-def piped(data: bytes, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+def piped(data: bytes | None, *arguments: object, **how: Any) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "ckconv", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(FIXTURES.parent)}
-    return subprocess.run(command, input=data, capture_output=True, check=False, env=environment)
+    return subprocess.run(command, input=data, capture_output=True, check=False, env=environment, **how)
 
 
 def test_a_model_through_a_pipe(tmp_path: Path, ckconv: Run) -> None:
@@ -218,6 +218,16 @@ def test_a_model_through_a_pipe(tmp_path: Path, ckconv: Run) -> None:
     assert (done.returncode, b"nothing came through the pipe" in done.stderr) == (3, True)
     done = piped(b"hello, world", "convert", "-", tmp_path / "no.gguf", "--from", "gguf")
     assert (done.returncode, b"stdin" in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "link.gguf"])
+def test_the_file_that_standard_input_reads_is_never_written_to(tmp_path: Path, name: str) -> None:
+    (tmp_path / "m.gguf").write_bytes(GGUF.read_bytes())
+    (tmp_path / "link.gguf").hardlink_to(tmp_path / "m.gguf")
+    with open(tmp_path / "m.gguf", "rb") as file:
+        done = piped(None, "convert", "-", tmp_path / name, "--force", stdin=file)
+    assert (done.returncode, b"is the file that standard input reads" in done.stderr) == (6, True), done.stderr
+    assert (tmp_path / name).read_bytes() == GGUF.read_bytes()
 
 
 def llamafile(path: Path, **members: bytes) -> Path:

@@ -120,6 +120,10 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
         with suppress(OSError):
             if os.path.samestat(found, source.stat()):
                 raise OutputError("output.is-input", f"is the input {source}, which is never written to", path=target)
+    with suppress(OSError):
+        if os.path.samestat(found, read := os.fstat(0)) and stat.S_ISREG(read.st_mode):
+            message = "is the file that standard input reads, which is never written to"
+            raise OutputError("output.is-input", message, path=target)
     if stat.S_ISDIR(found.st_mode):
         raise OutputError(
             "output.directory", "is a directory", path=target, hint=f"name a file in it, or {target}/ for all of them"
