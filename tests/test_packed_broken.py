@@ -183,7 +183,7 @@ BROKEN = {
     ),
     "auto-round of other bits": (ROUND, says(extra_config={Q: {"bits": 2}}), "says bits 2, and the arrays hold 4"),
     "auto-round of other groups": (ROUND, says(extra_config={".*q_proj": {"group_size": 64}}), "makes 1 groups of 64"),
-    "auto-round's AWQ of 3 bits": (ROUND_AWQ, array(".qweight", "I32", 64, 6), "which is not 4 to 7 bits"),
+    "auto-round's AWQ of 3 bits": (ROUND_AWQ, array(".qweight", "I32", 64, 6), "qweight has shape [64, 6]"),
     "AWQ of 5 bits by AutoAWQ": (ROUND_AWQ, says(quant_method="awq"), "which is not 4 bits"),
     "auto-round's AWQ, called of 4 bits": (ROUND_AWQ, says(bits=4), "says bits 4, and the arrays hold 5"),
     "words of 3 bits that are called 4": (WORDS3, weights(num_bits=4), "in 4 bits"),
