@@ -119,7 +119,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def torch_pickle(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
-    """BF16 tensors, each with a storage of its own."""
+    """BF16 or F32 tensors, each with a storage of its own."""
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -128,7 +128,8 @@ def torch_pickle(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -
         return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
     body = b""
-    for key, (name, (_, shape, data)) in enumerate(tensors.items()):
+    for key, (name, (dtype, shape, data)) in enumerate(tensors.items()):
+        kind, size = {"BF16": (b"BFloat16", 2), "F32": (b"Float", 4)}[dtype]
         strides, elements = [], 1
         for length in reversed(shape):
             strides.insert(0, elements)
@@ -136,10 +137,12 @@ def torch_pickle(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -
         storage = (
             b"("
             + text("storage")
-            + b"ctorch\nBFloat16Storage\n"
+            + b"ctorch\n"
+            + kind
+            + b"Storage\n"
             + text(str(key))
             + text("cpu")
-            + number(len(data) // 2)
+            + number(len(data) // size)
         )
         body += text(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"tQ" + number(0)
         body += b"(" + b"".join(map(number, shape)) + b"t(" + b"".join(map(number, strides)) + b"t\x89NtR"
@@ -184,6 +187,20 @@ def test_a_state_of_training_beside_it_is_no_model(tmp_path: Path) -> None:
     assert len(package.open_model(source).index.stored) == 20
 
 
+@pytest.mark.parametrize("name", ["llama-rslora", "llama-saved", "gpt2-dora"])
+def test_an_adapter_of_it_is_the_one_of_safetensors(ckconv: Callable[..., Result], tmp_path: Path, name: str) -> None:
+    source, made = FIXTURES / "lora" / name, tmp_path / "adapter"
+    made.mkdir()
+    shutil.copy(source / "adapter_config.json", made)
+    torch_pickle(made / "adapter_model.bin", views_of(source / "adapter_model.safetensors"))
+    done = ckconv("diff", made, source)
+    assert (done.code, "the same model" in done.out) == (0, True), done.err
+    done = ckconv("convert", made, f"{tmp_path}/out/", "--to", "peft")
+    assert done.code == 0, done.err
+    assert views_of(tmp_path / "out" / "adapter_model.safetensors") == views_of(source / "adapter_model.safetensors")
+    assert ckconv("verify", tmp_path / "out", made).code == 0
+
+
 # ---- what it must not do
 
 
@@ -195,6 +212,12 @@ def test_nothing_of_a_pickle_is_executed(ckconv: Callable[..., Result], tmp_path
     assert (run.code, "error[pt.pickle]" in run.err) == (3, True)
     assert "names posix.mkdir; only tensors are read, nothing is executed" in run.err
     assert not ran.exists()
+
+    (tmp_path / "adapter").mkdir()
+    shutil.copy(FIXTURES / "lora" / "llama-rslora" / "adapter_config.json", tmp_path / "adapter")
+    shutil.copy(path, tmp_path / "adapter" / "adapter_model.bin")
+    run = ckconv("inspect", tmp_path / "adapter")
+    assert (run.code, "names posix.mkdir" in run.err, ran.exists()) == (3, True, False)
 
 
 @pytest.mark.parametrize(

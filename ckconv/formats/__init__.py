@@ -288,7 +288,9 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "peft",
         (Output("peft", ("ckconv.formats.peft.plan", "PeftPlanner"), adapter=True),),
-        read_adapter=Reader(("ckconv.formats.peft.read", "open_peft"), frozenset({"base", "opener", "follow_links"})),
+        read_adapter=Reader(
+            ("ckconv.formats.checkpoints", "open_peft_adapter"), frozenset({"base", "opener", "follow_links"})
+        ),
         adapter_files=(PEFT_NAME, PEFT_PICKLE, ADAPTER_CONFIG),
     ),
 )

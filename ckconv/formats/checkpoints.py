@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.huggingface.read import index_checkpoint
@@ -14,6 +15,9 @@ from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, p
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.files import ByteSource
 from ckconv.io.json import parse_object
+
+if TYPE_CHECKING:
+    from ckconv.formats.safetensors.adapter import Opener
 
 
 def open_mlx(
@@ -50,6 +54,15 @@ def open_checkpoint(
     checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=_read_pytorch)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
     return replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts)
+
+
+def open_peft_adapter(
+    path: Path, *, opener: Opener, base: Path | None = None, follow_links: bool = False
+) -> TensorIndex:
+    """Read an adapter of peft, of safetensors or of ``torch.save``."""
+    from ckconv.formats.peft.read import open_peft
+
+    return open_peft(path, opener=opener, base=base, follow_links=follow_links, read_pickle=_read_pytorch)
 
 
 def _read_pytorch(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:

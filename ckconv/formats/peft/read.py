@@ -1,8 +1,8 @@
-"""peft adapters: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""peft adapters: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-A tensor is named ``base_model.model.PATH.ENDING`` after its module's path in the base model; the name of the adapter
-is not in it. Whole tensors (``modules_to_save``, biases, the embeddings that peft saves along) have no ending of
-their own. Named adapters lie in sub-directories.
+Or ``adapter_model.bin``, which ``torch.save`` wrote. A tensor is named ``base_model.model.PATH.ENDING`` after its
+module's path in the base model; the name of the adapter is not in it. Whole tensors (``modules_to_save``, biases, the
+embeddings that peft saves along) have no ending of their own. Named adapters lie in sub-directories.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorInde
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import TOKENS, PeftConfig, add_experts, read_peft_config
 from ckconv.formats.safetensors.adapter import Opener, adapter_index, check_fits, find_base
-from ckconv.formats.safetensors.container import pickle_refusal, read_safetensors
-from ckconv.formats.safetensors.files import regular_file
+from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
@@ -47,7 +46,9 @@ _COPIES = {
 _VECTORS = (Role.MAGNITUDE, Role.IA3, Role.BIAS)
 
 
-def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_links: bool = False) -> TensorIndex:
+def open_peft(
+    path: Path, *, opener: Opener, base: Path | None = None, follow_links: bool = False, read_pickle: PickleReader
+) -> TensorIndex:
     """Read an adapter's configuration and header.
 
     Args:
@@ -55,16 +56,17 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
         opener: opens a base model.
         base: the base model, if not where the adapter says it is.
         follow_links: links out of the directory are followed.
+        read_pickle: describes a file that ``torch.save`` wrote.
 
     Raises:
-        InputError: ``adapter.*`` or ``st.*``: malformed, or not made for this base.
-        UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``hf.pickle``.
+        InputError: ``adapter.*``, ``st.*`` or ``pt.*``: malformed, or not made for this base.
+        UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``pt.content``.
     """
     root = _root(path)
-    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, ADAPTER_CONFIG))
-    if weights is None:
-        if (root / PEFT_PICKLE).exists():
-            raise pickle_refusal(root, f"there is only {PEFT_PICKLE}, a pickle")
+    weights, pickled, config_path = (
+        regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, PEFT_PICKLE, ADAPTER_CONFIG)
+    )
+    if weights is None and pickled is None:
         raise InputError("adapter.config", f"there is no {PEFT_NAME}", path=root)
     if config_path is None:
         raise UnsupportedError(
@@ -73,7 +75,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
             path=root,
         )
     config = read_peft_config(config_path)
-    file = read_safetensors(weights)
+    file = read_weights(weights or root / PEFT_PICKLE, read_pickle)
     found_base = find_base(base, config.base_name, opener)
     model = found_base.config if found_base else None
     found, unknown, copies = _sorted(file.tensors)

@@ -281,7 +281,7 @@ def read_checkpoint_files(
     if chosen.index_path is None:
         linked = follow_links or chosen.weights == (path.name,)  # whoever names the link itself means it
         parts = [regular_file(root, name, follow_links=linked) or root / name for name in chosen.weights]
-        shards, notes = put_together([_read(part, read_pickle) for part in parts]), chosen.notes
+        shards, notes = put_together([read_weights(part, read_pickle) for part in parts]), chosen.notes
     else:
         shards, notes = _read_shards(root, chosen.index_path, names, follow_links, read_pickle)
     names = names or names_in(root)
@@ -430,7 +430,13 @@ def _pickles(names: tuple[str, ...]) -> list[str]:
     return next((some for some in chosen if some), [])
 
 
-def _read(path: Path, read_pickle: PickleReader | None) -> SafetensorsFile:
+def read_weights(path: Path, read_pickle: PickleReader | None) -> SafetensorsFile:
+    """Read the headers of one file of tensors, whatever wrote it.
+
+    Raises:
+        InputError: those of ``read_safetensors`` and ``read_pickle``.
+        UnsupportedError: ``hf.pickle``, those of ``read_pickle``.
+    """
     if not is_pickle(path.name):
         return read_safetensors(path)
     if read_pickle is None:
@@ -471,7 +477,7 @@ def _read_shards(
 def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) -> SafetensorsFile | None:
     """One shard; ``None`` with a fault noted for a git-lfs pointer, of which a checkpoint often has many."""
     try:
-        return _read(path, read_pickle)
+        return read_weights(path, read_pickle)
     except InputError as error:
         if error.code != "st.lfs-pointer":
             raise
