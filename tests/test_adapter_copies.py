@@ -252,6 +252,14 @@ def test_trainable_tokens_that_peft_loads_otherwise_are_refused(
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize("method", ["TRAINABLE_TOKENS", "IA3"])
+def test_matrices_of_lora_are_none_of_another_method(tmp_path: Path, method: str) -> None:
+    source = adapter(tmp_path, {}, peft_type=method)
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    assert "has tensors of another method than its configuration's" in str(caught.value)
+
+
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of the two libraries about each other
 @pytest.mark.filterwarnings("ignore:Model with")  # peft, of a tied base

@@ -161,6 +161,11 @@ def test_an_archive_of_a_checkpoint_or_of_a_file(tmp_path: Path, ckconv: Run) ->
         assert ckconv("verify", f"{tmp_path}/{source.name}.mlx", archive).code == 0
 
 
+def twice(archive: tarfile.TarFile) -> None:
+    for data in (b"abc", b"abd"):
+        member("m.gguf", data=data)(archive)
+
+
 def member(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"abc", link: str = "") -> Callable[[Any], None]:
     def add(archive: tarfile.TarFile) -> None:
         info = tarfile.TarInfo(name)
@@ -181,6 +186,7 @@ MEMBERS = {
     "a FIFO": (member("m.gguf", tarfile.FIFOTYPE), "which is a link or no regular file"),
     "a directory alone": (member("m", tarfile.DIRTYPE), "holds no file"),
     "no model": (member("a.txt"), "a.txt"),
+    "one name for two files": (twice, "holds 'm.gguf' twice"),
 }
 
 
@@ -191,6 +197,16 @@ def test_an_archive_that_is_no_model(tmp_path: Path, ckconv: Run, name: str) -> 
         add(archive)
     done = ckconv("inspect", tmp_path / "m.tar")
     assert (done.code, sentence in done.err) == (3, True), done.err
+
+
+@pytest.mark.parametrize("size", [b"\x80" + b"\xff" * 11, b"\x80\0\0\0\x7f" + b"\xff" * 7, b"77777777777\0"])
+def test_a_size_that_no_file_has(tmp_path: Path, ckconv: Run, size: bytes) -> None:
+    data = bytearray(tarred(tmp_path / "m.tar", HF).read_bytes())
+    data[124:136], data[148:156] = size, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "m.tar").write_bytes(data)
+    done = ckconv("inspect", tmp_path / "m.tar")
+    assert (done.code, "tar.members" in done.err) == (3, True), done.err
 
 
 @pytest.mark.parametrize("length", [600, 1000, 40_000, 150_000])
@@ -311,3 +327,19 @@ def test_compressed_arrays_are_refused_with_a_way_out(tmp_path: Path, ckconv: Ru
     np.savez_compressed(tmp_path / "m.npz", a=values(3, 4))
     done = ckconv("inspect", tmp_path / "m.npz")
     assert (done.code, "has compressed or encrypted members" in done.err) == (3, True), done.err
+
+
+def test_members_of_a_zip_that_lie_beyond_it_or_over_each_other(tmp_path: Path, ckconv: Run) -> None:
+    np.savez(tmp_path / "sound.npz", a=values(3, 4), b=values(3, 4))
+    sound = (tmp_path / "sound.npz").read_bytes()
+    first = sound.index(b"PK\1\2")
+    second = sound.index(b"PK\1\2", first + 1)
+    for place, sentence in (
+        (b"\xff\xff\xff\x7f", "members lie over each other"),
+        (sound[first + 42 : first + 46], "members lie over each other"),
+        (first.to_bytes(4, "little"), "members lie over each other"),
+        ((first - 8).to_bytes(4, "little"), "is not what its directory says"),
+    ):
+        (tmp_path / "m.npz").write_bytes(sound[: second + 42] + place + sound[second + 46 :])
+        done = ckconv("inspect", tmp_path / "m.npz")
+        assert (done.code, sentence in done.err) == (3, True), done.err

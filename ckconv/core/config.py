@@ -28,7 +28,7 @@ class Cause(Enum):
 
 
 class Modifier(str):
-    """What changes the computation: "key = value" of the source."""
+    """A key that changes the computation: "key = value" of the source."""
 
     cause: Cause
 

@@ -269,9 +269,10 @@ class Layout:
 
 
 def stored_order(layout: Layout, other: Layout) -> Layout | None:
-    """Where ``layout`` stores the elements that ``other`` stores one after the other, rows and columns as stored there.
+    """Return ``layout`` with rows and columns in the order of ``other``.
 
-    Blocks are made of elements in that order. ``None`` where an axis of the one runs over several of the other.
+    Elements that ``other`` stores one after the other are neighbors, as blocks have them. ``None`` where an axis of the
+    one runs over several of the other.
     """
     if len(layout.strips) > 1 or len(other.strips) > 1 or other.strips[0].first:
         return None

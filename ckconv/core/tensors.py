@@ -520,7 +520,9 @@ def blocks_apart(dtype: DType, layout: Layout) -> str:
 
 
 def quantized_order(source: Tensor, dtype: DType, layout: Layout) -> tuple[Tensor, Layout] | None:
-    """The order in which blocks of floats are made that a layout tears apart: that in which they are stored.
+    """Source and layout in stored order, where blocks run over rows.
+
+    Floats are quantized in the order in which a file stores them.
 
     Returns:
         The source and the layout of its blocks, both with stored rows and columns for canonical ones; ``None`` where

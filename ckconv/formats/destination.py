@@ -219,7 +219,10 @@ _FLAG, _TO = re.compile(r"--[a-z][a-z-]*"), re.compile(r"--to ([a-z-]+)")
 
 
 def followable(hint: str, place: Destination, options: Options) -> str:
-    """A hint, with what else of the command must go: flags that exclude its flags, a name that says another format."""
+    """A hint, with the flags and the name that must go with it.
+
+    Flags that exclude its flags, and a name that says another format.
+    """
     flags = set(_FLAG.findall(hint))
     named = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]

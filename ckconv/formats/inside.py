@@ -19,7 +19,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.metadata import CONFIG_NAME
@@ -34,6 +34,8 @@ from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.pieces import Part, Pieces
 
+#: Bytes of an extended header of a tar archive: of a long name, for instance.
+_MAX_HEADER = 1 << 20
 #: Files of an archive: a model has hundreds at most.
 _MEMBERS = 10_000
 
@@ -115,12 +117,27 @@ def _elements(shape: tuple[int, ...]) -> int:
     return elements
 
 
+class _Headers:
+    """A file that gives short pieces only.
+
+    A header of a tar archive may claim any size.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self.seek, self.tell = raw, raw.seek, raw.tell
+
+    def read(self, nbytes: int) -> bytes:
+        if nbytes > _MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {nbytes:,} bytes; {_MAX_HEADER:,} are allowed")
+        return self._raw.read(nbytes)
+
+
 def _tar(path: Path, source: FileSource) -> Path:
     """The files of an archive, without the directory that all of them are in."""
     extents: dict[str, Extent] = {}
     with open(path, "rb") as raw:
         try:
-            with tarfile.open(fileobj=raw, mode="r:") as archive:
+            with tarfile.open(fileobj=_Headers(raw), mode="r:") as archive:  # type: ignore[call-overload]
                 for number, member in enumerate(archive):
                     if number >= _MEMBERS:
                         message = f"holds more than {_MEMBERS:,} files, which is not a model"
@@ -130,13 +147,17 @@ def _tar(path: Path, source: FileSource) -> Path:
                             continue
                         message = f"holds {quoted(member.name)}, which is a link or no regular file"
                         raise InputError("tar.members", message, path=path, hint="pack the files that links lead to")
-                    extents[_member_name(member.name, path)] = Extent(path, member.offset_data, member.size)
-        except tarfile.TarError as error:
+                    name = _member_name(member.name, path)
+                    if name in extents:
+                        raise InputError("tar.members", f"holds {quoted(name)} twice", path=path)
+                    if not 0 <= member.size <= source.size - member.offset_data:
+                        message = f"ends within {quoted(name)}; the download looks truncated"
+                        raise InputError("tar.members", message, path=path)
+                    extents[name] = Extent(path, member.offset_data, member.size)
+        except (tarfile.TarError, ValueError) as error:  # ValueError: a size that no file has
             raise InputError("tar.members", f"is no sound tar archive ({error})", path=path) from None
-    beyond = next((name for name, (_, at, nbytes) in extents.items() if at + nbytes > source.size), "")
-    if beyond or not extents:
-        message = f"ends within {quoted(beyond)}; the download looks truncated" if beyond else "holds no file"
-        raise InputError("tar.members", message, path=path)
+    if not extents:
+        raise InputError("tar.members", "holds no file", path=path)
     directory = standing(str(path), path.stem or "model", {name: Pieces([part]) for name, part in extents.items()})
     tops = {PurePosixPath(name).parts[0] for name in extents}
     return directory / tops.pop() if len(tops) == 1 else directory

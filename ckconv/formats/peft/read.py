@@ -202,7 +202,7 @@ def _add(
         collector.faults.add("adapter.scale", message, tensor=module)
     given = "rank_pattern" if rank != config.rank else "r"
     # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
-    stated = None if bare and not config.selection.holds(module) else rank
+    stated = None if config.method != "LORA" or (bare and not config.selection.holds(module)) else rank
     collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding, outputs=outputs)
 
 

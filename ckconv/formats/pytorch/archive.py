@@ -13,6 +13,7 @@ Sources: ``torch/serialization.py``; PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping
 from struct import Struct
@@ -45,12 +46,17 @@ class Saved(NamedTuple):
 
 
 class Member(NamedTuple):
-    """Entry of a zip archive's directory."""
+    """Entry of a zip archive's directory.
+
+    Attributes:
+        end: where the next member, or the directory, begins.
+    """
 
     offset: int
     nbytes: int
     method: int
     flags: int
+    end: int = 0
 
 
 def read_saved(source: ByteSource) -> Saved:
@@ -101,10 +107,12 @@ def member_extent(source: ByteSource, member: Member) -> Extent:
     """The bytes of a member, which lie behind a header of their own."""
     if member.method or member.flags & _ENCRYPTED:
         raise Malformed("has compressed or encrypted members: save it without")
-    magic, flags, method, name, extra = _LOCAL.unpack(source.read_at(member.offset, _LOCAL.size))
+    head = (
+        source.read_at(member.offset, _LOCAL.size) if member.offset + _LOCAL.size <= member.end else bytes(_LOCAL.size)
+    )
+    magic, flags, method, name, extra = _LOCAL.unpack(head)
     start = member.offset + _LOCAL.size + name + extra
-    size = source.size or 0
-    if magic != b"PK\3\4" or method != member.method or flags & _ENCRYPTED or start + member.nbytes > size:
+    if magic != b"PK\3\4" or method != member.method or flags & _ENCRYPTED or start + member.nbytes > member.end:
         raise Malformed(f"has a member at byte {member.offset:,} that is not what its directory says")
     return Extent(source.path, start, member.nbytes)
 
@@ -145,7 +153,11 @@ def members_of(source: ByteSource) -> dict[str, Member]:
         if name in found or (plain != stored and not method):
             raise Malformed(f"has a zip directory with {name!r} twice, or of two sizes")
         found[name] = Member(local, plain, method, flags)
-    return found
+    places = sorted({member.offset for member in found.values()} | {offset})
+    if len(places) <= len(found) or places[-1] != offset:
+        raise Malformed("has a zip directory whose members lie over each other")
+    ends = dict(itertools.pairwise(places))
+    return {name: member._replace(end=ends[member.offset]) for name, member in found.items()}
 
 
 def _wide(extra: bytes) -> Any:
