@@ -1,4 +1,7 @@
-"""Write ckconv/families/modules.json anew, the paths of all modules: to be run when a family file changes."""
+"""Write ckconv/families/index.json and modules.json anew, what the families are called and the paths of their modules.
+
+To be run when a family file changes.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ckconv.families import catalog, modules
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.modules import INDEX, document_of, modules_of
 
 
 def written(value: object, depth: int = 0) -> str:
@@ -22,10 +25,12 @@ def written(value: object, depth: int = 0) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def text() -> str:
-    """The file as it should be."""
-    return written(document_of(modules_of(FAMILIES[name] for name in FAMILIES))) + "\n"
+def main() -> None:
+    """Write both; the families are those of the first."""
+    catalog.INDEX.write_text(written(catalog.index_of_files()) + "\n")
+    paths = modules.modules_of(FAMILIES[name] for name in FAMILIES)
+    modules.INDEX.write_text(written(modules.document_of(paths)) + "\n")
 
 
 if __name__ == "__main__":
-    INDEX.write_text(text())
+    main()

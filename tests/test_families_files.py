@@ -14,6 +14,7 @@ import pytest
 from family_cases import ROOT
 from family_cases import families as with_cases
 
+from ckconv.families import catalog
 from ckconv.families.catalog import FAMILIES, Family
 from ckconv.families.fields import has_section
 from ckconv.families.merge import FOLDER
@@ -68,6 +69,11 @@ def test_a_file_is_found_however_its_tables_are_written(path: Path) -> None:
     said = tomllib.loads(text)
     assert has_section(text, "huggingface") == ("huggingface" in said)
     assert all(has_section(text, name) for name, table in said.items() if isinstance(table, dict))
+
+
+def test_the_index_has_what_the_families_are_called() -> None:
+    """A family that is not in it is not known: python scripts/record_modules.py writes it anew."""
+    assert json.loads(catalog.INDEX.read_bytes()) == catalog.index_of_files()
 
 
 def test_the_index_of_modules_is_what_the_families_say() -> None:

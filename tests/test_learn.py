@@ -17,27 +17,40 @@ from safetensors.numpy import load_file, save_file
 import ckconv
 from ckconv.errors import CkconvError, InputError
 from ckconv.families import catalog
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.merge import FOLDER
+from ckconv.families.own import Index
 from ckconv.formats.detect import open_index
 from ckconv.learning.check import check
 from ckconv.learning.learn import learn
 from ckconv.learning.pair import Pair
 from ckconv.options import Options
 
-SHIPPED = dict(catalog._texts())
+SHIPPED = {name: (FOLDER / f"{name}.toml").read_text("utf-8") for name in FAMILIES}
+
+SHIPPED_INDEX = catalog._index()
 
 #: Families whose files come out right, held out with all that extend them -> what theirs then extends.
 LEARNED = ["arcee", "cohere", "exaone4", "glm4_moe", "granitemoe", "internlm3", "mixtral", "olmo", "olmo2", "qwen3"]
 
 
-def without(name: str) -> dict[str, str]:
-    """The shipped files but this one and those that extend it."""
+def without(name: str) -> Index:
+    """What the shipped families are called but this one and those that extend it."""
     hidden = {name}
     while True:
         parents = {n: tomllib.loads(text).get("extends", []) for n, text in SHIPPED.items() if n not in hidden}
         more = {n for n, said in parents.items() if hidden & set(said if isinstance(said, list) else [said])}
         if not more:
-            return {n: text for n, text in SHIPPED.items() if n not in hidden}
+            kept = {key: {word: [n for n in names if n not in hidden] for word, names in words.items()}
+                    for key, words in SHIPPED_INDEX.items()}  # fmt: skip
+            return {key: {word: names for word, names in words.items() if names} for key, words in kept.items()}
         hidden |= more
+
+
+def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a family not be known, nor those that extend it."""
+    index = without(name)
+    monkeypatch.setattr(catalog, "_index", lambda: index)
 
 
 def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -52,7 +65,7 @@ def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
 def held_out(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
     """Learn a family from its first case: the file, and what it makes of the others."""
     pairs = list(pairs_of(name, folder))
-    monkeypatch.setattr(catalog, "_texts", lambda: without(name))
+    hide(name, monkeypatch)
     try:
         text = learn(pairs[:1], "new").text
     except CkconvError as error:
@@ -88,7 +101,7 @@ def test_no_family_is_learned_wrong_in_silence(name: str, tmp_path: Path, monkey
 
 def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = list(pairs_of("olmo2", tmp_path))
-    monkeypatch.setattr(catalog, "_texts", lambda: without("olmo2"))
+    hide("olmo2", monkeypatch)
 
     one, both = (tomllib.loads(learn(pairs[:n], "new").text)["config"]["seen"] for n in (1, 2))
 
@@ -102,7 +115,7 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     found = next(pairs_of("olmo2", tmp_path))
-    monkeypatch.setattr(catalog, "_texts", lambda: without("olmo2"))
+    hide("olmo2", monkeypatch)
     return found
 
 
@@ -181,7 +194,7 @@ def test_inspect_of_an_unknown_architecture_gives_the_command(pair: tuple[Path, 
 
 def test_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
     source, model = next(pairs_of("qwen3", tmp_path))
-    monkeypatch.setattr(catalog, "_texts", lambda: without("qwen3"))
+    hide("qwen3", monkeypatch)
     command = ("learn", source, model, "-o", tmp_path / "new.toml", "--json")
 
     asked = ckconv(*command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,15 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from ckconv.families.catalog import INDEX
+
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
 
-#: Runs the command line, then names on the last two lines of stderr the families that were read, and the packages that
-#: were imported.
+#: Runs the command line, then names on the last three lines of stderr the family files that were opened, the families
+#: that were read, and the packages that were imported.
 PROGRAM = """
 import sys
+opened = {}
+sys.addaudithook(lambda event, said: event == "open" and opened.update({str(said[0]).rpartition("/")[2]: None}))
 from ckconv.__main__ import run
 status = run(sys.argv[1:])
 catalog = sys.modules.get("ckconv.families.catalog")
+print(*(name for name in opened if name.endswith(".toml")), file=sys.stderr)
 print(*(catalog.FAMILIES._loaded if catalog else ()), file=sys.stderr)
 print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
 sys.exit(status)
@@ -112,6 +118,18 @@ def test_a_conversion_reads_one_family_however_many_there_are(
     """Four families have that architecture in GGUF."""
     done = run("convert", fixtures / source, f"{tmp_path}/{out}")
     assert (done.returncode, done.stderr.splitlines()[-2].split()) == (0, ["llama"])
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "word"),
+    [(MODEL, "arch", "llama"), ("hf/llama-tied-bf16", "model_type", "llama"), ("zoo/olmo2", "model_type", "olmo2")],
+)
+def test_only_families_that_say_the_word_are_opened(fixtures: Path, source: str, key: str, word: str) -> None:
+    """An index has what all are called: start-up takes as long with 500 of them."""
+    index = json.loads(INDEX.read_bytes())
+    done = run("inspect", fixtures / source)
+    opened = {name.removesuffix(".toml") for name in done.stderr.splitlines()[-3].split()} & index["family"].keys()
+    assert (done.returncode, word in opened, opened <= set(index[key][word])) == (0, True, True)
 
 
 @pytest.mark.parametrize(

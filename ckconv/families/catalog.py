@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +15,26 @@ from typing import Any
 from ckconv.families.expressions import ExpressionError, parse
 from ckconv.families.fields import has_section, listed
 from ckconv.families.merge import FOLDER, read_file
-from ckconv.families.own import in_force, own_files
+from ckconv.families.own import Index, in_force, own_files
 from ckconv.families.presence import used
 from ckconv.families.schema import Family, load
 
 _SUFFIX = ".toml"
+
+
+#: What every shipped file says that it is: words of ``general.architecture``, ``model_type`` and ``architectures``, and
+#: the bump engines that load it, each with the families that say so; ``scripts/record_modules.py`` writes it.
+INDEX = FOLDER / "index.json"
+
+#: Words of the index -> the section of a family file that has them.
+_SECTIONS = {"arch": "gguf", "model_type": "huggingface", "class": "huggingface"}
+
+
+def checksum_of_files() -> int:
+    """CRC-32 of all shipped files and their names."""
+    from zlib import crc32
+
+    return crc32("\0".join(text for file in _files().items() for text in file).encode())
 
 
 @cache
@@ -33,17 +48,26 @@ def _files() -> dict[str, str]:
     return found
 
 
-def checksum_of_files() -> int:
-    """CRC-32 of all shipped files and their names."""
-    from zlib import crc32
-
-    return crc32("\0".join(text for file in _files().items() for text in file).encode())
-
-
 @cache
-def _texts() -> dict[str, str]:
-    """Name of a shipped family -> its file; fragments, which are only extended, have no class of their own."""
-    return {name: text for name, text in _files().items() if has_section(text, "huggingface")}
+def _index() -> Index:
+    found: Index = json.loads(INDEX.read_bytes())
+    return found
+
+
+def index_of_files() -> Index:
+    """The index as it should be; fragments, which are only extended, have no class and are not in it."""
+    families = {name: load(FOLDER / f"{name}{_SUFFIX}") for name, text in _files().items()
+                if has_section(text, "huggingface")}  # fmt: skip
+    found: dict[str, dict[str, list[str]]] = {"family": {name: [name] for name in families}}
+    found |= {key: {} for key in (*_SECTIONS, "engine")}
+    for name, family in families.items():
+        for key, section in _SECTIONS.items():
+            for word in listed(read_file(family.path).get(section, {}).get(key, [])):
+                found[key].setdefault(word, []).append(name)
+        for engine in family.engines:
+            if _has_templates(family, engine):
+                found["engine"].setdefault(engine, []).append(name)
+    return {key: dict(sorted(words.items())) for key, words in found.items()}
 
 
 def _own_table(name: str) -> dict[str, Any]:
@@ -52,18 +76,11 @@ def _own_table(name: str) -> dict[str, Any]:
     return own[name] if name in own else read_file(FOLDER / f"{name}{_SUFFIX}")
 
 
-def _naming(word: str, section: str, key: str) -> Iterator[str]:
-    """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
+def _naming(word: str, key: str) -> Iterator[str]:
+    """Families whose own file has this word under a key of the index, a user's first."""
     own = own_files().tables
-    row = re.compile(rf'^{section}(?: = .*\b|\.){key} = (\[[^\]]*\]|"[^"]*"(?!"))', re.MULTILINE)
-
-    def may_name(text: str) -> bool:
-        found = row.search(text)
-        return f'"{word}"' in (found[1] if found else text)
-
-    for name in (*own, *(name for name, text in _texts().items() if name not in own and may_name(text))):
-        if word in listed(_own_table(name).get(section, {}).get(key, [])):
-            yield name
+    yield from (name for name, table in own.items() if word in listed(table.get(_SECTIONS[key], {}).get(key, [])))
+    yield from (name for name in _index()[key].get(word, ()) if name not in own)
 
 
 #: The file that families extend; no family of its own.
@@ -81,19 +98,19 @@ class Catalog(Mapping[str, Family]):
         if name in own:
             return own[name]
         if name not in self._loaded:
-            if name not in _texts():
+            if name not in _index()["family"]:
                 raise KeyError(name)
             self._loaded[name] = load(FOLDER / f"{name}{_SUFFIX}")
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in _texts() or name in own_files().families
+        return name in _index()["family"] or name in own_files().families
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*_texts(), *own_files().families)))
+        return iter(dict.fromkeys((*_index()["family"], *own_files().families)))
 
     def __len__(self) -> int:
-        return len(_texts().keys() | own_files().families.keys())
+        return len(_index()["family"].keys() | own_files().families.keys())
 
 
 FAMILIES = Catalog()
@@ -102,18 +119,18 @@ FAMILIES = Catalog()
 @contextmanager
 def own_families(paths: Sequence[Path]) -> Iterator[None]:
     """Let a user's own files count until the end of the block, and no others; see :func:`own.in_force`."""
-    with in_force(paths, _texts() if paths else {}):
+    with in_force(paths, _index() if paths else {}):
         yield
 
 
 def text_of(name: str) -> str | None:
     """A shipped family's file; ``None`` where there is none."""
-    return _texts().get(name)
+    return _files()[name] if name in _index()["family"] else None
 
 
 def families_of_gguf(architecture: str) -> list[Family]:
     """The families of a ``general.architecture``; several where it has dense models and mixtures of experts."""
-    return [FAMILIES[name] for name in _naming(architecture, "gguf", "arch")]
+    return [FAMILIES[name] for name in _naming(architecture, "arch")]
 
 
 def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | None:
@@ -123,20 +140,20 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
         has: the metadata has this key, after the architecture's prefix, and it says something; behind ``=``: there is a
             tensor of this name.
     """
-    named = _named(architecture, "gguf", "arch")
+    named = _named(architecture, "arch")
     if named is not None:
         return named
-    for name in _naming(architecture, "gguf", "arch"):
+    for name in _naming(architecture, "arch"):
         condition = _own_table(name)["gguf"].get("match")
         if condition is None or parse(condition).value({"has": has}):
             return FAMILIES[name]
     return None
 
 
-def _named(word: str, section: str, key: str) -> Family | None:
+def _named(word: str, key: str) -> Family | None:
     """The shipped family as which a user wants a model to be read: one with this word, or else the only one."""
     own = own_files()
-    fitting = [name for name in own.named if word in listed(_own_table(name).get(section, {}).get(key, []))]
+    fitting = [name for name in own.named if word in listed(_own_table(name).get(_SECTIONS[key], {}).get(key, []))]
     alone = own.named if len(own.named) == 1 and not own.families else ()
     return next((FAMILIES[name] for name in (*fitting, *alone)), None)
 
@@ -168,12 +185,14 @@ def _is_told(family: Family) -> bool:
 
 
 def families_of_engine(engine: str) -> list[Family]:
-    """The families that an engine has templates for; files without a row of the engine are not read."""
-    own = own_files().families
-    row = re.compile(rf'^(\[engines\.{engine}\]|(engines\.)?{engine}(\.| = (?!"absent")))', re.MULTILINE)
-    named = [FAMILIES[name] for name in FAMILIES if name in own or row.search(_texts()[name])]
-    rows = [(family, family.engines.get(engine)) for family in named]
-    return [family for family, row in rows if row is not None and not row.absent and not row.written_as]
+    """The families that an engine has templates for; no other file is read."""
+    named = dict.fromkeys((*_index()["engine"].get(engine, ()), *own_files().families))
+    return [family for family in map(FAMILIES.__getitem__, named) if _has_templates(family, engine)]
+
+
+def _has_templates(family: Family, engine: str) -> bool:
+    row = family.engines.get(engine)
+    return row is not None and not row.absent and not row.written_as
 
 
 def family_without_name(engine: str, present: Collection[str]) -> str:
@@ -195,10 +214,10 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
             an empty file without it.
     """
     said = defaultdict(lambda: None, document or {})
-    named = _named(model_type, "huggingface", "model_type") if document is not None else None
+    named = _named(model_type, "model_type") if document is not None else None
     if named is not None:
         return named
-    for name in _naming(model_type, "huggingface", "model_type"):
+    for name in _naming(model_type, "model_type"):
         condition = _own_table(name)["huggingface"].get("match")
         with suppress(ExpressionError):  # a key that tells families apart may hold anything
             if condition is None or parse(condition).value(said):
@@ -212,7 +231,7 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
     classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
     said = defaultdict(lambda: None, document)
     found = []
-    for name in (family for word in classes for family in _naming(word, "huggingface", "class")):
+    for name in (family for word in classes for family in _naming(word, "class")):
         condition = _own_table(name)["huggingface"].get("match")
         with suppress(ExpressionError):
             if condition is None or parse(condition).value(said):

@@ -32,6 +32,10 @@ _MOST_KEYS = 10
 _HAS = r"has\(\s*(['\"])(.*?)\1\s*\)"
 
 
+#: ``arch``, ``model_type``, ``class``, ``engine`` or ``family`` -> word -> the shipped families that say it.
+Index = Mapping[str, Mapping[str, Sequence[str]]]
+
+
 class OwnFiles(NamedTuple):
     """The files that count.
 
@@ -63,11 +67,11 @@ def is_name(path: Path) -> bool:
 
 
 @contextmanager
-def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None]:
+def in_force(paths: Sequence[Path], shipped: Index) -> Iterator[None]:
     """Let these files count, instead of any others; without a path, what counts already goes on to.
 
     Args:
-        shipped: the texts of the shipped families; only those that a claim is about are parsed.
+        shipped: what the shipped families claim; only those that a claim is about are read.
 
     Raises:
         InputError: ``family.file``, a file is malformed, or claims what it does not say that it changes.
@@ -85,7 +89,7 @@ def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None
         _COUNTING.reset(token)
 
 
-def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
+def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
     import hashlib
 
     families: dict[str, Family] = {}
@@ -93,10 +97,10 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
     digests: dict[str, str] = {}
     named = tuple(str(path) for path in dict.fromkeys(paths) if is_name(path))
     for name in named:
-        if name not in shipped:
+        if name not in shipped["family"]:
             message = f"--family {name}: neither one of the families that ckconv formats lists, nor a .toml file"
             raise UsageError("usage.flag", message)
-        digests[name] = hashlib.sha256(shipped[name].encode()).hexdigest()
+        digests[name] = hashlib.sha256((FOLDER / f"{name}.toml").read_bytes()).hexdigest()
     for path in (path for path in dict.fromkeys(paths) if not is_name(path)):
         name, table = path.stem, read_file(path)
         if not re.fullmatch(_NAME, name):
@@ -108,10 +112,10 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
         for other, theirs in tables.items():
             for claim in _claims(path, name, table, other, theirs):
                 raise fault(path, f"{claim}, and so does {families[other].path}")
-        words = _words(table, "huggingface", "model_type") | _words(table, "gguf", "arch")
-        for other, text in shipped.items():
-            if other in parents or not (other == name or any(f'"{word}"' in text for word in words)):
-                continue
+        claimed = {*shipped["family"].get(name, ())}
+        for section, key in (("huggingface", "model_type"), ("gguf", "arch")):
+            claimed |= {other for word in _words(table, section, key) for other in shipped[key].get(word, ())}
+        for other in sorted(claimed - set(parents)):
             theirs = read_file(FOLDER / f"{other}.toml")
             theirs = {**theirs, "gguf": {}} if other in over else theirs
             for claim in _claims(path, name, table, other, theirs):
