@@ -106,6 +106,9 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
             f"  {pair}made {what}: GGUF {forth.tensors}/{forth.total}, keys {forth.keys}/{forth.of};"
             f" back {back.tensors}/{back.total}, keys {back.keys}/{back.of}"
         )
+    near = sum(len(way.near) for each in found.checked for way in (each.forth, each.back))
+    if near:
+        lines.append(f"  {near} of them are computed (1 + w, -exp(w)) and differ in the last bits")
     lines += [f"  ? {question.text}" for question in found.questions]
     if found.closed:
         lines.append(f"  refused with another value: {', '.join(found.closed)}")
@@ -121,7 +124,13 @@ def _document(found: Learned, output: Path) -> dict[str, Any]:
         "tensors": {"traced": found.traced, "of": found.total},
         "pairs": [
             {
-                way: {"tensors": one.tensors, "of": one.total, "keys": one.keys, "of_keys": one.of}
+                way: {
+                    "tensors": one.tensors,
+                    "of": one.total,
+                    "near": len(one.near),
+                    "keys": one.keys,
+                    "of_keys": one.of,
+                }
                 for way, one in (("gguf", each.forth), ("checkpoint", each.back))
             }
             for each in found.checked

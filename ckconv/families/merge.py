@@ -329,8 +329,9 @@ def _unread(cell: Any) -> bool:
 
 def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any:
     """One row over an inherited one: field by field, and cells of one kind field by field, too."""
-    if not isinstance(before, dict) or not isinstance(row, dict):
+    if not isinstance(row, dict):
         return row
+    before = before if isinstance(before, dict) else {}
     result = {**before, **row}
     if "value" in row and "default" not in row:
         result.pop("default", None)

@@ -103,7 +103,8 @@ class Guess(Mapping[str, Any]):
 
     def kind(self, expression: Expression, layer: int) -> bool:
         """Whether a layer is of a kind."""
-        return bool(expression.value(_Kinds(self, layer)))
+        value = expression.value(_Kinds(self, layer))
+        return bool(value[layer] if isinstance(value, list) else value)
 
 
 class _With(Mapping[str, Any]):

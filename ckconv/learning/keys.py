@@ -74,9 +74,12 @@ class Keys:
         self.explained: set[str] = set()
         self._claimed: set[str] = set()
         self._tied: set[str] = set()
+        self._given: set[str] = set()
+        self._repeated: set[str] = set()
         self._open: set[str] = set()
         self._mine = [Guess(base, pair, "hf") for pair in pairs]
         self._theirs: dict[tuple[str, int], Guess] = {}
+        self._foreign = rows.foreign
         for name, family in rows.foreign.items():
             self._adopt(self._families[family], name)
         for key in dict.fromkeys(key for pair in pairs for key in pair.keys):
@@ -94,6 +97,11 @@ class Keys:
     def _keyed(self, row: Parameter) -> list[ParameterCell]:
         return [cell for cell in row.key_cells("hf") if any(_has(pair, cell.key) for pair in self._pairs)]
 
+    def _looked_at(self, row: Parameter) -> list[str]:
+        """Keys of config.json that tell the parameter: not those that count only where no other does."""
+        cells = self._keyed(row)
+        return [cell.key for cell in [cell for cell in cells if not cell.instead] or cells]
+
     def _agrees(self, family: Family, name: str, key: str) -> bool:
         """The parameter as config.json says it, written under the key, is what every file has there."""
         for n, pair in self._said(key):
@@ -107,6 +115,9 @@ class Keys:
                 stored = guess.with_it(cell.write, value) if cell.write else value
             except FAILS:
                 return False
+            back = Guess(family, pair, "gguf")[name]
+            if back is not None and not same(value, back):
+                return False
             words = {theirs: own for own, theirs in cell.words.items()}
             stored = words.get(stored, stored) if isinstance(stored, str) else stored
             if stored is None or not same(stored, pair.keys[key]):
@@ -118,19 +129,31 @@ class Keys:
                   for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
         others = [name for name, row in self._base.parameters.items()
                   for cell in row.key_cells("gguf") if cell.key == key and cell.alias]  # fmt: skip
+        foreign = {name: self._families[family] for name, family in self._foreign.items()}
+        adopted = {name: family for name, family in foreign.items()
+                   if any(cell.key == key for cell in family.parameters[name].key_cells("gguf"))}  # fmt: skip
+        for name, family in adopted.items():
+            if self._agrees(family, name, key):
+                self._explain(family, name, key)
+                return
         for name in owners:
             if self._agrees(self._base, name, key):
                 self._explain(self._base, name, key)
+                self._written(key, name, self._base, name)
                 return
         if key == "vocab_size" and "vocabulary" in self._base.parameters:
             self._explain(self._base, "vocabulary", key)
             return
+        owners = [*adopted, *owners]
         found = self._of_others(key, owners + others)
         if found is not None:
             family, name = found
             called = (*owners, *others, name)[0]
+            if called in adopted:
+                del self.parameters[called]
             self._adopt(family, name, called)
             self._explain(family, name, key)
+            self._written(key, called, family, name)
             for n, pair in self._said(key):
                 self._mine[n].told(called, Guess(family, pair, "hf")[name])
             return
@@ -143,6 +166,15 @@ class Keys:
         self._by_value(key, name)
         for n, pair in self._said(key):
             self._mine[n].told(name, pair.keys[key])
+
+    def _written(self, key: str, name: str, family: Family, theirs: str) -> None:
+        """Add the key to a parameter that writes others: two keys of one number."""
+        row = self.parameters.get(name)
+        cells = row.get("gguf") if isinstance(row, dict) else None
+        if cells is not None and not any(_key(cell).partition(":")[0] == key for cell in cells):
+            raw = self._tables[family.name]["parameters"][theirs]["gguf"]
+            raw = raw if isinstance(raw, list) else [raw]
+            cells += [cell for cell in raw if _key(cell).partition(":")[0] == key][:1]
 
     def _typed(self, key: str) -> str:
         kind = self._said(key)[0][1].types[key]
@@ -177,9 +209,8 @@ class Keys:
                     rows[other] = family.parameters[other]
                     todo.append(rows[other])
         for each in rows.values():
-            keys = [cell.key for cell in self._keyed(each)]
-            self._claimed.update(keys)
-            self._open.update(keys)
+            self._claimed.update(cell.key for cell in self._keyed(each))
+            self._open.update(self._looked_at(each))
 
     def _of_others(self, key: str, preferred: Sequence[str]) -> tuple[Family, str] | None:
         """A shipped family's row that says what every pair has."""
@@ -219,7 +250,11 @@ class Keys:
         alike = [
             one for one in self._pairs[0].flat if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)
         ]
-        alike = [one for one in alike if not self._harmless(one)]
+        alike = [
+            one for one in alike if not self._harmless(one) and self._free(one) and not self._says_another(one, key)
+        ]
+        if type != "f32":
+            alike = [one for one in alike if not isinstance(self._pairs[0].flat.get(one), float)]
         alike.sort(key=lambda one: (-len(_words(one) & _words(key)), one in self._claimed, len(one)))
         differs = len({json.dumps(pair.keys[key]) for _, pair in said}) > 1
         telling = type not in ("bool", "str") and not isinstance(value, bool) and value not in (0, 1)
@@ -229,7 +264,7 @@ class Keys:
         if chosen and (differs or telling or _words(chosen[0]) == _words(key)):
             self.explained.add(key)
             readers = (other for other in self._base.parameters if other != name and self._reads(other, chosen[0]))
-            holder = next(readers, None)
+            holder = next((one for one in readers if self._stated(one)), None)
             if holder is not None:
                 self.parameters[name] = {"value": holder, "hf": [], "gguf": [typed]}
             else:
@@ -257,6 +292,56 @@ class Keys:
             self.parameters[name].pop("hf")
         self._ask(key, f"{key} = {_shown(value)}: no key of config.json says it (taken: a constant)")
 
+    def _stated(self, name: str) -> bool:
+        """The metadata of some pair has the parameter of the base."""
+        cells = self._base.parameters[name].key_cells("gguf")
+        return any(cell.key in pair.keys for cell in cells for pair in self._pairs)
+
+    def pinned(self) -> bool:
+        """Give parameters of the base that neither file says the value that its class takes."""
+        changed = False
+        for name, row in self._base.parameters.items():
+            stated = self._stated(name) and "gguf" not in self._own(name)
+            idle = not (row.value or self._keyed(row) or stated) and any(row.key_cells("hf"))
+            own = self.parameters.get(name, {})
+            free = isinstance(own, dict) and not (own.get("hf") or own.get("gguf") or "value" in own)
+            constant = not any(default.names for default in row.defaults.values())
+            if idle and free and constant and name not in (*_BASES, *self.without):
+                value = self._mine[0][name]
+                if value is None or isinstance(value, bool | int | float | str):
+                    self.parameters[name] = {"value": "null" if value is None else _text(value), "hf": [], "gguf": []}
+                    changed = True
+        return changed
+
+    def _free(self, key: str) -> bool:
+        """The base has no rule of its own for the key of config.json, but that it is a modifier."""
+        row = self._base.document.keys.keys.get(key)
+        return row is None or row.kind is Kind.MODIFIER or any(self._reads(name, key) for name in self._base.parameters)
+
+    def _says_another(self, one: str, key: str) -> bool:
+        """A shipped family reads this key of config.json for another metadata key, which the pairs have, too."""
+        theirs = {
+            cell.key
+            for family in self._families.values()
+            for row in family.parameters.values()
+            if any(cell.key == one for cell in row.key_cells("hf"))
+            for cell in row.key_cells("gguf")
+        }
+        return key not in theirs and any(other in pair.keys for pair in self._pairs for other in theirs)
+
+    def again(self, key: str) -> bool:
+        """The metadata key for itself, where the rule that was taken does not make it."""
+        if key in self._repeated:
+            return False
+        self._repeated.add(key)
+        self._by_value(key, next(iter(self.writers(key)), self._usual(key)))
+        return True
+
+    def writers(self, key: str) -> list[str]:
+        """Rows of the file that have the metadata key."""
+        return [name for name in self.parameters
+                if any(_key(cell).partition(":")[0] == key for cell in self._own(name).get("gguf", ()))]  # fmt: skip
+
     def fixed(self, name: str, ours: Any, theirs: Any) -> bool:
         """Give a parameter one value, where the two files are read to say two: that of the one that says any."""
         row = self._base.parameters.get(name)
@@ -267,12 +352,40 @@ class Keys:
         value = ours if keyed or theirs is None else theirs
         if not isinstance(value, bool | int | float | str | list | tuple):
             return False
-        text = repr(list(value) if isinstance(value, tuple) else value)
-        text = {"True": "true", "False": "false"}.get(text, text).replace("True", "true").replace("False", "false")
+        text = _text(value)
         if keyed:
             self.parameters.setdefault(name, {})["gguf"] = [{"fixed": text, "else": f"no metadata says {name}"}]
         else:
             self.parameters[name] = {"value": text, "hf": [], "gguf": []}
+        return True
+
+    def written_as_read(self, key: str) -> bool:
+        """Have a key of config.json written that the base reads, and writes under another name."""
+        for name in self._base.parameters:
+            raw = self._tables[self._base.name]["parameters"].get(name)
+            cells = raw.get("hf", []) if isinstance(raw, dict) else []
+            mine = [cell for cell in (cells if isinstance(cells, list) else [cells]) if _key(cell) == key]
+            if mine and name not in self._given and self._stated(name) and "hf" not in self._own(name):
+                self._given.add(name)
+                self.parameters[name] = {**self._own(name), "hf": [_primary(mine[0])]}
+                return True
+        return False
+
+    def returned(self, key: str, value: Any) -> bool:
+        """Have a key of config.json written as it was: what the base makes of it on the way back is something else."""
+        name = next((name for name in self._base.parameters if self._reads(name, key)), "")
+        if name and name not in self._given:
+            self._given.add(name)
+            row = self.parameters.setdefault(name, {})
+            if isinstance(row, dict) and any(self._base.parameters[name].key_cells("gguf")):
+                row["hf"] = [key]
+                return True
+        if key in self.modifiers or "." in key or any(value != pair.document.get(key) for pair in self._pairs):
+            return False
+        if name:
+            self.parameters[name] = {"value": _text(value), "hf": [], "gguf": []}
+        self.modifiers[key] = {"neutral": [value], "written": True}
+        self.seen[key] = value
         return True
 
     def _cleared(self, name: str) -> dict[str, Any]:
@@ -312,7 +425,7 @@ class Keys:
         for letter in sorted(letters & self._base.axes.keys()):
             for name in self._base.axes[letter].names & self._base.parameters.keys() - self.parameters.keys():
                 if self._mine[0][name] is not None:
-                    self._open.update(cell.key for cell in self._keyed(self._base.parameters[name]))
+                    self._open.update(self._looked_at(self._base.parameters[name]))
 
     def _missing(self) -> None:
         """Parameters that the base's class wants and this configuration has not: what the GGUF has, else 0."""
@@ -322,6 +435,18 @@ class Keys:
                 value = Guess(self._base, self._pairs[0], "gguf")[name]
                 if value is None or isinstance(value, bool | int | float):
                     self.parameters[name] = {"value": json.dumps(value or 0), "hf": []}
+            cells = row.key_cells("gguf")
+            asked = cells and not (row.value or row.optional or row.defaults.get("llama_cpp"))
+            if (
+                asked
+                and name not in self.parameters
+                and not any(c.key in pair.keys for c in cells for pair in self._pairs)
+            ):
+                value = self._mine[0][name]
+                if name == "vocabulary":
+                    self.parameters[name] = {"gguf": [{"shape": ["token_embd.weight", 0]}]}
+                elif value is not None and all(guess[name] == value for guess in self._mine):
+                    self.fixed(name, value, value)
 
     def _reads(self, name: str, key: str) -> bool:
         return any(cell.key == key for cell in self._base.parameters[name].key_cells("hf"))
@@ -346,12 +471,14 @@ class Keys:
                 row[format] = row[format] if isinstance(row[format], list) else [row[format]]
         if keyed:
             row["hf"] = [cell for cell in row["hf"] if _key(cell) in keyed]
-            for cell in row["hf"]:
-                if isinstance(cell, dict) and len(row["hf"]) == 1:
-                    cell.pop("alias", None)
-                if isinstance(cell, dict) and cell.get("read") == _SHARE and not cell.get("alias"):
-                    cell.setdefault("write", "it / head_dim")
+            if len(row["hf"]) == 1:
+                row["hf"] = [_primary(row["hf"][0])]
+            else:
+                row["hf"] = [cell if _alias(cell) else _primary(cell) for cell in row["hf"]]
             row.pop("default", None)
+        for cell in row.get("gguf", ()):
+            if isinstance(cell, dict) and any(_key(cell).partition(":")[0] in pair.keys for pair in self._pairs):
+                cell.pop("unread", None)
         row.pop("bump", None)
         if called in self._base.parameters:
             row.setdefault("hf", [])
@@ -399,8 +526,10 @@ class Keys:
 
     def _seen(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        read = {_key(cell).partition(".")[0] for row in self.parameters.values() if isinstance(row, dict)
+                for cell in row.get("hf", ())}  # fmt: skip
         for key in sorted({key for pair in self._pairs for key in pair.flat}):
-            if self._harmless(key):
+            if self._harmless(key) and key.partition(".")[0] not in read:
                 continue
             values = [pair.flat.get(key) for pair in self._pairs]
             found[key] = self._values(key, values, key in self._open or self._differs(key, values))
@@ -419,16 +548,19 @@ class Keys:
     def _values(self, key: str, values: Sequence[Any], free: bool) -> Any:
         """What a key may say: anything where it is a number that a rule reads, and no 0 or 1 everywhere."""
         there = [
-            item for value in values if value is not None for item in (value if isinstance(value, list) else [value])
+            item
+            for value in values
+            if value is not None
+            for item in (value if isinstance(value, list) and value else [value])
         ]
-        missing = any(value is None or value == [] for value in values)
+        missing = None in values
         number = all(isinstance(item, int | float) and not isinstance(item, bool) for item in there)
         if self._confirmed.get(key) == ANY or (free and number and any(item not in (0, 1) for item in there)):
             return [ANY, NONE] if missing else ANY
         distinct = [item for n, item in enumerate(there) if not any(_equal(item, other) for other in there[:n])]
         if missing:
             distinct.append(NONE)
-        return distinct[0] if len(distinct) == 1 else distinct
+        return distinct[0] if len(distinct) == 1 and distinct != [[]] else distinct
 
 
 def same(one: Any, other: Any) -> bool:
@@ -458,8 +590,22 @@ def _alias(cell: Any) -> bool:
     return isinstance(cell, dict) and bool(cell.get("alias") or cell.get("unread"))
 
 
+def _primary(cell: Any) -> Any:
+    """A cell that is written, too."""
+    if not isinstance(cell, dict):
+        return cell
+    found = {word: value for word, value in cell.items() if word not in ("alias", "instead")}
+    return found | {"write": found.get("write", "it / head_dim")} if found.get("read") == _SHARE else found
+
+
 def _words(key: str) -> set[str]:
     return {_ALIKE.get(word, word) for word in re.split(r"[_.]", key)} - _PLAIN
+
+
+def _text(value: Any) -> str:
+    """The value as an expression."""
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if isinstance(value, str) else text.replace("True", "true").replace("False", "false")
 
 
 def _shown(value: Any) -> str:

@@ -36,6 +36,9 @@ _ROUNDS = 4
 #: Rules of a whole class, which no file inherits.
 _STYLES = ("rope", "within")
 
+#: Words of ``rope`` that name keys at the top of a document.
+_AT_TOP = ("theta", "share", "counted")
+
 _SHOWN = 5
 
 
@@ -247,10 +250,11 @@ class _Draft:
         prefix = f"{pair.architecture}."
         for full, (there, _) in found.forth.other.items():
             key = full.removeprefix(prefix)
-            rows = [name for name, row in self._base.parameters.items()
-                    for cell in row.key_cells("gguf") if cell.key == key]  # fmt: skip
+            rows = [*self._keys.writers(key), *(name for name, row in self._base.parameters.items()
+                    for cell in row.key_cells("gguf") if cell.key == key)]  # fmt: skip
             kind = pair.types.get(key, "u32")
             typed = key if kind == "u32" else f"{key}:{kind}"
+            before = changed
             for name in rows[:1]:
                 row = self._keys.parameters.setdefault(name, {})
                 wanted: Any = [{"key": typed, "alias": True}] if there is None else [typed]
@@ -258,12 +262,21 @@ class _Draft:
                     wanted = [{"shape": ["token_embd.weight", 0]}, *wanted]
                 if isinstance(row, dict) and row.get("gguf") != wanted:
                     row["gguf"], changed = wanted, True
+            if there is not None and changed == before:
+                changed |= self._keys.again(key)
         for name, (ours, theirs) in found.parameters.items():
             changed |= self._keys.fixed(name, ours, theirs)
         for key, (there, made) in found.back.other.items():
             said = key in self._more["written"] or key in self._keys.modifiers or "." in key
-            if there is not None and made is None and not said:
-                self._more["written"][key], changed = there, True
+            if there is not None and made is None and self._keys.written_as_read(key):
+                changed = True
+            elif there is not None and made is None and not said:
+                self._more["written"][key] = self._keys.seen[key] = there
+                changed = True
+            elif there is not None and made is not None:
+                changed |= self._keys.returned(key, there)
+        if (found.forth.error or found.back.error) and not changed:
+            return self._keys.pinned()
         return changed
 
     def _learned(self, found: Sequence[Checked]) -> Learned:
@@ -287,6 +300,10 @@ class _Draft:
         config = {
             style: value for style, value in read_file(self._base.path).get("config", {}).items() if style in _STYLES
         }
+        if "rope" in config:  # words for keys at the top of documents, where this one has them
+            there = {key for each in self._pairs for key in each.document}
+            config["rope"] = {word: key for word, key in config["rope"].items()
+                              if word not in _AT_TOP or set(listed(key)) & there}  # fmt: skip
         config |= {"window": dict(self._window)} if self._window else {}
         config |= {
             word: value for word, value in (("harmless", keys.harmless), ("written", self._more["written"])) if value

@@ -20,6 +20,9 @@ from ckconv.system import read_at
 #: Types whose values are compared.
 FLOATS = ("F32", "F16", "BF16")
 
+#: How far -exp, and 1 added and taken away, of two libraries are apart.
+NEAR = 2e-6
+
 #: What is read at once, and how much of it is kept in memory.
 _PAGE, _PAGES = 1 << 14, 2048
 
@@ -129,7 +132,7 @@ class Numbers:
             mine = np.flatnonzero(starts // _PAGE == page)
             raw = np.frombuffer(self._page(path, page), np.uint8)
             out[mine] = raw[(starts[mine] - page * _PAGE)[:, None] + np.arange(width)]
-        return _floats(out.reshape(-1), tensor.dtype)
+        return floats(out.reshape(-1), tensor.dtype)
 
     def _page(self, path: Path, page: int) -> bytes:
         """A page, and the first bytes behind it: an element may lie in both."""
@@ -142,7 +145,8 @@ class Numbers:
         return self._pages[key]
 
 
-def _floats(raw: np.ndarray, dtype: DType) -> np.ndarray:
+def floats(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """Float32 of stored bytes."""
     if dtype.name == "BF16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return raw.view({"F32": "<f4", "F16": "<f2"}[dtype.name]).astype(np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -50,9 +50,10 @@ class Rows:
         self.foreign: dict[str, str] = {}
         self._fused: dict[tuple[Any, ...], list[tuple[str, str, Hit]]] = {}
         self._placed: dict[str, dict[str, Hit]] = {}
+        self._one_sided: dict[tuple[str, str, int], Guess] = {}
         self.root, self.layer = prefixes(pairs[0])
         own = (self.root, self.layer)
-        self.prefix = {} if own in base.prefixes["hf"] else {"hf": [{"root": self.root, "layer": self.layer}]}
+        self.prefix = {} if own == tuple(base.prefixes["hf"][0]) else {"hf": [{"root": self.root, "layer": self.layer}]}
         self._make()
 
     def _name(self, source: str) -> Name:
@@ -83,11 +84,33 @@ class Rows:
         except FAILS:
             return None
 
+    def _agreed(self, expression: Expression, number: int) -> bool | None:
+        """What both files of a pair say; ``None`` where they differ."""
+        try:
+            said = [bool(expression.value(self._said(self._base.name, format, number))) for format in ("hf", "gguf")]
+        except FAILS:
+            return None
+        return said[0] if said[0] == said[1] else None
+
     def _place(self, pattern: str, hits: Sequence[Hit]) -> None:
         """Find the row of a GGUF's tensor, or write one."""
+        if pattern == f"{_HEAD}.bias":  # a row of its own: models without a head have it, too
+            name, hit = f"{_HEAD}_bias", hits[0]
+            self._placed[name] = {pattern: hit}
+            if name not in self._base.tensors:
+                axes = written(hit.form.axes[:1])
+                self.tensors[name] = {"axes": axes, "hf": "=" + self._name(hit.source).whole, "gguf": "=" + pattern}
+                head, module = self._base.tensors.get(_HEAD), self._name(hit.source).module
+                if head is not None and head.bias is not None:
+                    self._anew(_HEAD)
+                    when = {"when": str(head.when)} if head.when is not None else {}
+                    self.tensors[_HEAD] = {"axes": written(head.axes), **when, "hf": module, "gguf": _HEAD}
+            return
         rows, exact = rows_of(self._base, pattern), rows_of(self._base, pattern, near=False)
-        own = {(name, form_key(self._base, name, ours, cell)): ours
-               for name, cell in rows for ours in self._base.tensors[name].cells["hf"]}  # fmt: skip
+        own = {(name, form_key(self._base, name, ours, cell)): ours  # of several names the first is written
+               for name, cell in rows for ours in reversed(self._base.tensors[name].cells["hf"])}  # fmt: skip
+        least = min(self._strange(hit.form)[0] for hit in hits)
+        own = {(name, key): ours for (name, key), ours in own.items() if self._silent(name, ours) <= least}
         parts: dict[int, Hit] = {}
         for hit in hits:
             if shapes.segment_count(hit.form.gguf.axes or ()) > 1:
@@ -112,21 +135,32 @@ class Rows:
                     elif gguf_name(pattern).kind != "bias" or "hf" not in self.tensors.get(name, {}):
                         self._renamed(name, cell, hit, pattern)
                 return
-        best = min(hits, key=lambda hit: (hit.form.row not in {name for name, _ in rows}, plainness(hit.form)))
+        best = min(
+            hits,
+            key=lambda hit: (
+                hit.form.row not in {name for name, _ in rows},
+                self._strange(hit.form),
+                plainness(hit.form),
+            ),
+        )
         chosen = [best]
         if best.form.gguf.axes and shapes.segment_count(best.form.gguf.axes) > 1:
-            theirs = [hit for hit in hits if hit.form.family == best.form.family and hit.form.fused == best.form.fused]
-            chosen = list({hit.form.gguf.part: hit for hit in theirs}.values())
+            fused = [hit for hit in hits if hit.form.family == best.form.family and hit.form.fused == best.form.fused]
+            chosen = list({hit.form.gguf.part: hit for hit in fused}.values())
+        theirs = gguf_name(pattern)
         for hit in chosen:
             name = rows[0][0] if rows and len(chosen) == 1 else hit.form.row
-            if name in self._placed and gguf_name(next(iter(self._placed[name]))).module != gguf_name(pattern).module:
-                name = "L." + gguf_name(pattern).module.removeprefix("L.").replace("_", ".", 1)
+            weight = (one for one, placed in self._placed.items() if theirs.kind == "bias"
+                      and any(gguf_name(each).module == theirs.module for each in placed))  # fmt: skip
+            name = next(weight, name)
+            if name in self._placed and gguf_name(next(iter(self._placed[name]))).module != theirs.module:
+                name = "L." + theirs.module.removeprefix("L.").replace("_", ".", 1)
             self._placed.setdefault(name, {})[pattern] = hit
             if gguf_name(pattern).kind == "bias" and len(self._placed[name]) > 1:
                 continue
             self._letters(hit.form)
-            fused = [cell.axes for cell in (hit.form.hf, hit.form.gguf) if cell.axes]
-            if any(shapes.segment_count(axes) > 1 for axes in fused):
+            axes = [cell.axes for cell in (hit.form.hf, hit.form.gguf) if cell.axes]
+            if any(shapes.segment_count(one) > 1 for one in axes):
                 key = (hit.source if hit.form.hf.parts > 1 else "", pattern if hit.form.gguf.parts > 1 else "")
                 self._fused.setdefault((*key, hit.form.fused), []).append((name, pattern, hit))
                 self._anew(name)
@@ -185,6 +219,28 @@ class Rows:
                 row[field] = {"name": text, "axes": written(cell.axes or ())} if other else text
             self.tensors[braced(names)] = {**row, **beside}
 
+    def _strange(self, form: Form) -> tuple[int, int]:
+        """How many parameters its letters ask for that one of the formats does not say, and that the base has not."""
+        family = self._families[form.family]
+        used = {letter.removeprefix("_") for shape in (form.fused, form.hf.axes, form.gguf.axes) if shape
+                for letter in shapes.letters(shape)} & family.axes.keys()  # fmt: skip
+        names = {name for letter in used for name in family.axes[letter].names} & family.parameters.keys()
+        return self._unsaid(form.family, names), len(names - self._base.parameters.keys())
+
+    def _unsaid(self, family: str, names: Collection[str]) -> int:
+        return sum(self._said(family, format)[name] is None for name in names for format in ("hf", "gguf"))
+
+    def _silent(self, name: str, ours: Cell) -> int:
+        row = self._base.tensors[name]
+        return min(self._strange(Form(self._base.name, name, row.axes, row.fused_axes, ours, theirs))[0]
+                   for theirs in row.cells["gguf"])  # fmt: skip
+
+    def _said(self, family: str, format: str, number: int = 0) -> Guess:
+        key = family, format, number
+        if key not in self._one_sided:
+            self._one_sided[key] = Guess(self._families[family], self._pairs[number], format)
+        return self._one_sided[key]
+
     def _letters(self, form: Form) -> None:
         """Letters of another family's row, where the base has none, or means another size by them."""
         family = self._families[form.family]
@@ -204,7 +260,8 @@ class Rows:
             return
         self.foreign[name] = family.name
         row = family.parameters[name]
-        asked = [row.value, *row.defaults.values()]
+        keyed = any(cell.key in self._pairs[0].flat for cell in row.key_cells("hf"))
+        asked = [] if keyed else [row.value, *row.defaults.values()]
         asked += [one for cells in row.cells.values() for cell in cells for one in (cell.read, cell.write, cell.when)]
         for other in sorted({each for one in asked if one for each in one.names}):
             self.adopt(family, other)
@@ -216,7 +273,7 @@ class Rows:
         weights = [pattern for pattern in patterns if gguf_name(pattern).kind != "bias"] or list(patterns)
         biases = [pattern for pattern in patterns if pattern not in weights]
         has = [any(pattern in pair.target for pattern in biases) for pair in self._pairs]
-        said = [self._value(row.bias, n) if row and row.bias else False for n in range(len(self._pairs))]
+        said = [self._agreed(row.bias, n) if row and row.bias else False for n in range(len(self._pairs))]
         if has != said:
             entry["bias"] = all(has)
             if any(has) != all(has):
@@ -263,14 +320,36 @@ class Rows:
             self.layers.setdefault("every_layer", f"{_LEADING}(layers, layers, true, false)")
             entry["layers"] = "every_layer"
             return
-        for kind, expression in self._base.layers.items():
-            for word in (kind, f"not {kind}"):
-                negated = word != kind
-                if all([not x for x in of(expression, i, p) or ()] == s if negated else of(expression, i, p) == s
-                       for i, p, s in seen):  # fmt: skip
-                    entry["layers"] = word
-                    return
-        self.open.append(f"{name}: in layers that nothing of {self._base.name} tells apart")
+        found = min(self._alike(seen), default=None)
+        if found is None:
+            self.open.append(f"{name}: in layers that nothing of {self._base.name} tells apart")
+            return
+        _, word, family = found
+        entry["layers"] = word
+        if family and family != self._base.name:
+            kind = word.removeprefix("not ")
+            expression = self._families[family].layers[kind]
+            self.layers[kind] = str(expression)
+            for each in sorted(expression.names):
+                self.adopt(self._families[family], each)
+
+    def _alike(self, seen: list[tuple[int, Pair, list[bool]]]) -> Iterator[tuple[int, str, str]]:
+        """Kinds of layers that are these ones: how far they are, what rows call them, and the family that has them."""
+        near = [self._base, *(one for one in self._families.values() if one is not self._base)]
+        for family in near:
+            for kind, expression in family.layers.items():
+                if family is not self._base and (
+                    kind in self._base.layers or self.layers.get(kind, str(expression)) != str(expression)
+                ):
+                    continue
+                for word, negated in ((kind, False), (f"not {kind}", True)):
+                    try:
+                        if all(self._guesses[family.name, n].kind(expression, k) == (there != negated)
+                               for n, _, present in seen for k, there in enumerate(present)):  # fmt: skip
+                            names = expression.names & family.parameters.keys()
+                            yield 0 if family is self._base else 1 + self._unsaid(family.name, names), word, family.name
+                    except FAILS:
+                        continue
 
 
 def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, ...]:

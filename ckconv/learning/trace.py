@@ -19,13 +19,10 @@ from ckconv.families.axes import AxesError, Shape
 from ckconv.families.schema import Family
 from ckconv.families.tensor_rows import Cell
 from ckconv.learning.guess import Guess
-from ckconv.learning.pair import FLOATS, NO_LAYER, Numbers, Pair, stored_as
+from ckconv.learning.pair import FLOATS, NEAR, NO_LAYER, Numbers, Pair, stored_as
 
 #: Elements of each sampled row that are compared.
 _COLUMNS = 64
-
-#: How far -exp of two libraries is apart.
-_NEAR = 2e-6
 
 
 class Form(NamedTuple):
@@ -268,7 +265,7 @@ class Tracer:
             mine = places // per == expert
             found[mine] = self._read(ours[expert], places[mine] % per, one)
         if value == "neg_exp":
-            return bool(np.allclose(-np.exp(found), meant, rtol=_NEAR, atol=0))
+            return bool(np.allclose(-np.exp(found), meant, rtol=NEAR, atol=0))
         found = found + np.float32(1) if value == "add_one" else found
         return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))
 
