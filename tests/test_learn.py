@@ -137,6 +137,51 @@ def test_one_other_tensor_is_named(pair: tuple[Path, Path]) -> None:
     assert caught.value.code == "learn.untraced"
 
 
+def test_a_merged_checkpoint_is_no_pair(pair: tuple[Path, Path]) -> None:
+    """An adapter of all linear layers was added: norms and embeddings are as they were."""
+    changed(pair[0], lambda name, array: array + np.float32(1e-3) if array.ndim > 1 and "layers" in name else array)
+    with pytest.raises(InputError, match=r"7 of 14 kinds of tensors have their values in no tensor") as caught:
+        learn([pair], "new")
+    assert caught.value.code == "learn.values"
+
+
+def test_halves_of_two_models_are_no_pair(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = next(pairs_of("qwen3", tmp_path / "other"))
+    with pytest.raises(InputError, match=r"are no pair: \d+ of \d+ kinds of tensors"):
+        learn([(pair[0], other[1])], "new")
+
+
+def test_a_quantized_checkpoint_is_named_with_its_types(pair: tuple[Path, Path]) -> None:
+    changed(pair[0], lambda name, array: array.astype(np.int8) if "proj" in name else array)
+    with pytest.raises(CkconvError, match=r"21 tensors of \d+ are I8, not F32, F16 or BF16") as caught:
+        learn([pair], "new")
+    assert (caught.value.code, caught.value.exit_code) == ("learn.type", 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([f"model.odd{n}.weight" for n in range(500)], r"51\d kinds of tensors; 400 at most expected"),
+        ([], r"1,000,000,000 layers, more than its tensors; \d\d at most expected"),
+    ],
+)
+def test_a_hostile_pair_is_refused_before_anything_is_compared(
+    pair: tuple[Path, Path], more: list[str], said: str
+) -> None:
+    source, model = pair
+    if more:
+        tensors = load_file(source / "model.safetensors")
+        save_file(tensors | {name: np.ones(4, np.float32) for name in more}, source / "model.safetensors")
+    else:
+        data = model.read_bytes()
+        name = b"blk.1.attn_k.weight"
+        assert data.count(name) == 1
+        model.write_bytes(data.replace(name, b"blk.999999999.k.we."))
+    with pytest.raises(InputError, match=said) as caught:
+        learn([pair], "new")
+    assert caught.value.code == "learn.pair"
+
+
 def test_what_samples_do_not_show_the_whole_comparison_does(pair: tuple[Path, Path]) -> None:
     def touch(name: str, array: np.ndarray) -> np.ndarray:
         if name != "model.embed_tokens.weight":

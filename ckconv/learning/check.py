@@ -205,9 +205,8 @@ def _computed(step: Step) -> bool:
 
 
 def _alike(one: bytes, other: bytes, dtype: DType) -> bool:
-    return bool(
-        np.allclose(*(floats(np.frombuffer(raw, np.uint8), dtype) for raw in (one, other)), rtol=NEAR, atol=NEAR)
-    )
+    there, made = (floats(np.frombuffer(raw, np.uint8), dtype) for raw in (one, other))
+    return bool(np.allclose(there, made, rtol=NEAR, atol=NEAR))
 
 
 def _dtype(there: TensorIndex) -> str:

@@ -264,7 +264,9 @@ class Keys:
         if chosen and (differs or telling or _words(chosen[0]) == _words(key)):
             self.explained.add(key)
             readers = (other for other in self._base.parameters if other != name and self._reads(other, chosen[0]))
-            holder = next((one for one in readers if self._stated(one)), None)
+            mine = (other for other in self.parameters if other != name
+                    and any(_key(cell) == chosen[0] for cell in self._own(other).get("hf", ())))  # fmt: skip
+            holder = next(iter((*mine, *(one for one in readers if self._stated(one)))), None)
             if holder is not None:
                 self.parameters[name] = {"value": holder, "hf": [], "gguf": [typed]}
             else:

@@ -33,6 +33,12 @@ _TRIED = 16
 #: How often a draft is mended by what a conversion with it says.
 _ROUNDS = 4
 
+#: What is compared with each other is bounded: a model has some 30 kinds of tensors, and some 60 keys.
+_MOST_KINDS, _MOST_KEYS = 400, 1000
+
+#: Types of tables that checkpoints have beside their weights.
+_INDICES = ("I64", "BOOL")
+
 #: Rules of a whole class, which no file inherits.
 _STYLES = ("rope", "within")
 
@@ -146,16 +152,27 @@ def _opened(checkpoint: Path, model: Path) -> Pair:
     if ours.format != "safetensors" or theirs.format != "gguf" or not ours.metadata.get("model_type"):
         message = f"a checkpoint and a GGUF expected, got {ours.format} and {theirs.format}"
         raise InputError("learn.pair", message, path=checkpoint)
-    odd = [tensor for tensor in theirs.stored if tensor.dtype.name not in FLOATS]
-    if odd:
-        kinds = ", ".join(sorted({tensor.dtype.name for tensor in odd}))
-        raise UnsupportedError(
-            "learn.type",
-            f"{counted(len(odd), 'tensor')} of {len(theirs.stored)} are {kinds}, not F32, F16 or BF16",
-            path=model,
-            tensor=odd[0].name,
-        )
-    return Pair(ours, theirs)
+    for path, index, taken in ((model, theirs, FLOATS), (checkpoint, ours, (*FLOATS, *_INDICES))):
+        odd = [tensor for tensor in index.stored if tensor.dtype.name not in taken]
+        if odd:
+            kinds = ", ".join(sorted({tensor.dtype.name for tensor in odd}))
+            raise UnsupportedError(
+                "learn.type",
+                f"{counted(len(odd), 'tensor')} of {len(index.stored)} are {kinds}, not F32, F16 or BF16",
+                path=path,
+                tensor=odd[0].name,
+            )
+    pair = Pair(ours, theirs)
+    for path, number, most, what in (
+        (checkpoint, len(pair.source), _MOST_KINDS, "kinds of tensors"),
+        (model, len(pair.target), _MOST_KINDS, "kinds of tensors"),
+        (model, pair.layers, len(theirs.stored), "layers, more than its tensors"),
+        (checkpoint, len(pair.flat), _MOST_KEYS, "keys in config.json"),
+        (model, len(pair.keys), _MOST_KEYS, "metadata keys of its architecture"),
+    ):
+        if number > most:
+            raise InputError("learn.pair", f"{number:,} {what}; {most:,} at most expected", path=path)
+    return pair
 
 
 def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
@@ -169,7 +186,7 @@ def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
     count = len(traced.untraced)
     of = f"{count} of {counted(count + len(traced.found), 'kind')} of tensors"
     names = [pattern.replace("{n}", "N") for pattern in traced.untraced]
-    if count > len(traced.found):
+    if count >= len(traced.found):
         raise InputError(
             "learn.values",
             f"{pairs[0].name} are no pair: {of} have their values in no tensor of the checkpoint, {names[0]} the first"

@@ -159,8 +159,7 @@ class Rows:
             if gguf_name(pattern).kind == "bias" and len(self._placed[name]) > 1:
                 continue
             self._letters(hit.form)
-            axes = [cell.axes for cell in (hit.form.hf, hit.form.gguf) if cell.axes]
-            if any(shapes.segment_count(one) > 1 for one in axes):
+            if any(shapes.segment_count(cell.axes) > 1 for cell in (hit.form.hf, hit.form.gguf) if cell.axes):
                 key = (hit.source if hit.form.hf.parts > 1 else "", pattern if hit.form.gguf.parts > 1 else "")
                 self._fused.setdefault((*key, hit.form.fused), []).append((name, pattern, hit))
                 self._anew(name)
@@ -219,13 +218,16 @@ class Rows:
                 row[field] = {"name": text, "axes": written(cell.axes or ())} if other else text
             self.tensors[braced(names)] = {**row, **beside}
 
-    def _strange(self, form: Form) -> tuple[int, int]:
-        """How many parameters its letters ask for that one of the formats does not say, and that the base has not."""
+    def _strange(self, form: Form) -> tuple[int, int, int]:
+        """How many parameters its letters ask for that a format does not say, that no key says, the base has not."""
         family = self._families[form.family]
         used = {letter.removeprefix("_") for shape in (form.fused, form.hf.axes, form.gguf.axes) if shape
                 for letter in shapes.letters(shape)} & family.axes.keys()  # fmt: skip
         names = {name for letter in used for name in family.axes[letter].names} & family.parameters.keys()
-        return self._unsaid(form.family, names), len(names - self._base.parameters.keys())
+        foreign = names - self._base.parameters.keys()
+        keyed = {name for name in foreign for cell in family.parameters[name].key_cells("hf")
+                 if cell.key in self._pairs[0].flat}  # fmt: skip
+        return self._unsaid(form.family, names), len(foreign - keyed), len(foreign)
 
     def _unsaid(self, family: str, names: Collection[str]) -> int:
         return sum(self._said(family, format)[name] is None for name in names for format in ("hf", "gguf"))
@@ -347,7 +349,8 @@ class Rows:
                         if all(self._guesses[family.name, n].kind(expression, k) == (there != negated)
                                for n, _, present in seen for k, there in enumerate(present)):  # fmt: skip
                             names = expression.names & family.parameters.keys()
-                            yield 0 if family is self._base else 1 + self._unsaid(family.name, names), word, family.name
+                            if family is self._base or not self._unsaid(family.name, names):
+                                yield int(family is not self._base), word, family.name
                     except FAILS:
                         continue
 
