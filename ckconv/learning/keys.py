@@ -116,7 +116,7 @@ class Keys:
             except FAILS:
                 return False
             back = Guess(family, pair, "gguf")[name]
-            if back is not None and not same(value, back):
+            if back is not None and not (cell.read or cell.write or same(value, back)):
                 return False
             words = {theirs: own for own, theirs in cell.words.items()}
             stored = words.get(stored, stored) if isinstance(stored, str) else stored
@@ -331,6 +331,12 @@ class Keys:
         }
         return key not in theirs and any(other in pair.keys for pair in self._pairs for other in theirs)
 
+    def read(self, head: str) -> bool:
+        """A parameter reads the key at the top of config.json, or the table there, or rules of RoPE do."""
+        mine = {_key(cell).partition(".")[0] for name in self.parameters for cell in self._own(name).get("hf", ())}
+        base = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf")}
+        return head in {*mine, *base, *_ROPE}
+
     def again(self, key: str) -> bool:
         """The metadata key for itself, where the rule that was taken does not make it."""
         if key in self._repeated:
@@ -500,12 +506,13 @@ class Keys:
         own = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf") if not cell.unread}
         added = {_key(cell).partition(".")[0] for row in self.parameters.values() if isinstance(row, dict)
                  for cell in row.get("hf", [])}  # fmt: skip
-        own -= {cell.head for name, row in self._base.parameters.items() if self._own(name).get("hf") == []
+        left = {cell.head for name, row in self._base.parameters.items() if self._own(name).get("hf") == []
                 for cell in row.key_cells("hf")} - added  # fmt: skip
+        own -= left
         for key in dict.fromkeys(key for pair in self._pairs for key in pair.document):
             values = [pair.document.get(key) for pair in self._pairs]
             values = [value for n, value in enumerate(values) if value is not None and value not in values[:n]]
-            row = self._base.document.keys.keys.get(key)
+            row = None if key in left else self._base.document.keys.keys.get(key)
             if (
                 not values
                 or key in self.harmless

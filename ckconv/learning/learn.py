@@ -284,11 +284,13 @@ class _Draft:
         for name, (ours, theirs) in found.parameters.items():
             changed |= self._keys.fixed(name, ours, theirs)
         for key, (there, made) in found.back.other.items():
-            said = key in self._more["written"] or key in self._keys.modifiers or "." in key
+            head = key.partition(".")[0]
+            said = {key, head} & {*self._more["written"], *self._keys.modifiers} or self._keys.read(head)
             if there is not None and made is None and self._keys.written_as_read(key):
                 changed = True
             elif there is not None and made is None and not said:
-                self._more["written"][key] = self._keys.seen[key] = there
+                self._keys.seen[key] = there
+                self._more["written"][head] = pair.document[head]
                 changed = True
             elif there is not None and made is not None:
                 changed |= self._keys.returned(key, there)

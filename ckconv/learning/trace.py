@@ -144,6 +144,11 @@ class Tracer:
                         stored = ours.axes or (row.axes if len(row.axes) == 2 else ())
                         if len(stored) == 2 and not ours.stack:  # a class that multiplies from the left
                             yield form._replace(hf=ours._replace(axes=tuple(reversed(stored))))
+                        stored = ours.axes or row.axes
+                        if len(stored) == 1 and shapes.segment_count(stored) == 1 and not ours.stack:
+                            one = ours._replace(axes=(("1",), *stored))
+                            yield form._replace(hf=one)
+                            yield form._replace(hf=one, gguf=theirs._replace(axes=(("1",), *(theirs.axes or row.axes))))
 
     def trace(self) -> Traced:
         """Trace every tensor."""
@@ -250,7 +255,7 @@ class Tracer:
         one, other, experts = moves
         if len(ours) != experts or tuple(ours[0].shape) != tuple(one.stored):
             return False
-        if _squeezed(theirs.shape) != _squeezed(other.stored):
+        if _squeezed(theirs.shape) != _squeezed(other.stored) or (theirs.shape[0] == 1) != (other.stored[0] == 1):
             return False
         if not all(tensor.dtype.name in FLOATS for tensor in (*ours, theirs)):
             return False
