@@ -360,7 +360,7 @@ class _Draft:
         for family in families_of_gguf(pair.architecture):
             theirs = str(family.in_gguf.condition or "true")
             for key in family.in_gguf.condition.asked if family.in_gguf.condition else ():
-                atom = f"has('{key}')" if key in pair.keys else f"not has('{key}')"
+                atom = f"has('{key}')" if pair.has(key) else f"not has('{key}')"
                 if not both_hold(family.path, " and ".join([*atoms, atom]), theirs):
                     atoms.append(atom)
                     break

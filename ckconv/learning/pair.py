@@ -98,6 +98,12 @@ class Pair:
         """For people."""
         return f"{self.checkpoint.path.name or self.checkpoint.path} and {self.model.path.name}"
 
+    def has(self, key: str) -> bool:
+        """What conditions of family files ask of a GGUF: a key, one that is not the architecture's, a tensor."""
+        if key.startswith("="):
+            return any(tensor.name == key[1:] for tensor in self.model.stored)
+        return key[1:] in self.model.metadata if key.startswith("/") else key in self.keys
+
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Of a tensor of the GGUF."""
         place = place_of(tensor)

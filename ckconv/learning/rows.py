@@ -52,6 +52,7 @@ class Rows:
         self._placed: dict[str, dict[str, Hit]] = {}
         self._one_sided: dict[tuple[str, str, int], Guess] = {}
         self.root, self.layer = prefixes(pairs[0])
+        self.root = next((root for root, layer in base.prefixes["hf"] if layer == self.layer), self.root)
         own = (self.root, self.layer)
         self.prefix = {} if own == tuple(base.prefixes["hf"][0]) else {"hf": [{"root": self.root, "layer": self.layer}]}
         self._make()
@@ -65,6 +66,10 @@ class Rows:
         for row in self._base.tensors.values():
             gone = row.cells["gguf"] and row.name not in self._placed and row.name not in self.without
             if gone and row.name != _HEAD and self._there(row) is not False:
+                self.without.append(row.name)
+        stored = {each for source in self._pairs[0].source for each in spellings(self._name(source))}
+        for row in self._base.tensors.values():  # kept for other classes, and not there
+            if row.dropped and not row.cells["gguf"] and not any(cell.name in stored for cell in row.cells["hf"]):
                 self.without.append(row.name)
         for name in list(self._base.fused):
             if any(part in self.without and part not in self._placed for part in self._base.fused[name].parts):
@@ -353,6 +358,11 @@ class Rows:
                                 yield int(family is not self._base), word, family.name
                     except FAILS:
                         continue
+
+
+def spellings(name: Name) -> tuple[str, ...]:
+    """What a cell may call a tensor."""
+    return name.module, f"={name.whole}", f"={name.module}"
 
 
 def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, ...]:
