@@ -1,4 +1,4 @@
-"""A model with adapters merged into it: the same index, some of whose tensors are computed."""
+"""Model with adapters merged in: an index with computed tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD_TENSOR, _EMBEDDING_TENSOR = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE
 
 
 def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConfig) -> TensorIndex:
-    """The base with an output head of its own, where the adapters make a tied one differ from the embedding.
+    """Base with a head of its own, where adapters change a tied one.
 
     Raises:
         UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
@@ -59,7 +59,7 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
 
 
 def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
-    """An adapter of a tied base without its change of the head, where that is its change of the embedding again.
+    """Adapter of a tied base with one change of embedding and head.
 
     peft saves both where it keeps them tied (``ensure_weight_tying``).
 
@@ -115,7 +115,7 @@ def merge_adapters(
     decoded: Callable[[Tensor], bool],
     unrounded: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> TensorIndex:
-    """``base`` with the matrices that the adapters change computed from both, in the order of the adapters.
+    """Base with the changed matrices computed, adapters in order.
 
     Args:
         decoded: a quantized matrix may be decoded to float32 for it.
@@ -186,7 +186,7 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
 
 
 def _is_called(name: str, base: TensorIndex) -> bool:
-    """Nothing speaks against the base's being the model of this name: it fits anyway, and names are given freely.
+    """Whether the base may be the model that an adapter names.
 
     Not compared: who published it, letter case, and what a file name adds, as the type of a quantized copy.
     """
@@ -329,7 +329,7 @@ def _of_bias(change: Change, adapter: Adapting) -> list[Delta | Rescale | Replac
 
 
 def _column(tensor: Tensor) -> Tensor:
-    """A vector, however many axes of one element its file gives it, as one column."""
+    """Vector of any number of axes as one column."""
     return replace(tensor, layout=plain(tensor.elements, 1))
 
 

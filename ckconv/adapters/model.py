@@ -1,4 +1,4 @@
-"""Changes of an adapter: the modules, their names, and where the matrices of a LoRA lie."""
+"""Modules that an adapter changes, and where LoRA matrices lie."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ckconv.io.rows import RowReader, canonical_pieces
 
 
 class Change(NamedTuple):
-    """How one matrix of the base changes: the tensors of ``module`` by role, rows cut to those of that matrix."""
+    """Change of one matrix of the base: its tensors by role."""
 
     module: AdapterModule
     tensors: Mapping[Role, Tensor]
@@ -51,7 +51,7 @@ def family_of(adapter: Adapter) -> Family | None:
 
 
 def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | None:
-    """``[out, in]`` of a module of the base, a fused one included; ``None`` for one that the family does not have."""
+    """Shape ``[out, in]`` of a module of the base, or ``None``."""
     name = parse(module_name)
     if name.layer is not None and name.layer >= config.num_layers:
         return None
@@ -70,7 +70,7 @@ def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | Non
 
 
 def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Change, ...]:
-    """Changes of the canonical tensor ``name`` (``layers.0.attention.q.weight``).
+    """Changes of a canonical tensor (``layers.0.attention.q.weight``).
 
     Args:
         config: the base model's, for the rows of fused modules.
@@ -101,7 +101,7 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
 
 
 def rows_of(tensor: Tensor, first: int, rows: int) -> Tensor:
-    """Canonical rows ``first`` and on, as many as ``rows``, of a tensor stored in order or transposed."""
+    """Canonical rows of a tensor stored in order or transposed."""
     layout, shape = tensor.layout, (rows, *tensor.shape[1:])
     if not layout.whole_rows or len(layout.strips) > 1:
         return replace(tensor, shape=shape, layout=layout.part(first, rows))
@@ -118,7 +118,7 @@ def rows_of(tensor: Tensor, first: int, rows: int) -> Tensor:
 
 
 class Side(NamedTuple):
-    """The outputs, or the inputs, of a canonical matrix along one axis of the stored one: the first, and the axes."""
+    """Outputs or inputs of a matrix along one stored axis."""
 
     first: int
     axes: tuple[Axis, ...]
@@ -129,7 +129,7 @@ class Side(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Both sides of one canonical matrix; ``turned`` if outputs lie along the second axis of the stored one."""
+    """Outputs and inputs of a canonical matrix, in either order."""
 
     outputs: Side
     inputs: Side
@@ -137,7 +137,7 @@ class Sides(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The outputs of all that is stored as one matrix, which has so many; and its inputs, where they are moved too."""
+    """Outputs of a stored matrix, and moved inputs."""
 
     sides: tuple[Side, ...]
     rows: int
@@ -166,7 +166,7 @@ class Outputs(NamedTuple):
 
 
 def sides_of(kind: Kind) -> Sides | None:
-    """The two sides of a matrix, or of each one of a stack; ``None`` where the stored axes mix them."""
+    """Two sides of a matrix or stack; ``None`` if axes mix them."""
     rows, _ = _matrix(kind)
     if len(kind.whole) < 2 or len(kind.shape) < len(kind.whole):
         return None
@@ -192,7 +192,7 @@ def sides_of(kind: Kind) -> Sides | None:
 
 
 def _matrix(kind: Kind) -> tuple[int, int]:
-    """Rows and columns of the matrix, or of each one of a stack; heads of one matrix are its rows."""
+    """Rows and columns of a matrix, or of each one of a stack."""
     stacked = len(kind.whole) == 3
     return math.prod(kind.shape[stacked:-1]), kind.shape[-1]
 
@@ -202,7 +202,7 @@ def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
 
 
 def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | None:
-    """Where outputs and inputs are in a stored matrix; ``None`` where all are in canonical order."""
+    """Places of outputs and inputs; ``None`` for canonical order."""
     kinds = [kind_of(part, sizes.of(part.row, layer)) for part in stored.parts]
     sides = [sides_of(kind) for kind in kinds]
     known = [side for side in sides if side is not None]
@@ -226,7 +226,7 @@ _WEIGHT = ".weight"
 
 
 def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
-    """The canonical name of the module at a path; ``None`` where the families have no rule, or differ.
+    """Canonical module at a path; ``None`` if families differ.
 
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
@@ -256,7 +256,7 @@ def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
 
 
 def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
-    """Where the rows of the matrix at a path lie, ``None`` for in canonical order; or why that is not known."""
+    """Places of the rows at a path, ``None`` for canonical order."""
     if model is not None:
         family = FAMILIES[model.family]
         name, found = stored_at(path, family)
@@ -275,14 +275,14 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
 
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """The families that have a rule for every path that any family has one for."""
+    """Families that have a rule for every known path."""
     one_a_layer = {parse(path).pattern: path for path in paths}.values()  # numbers of layers make no difference
     ruled = [{family for family, found in rules_at(path).items() if _module(*found)} for path in one_a_layer]
     return tuple(family for family in FAMILIES if all(family in families for families in ruled if families))
 
 
 def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
-    """The path of a module, in the names of a :mod:`naming scheme <ckconv.families.naming_schemes>`.
+    """Path of a module in a naming scheme.
 
     Returns:
         ``None`` where families differ, or have no rule.
@@ -294,7 +294,7 @@ def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
 
 
 def gguf_module_of(name: str, family: Family | None) -> str | None:
-    """The canonical module of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
+    """Canonical module of a GGUF tensor (``blk.3.attn_q.weight``)."""
     parsed = parse(name)
     found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
     if found is None or not parsed.pattern.endswith(_WEIGHT):
@@ -303,7 +303,7 @@ def gguf_module_of(name: str, family: Family | None) -> str | None:
 
 
 def gguf_name_of(module: str, family: Family) -> str | None:
-    """The GGUF tensor that a module's matrix is in llama.cpp, ``None`` where there is none of its own."""
+    """GGUF tensor of a module's matrix; ``None`` without one."""
     parsed = parse(module)
     names = names_of(family, GGUF)
     whole = f"{parsed.pattern}{_WEIGHT}"
@@ -315,7 +315,7 @@ def gguf_name_of(module: str, family: Family) -> str | None:
 
 
 def placed_in_gguf(name: str, family: Family, model: ModelConfig) -> Outputs | None:
-    """Where the rows of a GGUF's matrix lie, and its columns; ``None`` for in canonical order."""
+    """Places of a GGUF matrix's rows, and its columns."""
     parsed = parse(name)
     found = names_of(family, GGUF).stored.get(parsed.pattern)
     return None if found is None else outputs_of(found, Sizes(family, model.scope), parsed.layer)
@@ -327,12 +327,12 @@ def weight_pattern(module: str) -> str:
 
 
 def family_named(architecture: str) -> Family | None:
-    """The family of a ``general.architecture``; where several share it the dense one, of which nothing more is said."""
+    """Family of a ``general.architecture``, the dense one of several."""
     return family_of_gguf(architecture, lambda key: False) or family_of_gguf(architecture, lambda key: True)
 
 
 def local_path(module: str) -> str | None:
-    """A module's path from its layer on (``self_attn.q_proj``), ``None`` outside of the layers."""
+    """Module path within its layer (``self_attn.q_proj``)."""
     name = parse(module)
     return name.pattern.partition(".{n}.")[2] if name.layer is not None else None
 
@@ -345,7 +345,7 @@ _A, _B = f".{Role.A.value}", f".{Role.B.value}"
 
 
 def same_rank(one: Tensor, other: Tensor, files: Files) -> tuple[Tensor, Tensor]:
-    """The two, the one of the larger rank cut to that of the other, where it holds nothing but zeros beyond that.
+    """Two matrices of one rank, zeros beyond the smaller cut off.
 
     Tensors that are no LoRA matrices, or differ otherwise, are given back as they are.
     """

@@ -1,4 +1,4 @@
-"""Stored tensors of an adapter -> its modules: pairs put together, ranks checked, orientations undone."""
+"""Modules of an adapter out of its stored tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ckconv.errors import Faults, quoted
 
 
 class Part(NamedTuple):
-    """One stored tensor and what it is to its module; ``transposed`` if its rows are stored as columns."""
+    """Stored tensor of a module and its role, transposed or not."""
 
     stored: StoredTensor
     transposed: bool = False
 
 
 class Shape(NamedTuple):
-    """What a configuration says of one module's LoRA; ``rank`` ``None`` where only the tensors tell.
+    """Configuration of one module's LoRA: rank, alpha, scale.
 
     Attributes:
         given: how the file says its rank (``r``), for errors.
@@ -109,7 +109,7 @@ class Collector:
         )
 
     def add_made(self, module: AdapterModule, tensors: Mapping[Role, Tensor]) -> None:
-        """Add a module whose tensors are canonical already; several may be parts of one stored tensor."""
+        """Add a module of canonical tensors, or of parts of stored ones."""
         self._modules[module.name] = module
         for tensor in tensors.values():
             self._tensors[tensor.name] = tensor
@@ -183,7 +183,7 @@ _PAIR = (Role.A, Role.B)
 
 
 def experts_together(collected: Collected, model: ModelConfig) -> Collected:
-    """The modules, those of single experts as one where all are there and alike: rank, scale, type.
+    """Modules with single experts stacked, where all are alike.
 
     The path of such a module has :data:`NUMBER` for the number of the expert.
     """

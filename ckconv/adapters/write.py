@@ -1,4 +1,4 @@
-"""Planning for an adapter: which tensors are written, as what type, and what a target cannot express."""
+"""Planning of adapters: tensors, types, and refusals of targets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ckconv.quant.convert import between, decodable, writable
 
 
 def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) -> TensorIndex:
-    """The adapter with such modules in parts; those that have a place, and all where no base is named, as they are.
+    """Adapter with fused modules in parts, where a target wants them.
 
     Args:
         has_place: the target has one matrix for a module.
@@ -73,7 +73,7 @@ def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) ->
 def _parts(
     module: AdapterModule, base: ModelConfig, has_place: Callable[[str, ModelConfig], bool]
 ) -> list[tuple[str, int]]:
-    """Names and rows of the matrices that the target has of a module, in order; none if it has not all of them."""
+    """Names and rows of a module's matrices in the target."""
     asked = parse(module.name)
     left, found = PARTS.get(asked.pattern, ()), []
     while left and module.roles == (Role.A, Role.B):
@@ -108,7 +108,7 @@ NAME_BASE = "--base BASE names the base model"
 
 
 class Entry(NamedTuple):
-    """One tensor of the output: what it is called, what it holds, and how the target stores that.
+    """Tensor of the output: name, content and layout.
 
     Attributes:
         more: tensors whose rows follow those of ``source``.
@@ -122,7 +122,7 @@ class Entry(NamedTuple):
 
 
 class AdapterPlanner(Planner):
-    """Plans one adapter; a target says what it calls the tensors and how it lays out its file."""
+    """Planner of one adapter; targets say names and layouts."""
 
     #: What the target is called in sentences.
     what: str
@@ -182,7 +182,7 @@ class AdapterPlanner(Planner):
         return Role.A in module.roles and len(self.tensor(module, Role.A).shape) == 3
 
     def placed(self, path: str) -> Outputs | None:
-        """Where the rows of the target's matrix at a path lie, ``None`` for in canonical order."""
+        """Places of the target matrix's rows, ``None`` for canonical order."""
         outputs, why = placed(path, families_in(self), self.adapter.base)
         if why:
             self.refuse(why, NAME_BASE if why.endswith(BY_BASE) else "")
@@ -245,7 +245,7 @@ class AdapterPlanner(Planner):
                 self.refuse(f"{one}, and not all of its layer have a LoRA of one rank and scale")
 
     def _grown(self) -> int:
-        """Rows of an embedding or a head that has more of them than the base's; 0 for none."""
+        """Rows of an embedding or head beyond the base's; 0 for none."""
         base = self.adapter.base
         whole = (f"{name}.{Role.SAVED_WEIGHT.value}" for name in ("token_embedding", "output"))
         rows = [self.index.tensors[name].shape[0] for name in whole if name in self.index.tensors]
@@ -324,7 +324,7 @@ def power_of_two(factor: float) -> bool:
 
 
 def best_scale(modules: Iterable[AdapterModule]) -> float:
-    """The one scale with which the fewest digits change: exact for most modules, then a power of two from most."""
+    """Scale that changes the fewest digits."""
     scales = Counter(module.scale for module in modules)
 
     def fit(scale: float) -> tuple[int, int]:
@@ -337,7 +337,7 @@ def best_scale(modules: Iterable[AdapterModule]) -> float:
 def paths_in(
     planner: AdapterPlanner, scheme: str, *, same: bool, placed: Mapping[str, object] = MappingProxyType({})
 ) -> Mapping[str, str]:
-    """Module -> its path as ``scheme`` has it; modules without one are reasons to refuse.
+    """Module -> path in a scheme; reasons for modules without one.
 
     Args:
         same: the source is of the same format: paths stay what they are, as do those for which no rule is known.
@@ -365,7 +365,7 @@ def _is_of(module: AdapterModule, base: ModelConfig | None) -> bool:
 
 
 def families_in(planner: AdapterPlanner) -> tuple[str, ...]:
-    """The families that the base may be of: the base's own, the one that the file names, or those with such modules."""
+    """Families of the base: own, named, or fitting."""
     adapter, index = planner.adapter, planner.index
     if adapter.base is not None:
         return (adapter.base.family,)

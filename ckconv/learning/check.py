@@ -1,4 +1,4 @@
-"""A file that was learned, held against its pair: both directions made into nothing, every byte and key compared."""
+"""Both directions of a learned file, held against its pair."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
 
 @dataclass
 class Direction:
-    """What a direction makes, against what is there.
+    """One direction of a conversion, against the file that is there.
 
     Attributes:
         error: why nothing is made.

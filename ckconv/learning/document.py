@@ -31,7 +31,7 @@ def key(name: str) -> str:
 
 
 def text(comments: Sequence[str], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """A file: comments, values at the top, then a section each, empty ones left out."""
+    """TOML of a family file: comments, top values, a section each."""
     lines = [f"# {line}".rstrip() for line in comments]
     lines += [f"{key(name)} = {inline(value)}" for name, value in top.items() if value or value is False]
     for section, rows in sections.items():

@@ -1,4 +1,4 @@
-"""What a pair says of a family's parameters, as far as it says anything: a rule that has no value is passed over."""
+"""Values of a family's parameters, as far as a pair says them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Guess(Mapping[str, Any]):
         return self._known[name]
 
     def told(self, name: str, value: Any) -> None:
-        """Take a parameter's value from elsewhere; what was computed without it is forgotten."""
+        """Take a value from elsewhere and forget what followed without it."""
         self._told[name] = value
         self._known = dict(self._told)
 

@@ -1,4 +1,4 @@
-"""Rows of parameters of a file that is learned, and the keys and values that close it.
+"""Rows of parameters of a learned file, and the values that close it.
 
 What a pair does not tell is closed at the value that it has: switches, words, numbers that are 0 or 1, and whatever
 no rule of a shipped family explains. Another pair, or a person, opens it.
@@ -40,7 +40,7 @@ _SHARE = "int(it * head_dim)"
 
 
 class Question(NamedTuple):
-    """What the pairs leave open, and what the file says until somebody answers."""
+    """Choice that the pairs leave open, and the file's answer so far."""
 
     key: str
     text: str
@@ -98,12 +98,12 @@ class Keys:
         return [cell for cell in row.key_cells("hf") if any(_has(pair, cell.key) for pair in self._pairs)]
 
     def _looked_at(self, row: Parameter) -> list[str]:
-        """Keys of config.json that tell the parameter: not those that count only where no other does."""
+        """Keys of config.json that tell the parameter, fallbacks left out."""
         cells = self._keyed(row)
         return [cell.key for cell in [cell for cell in cells if not cell.instead] or cells]
 
     def _agrees(self, family: Family, name: str, key: str) -> bool:
-        """The parameter as config.json says it, written under the key, is what every file has there."""
+        """Whether every file has, under the key, what config.json says."""
         for n, pair in self._said(key):
             if family is self._base:
                 guess = self._mine[n]
@@ -181,7 +181,7 @@ class Keys:
         return key if kind == "u32" else f"{key}:{kind}"
 
     def _rule(self, key: str) -> str:
-        """What some family's class takes where config.json has no key: ``4 * hidden``."""
+        """Default of some family's class for a missing key: ``4 * hidden``."""
         if any(_words(one) == _words(key) for one in self._pairs[0].flat):
             return ""
         for family in self._families.values():
@@ -198,7 +198,7 @@ class Keys:
         return ""
 
     def _explain(self, family: Family, name: str, key: str) -> None:
-        """The key is made by a rule: the keys of config.json that the rule reads are free where the rule was tried."""
+        """Mark a key as made by a rule, and open the keys that the rule reads."""
         self.explained.add(key)
         row = family.parameters[name]
         rows, todo = {name: row}, [row]
@@ -236,13 +236,13 @@ class Keys:
         )
 
     def _usual(self, key: str) -> str:
-        """What most families call the parameter of a metadata key."""
+        """Name that most families give the parameter of a metadata key."""
         names = [name for family in self._families.values() for name, row in family.parameters.items()
                  for cell in row.key_cells("gguf") if cell.key == key and not cell.alias]  # fmt: skip
         return max(names, key=names.count) if names else re.sub(r"\W", "_", key)
 
     def _by_value(self, key: str, name: str) -> None:
-        """No rule says it: a key of config.json that has the value in every pair, or else the value for itself."""
+        """Take the key of config.json with the same value, or a constant."""
         said = self._said(key)
         value = said[0][1].keys[key]
         type = said[0][1].types[key]
@@ -300,7 +300,7 @@ class Keys:
         return any(cell.key in pair.keys for cell in cells for pair in self._pairs)
 
     def pinned(self) -> bool:
-        """Give parameters of the base that neither file says the value that its class takes."""
+        """Fix parameters that neither file says at the class's value."""
         changed = False
         for name, row in self._base.parameters.items():
             stated = self._stated(name) and "gguf" not in self._own(name)
@@ -316,12 +316,12 @@ class Keys:
         return changed
 
     def _free(self, key: str) -> bool:
-        """The base has no rule of its own for the key of config.json, but that it is a modifier."""
+        """Whether the base has no rule for the key but a modifier."""
         row = self._base.document.keys.keys.get(key)
         return row is None or row.kind is Kind.MODIFIER or any(self._reads(name, key) for name in self._base.parameters)
 
     def _says_another(self, one: str, key: str) -> bool:
-        """A shipped family reads this key of config.json for another metadata key, which the pairs have, too."""
+        """Whether a shipped family reads the key for another metadata key."""
         theirs = {
             cell.key
             for family in self._families.values()
@@ -332,13 +332,13 @@ class Keys:
         return key not in theirs and any(other in pair.keys for pair in self._pairs for other in theirs)
 
     def read(self, head: str) -> bool:
-        """A parameter reads the key at the top of config.json, or the table there, or rules of RoPE do."""
+        """Whether some parameter or rule of RoPE reads a top-level key."""
         mine = {_key(cell).partition(".")[0] for name in self.parameters for cell in self._own(name).get("hf", ())}
         base = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf")}
         return head in {*mine, *base, *_ROPE}
 
     def again(self, key: str) -> bool:
-        """The metadata key for itself, where the rule that was taken does not make it."""
+        """Take a metadata key by value, where the rule taken fails."""
         if key in self._repeated:
             return False
         self._repeated.add(key)
@@ -351,7 +351,7 @@ class Keys:
                 if any(_key(cell).partition(":")[0] == key for cell in self._own(name).get("gguf", ()))]  # fmt: skip
 
     def fixed(self, name: str, ours: Any, theirs: Any) -> bool:
-        """Give a parameter one value, where the two files are read to say two: that of the one that says any."""
+        """Fix a parameter that the two files are read to say differently."""
         row = self._base.parameters.get(name)
         if row is None or name in self._tied:
             return False
@@ -368,7 +368,7 @@ class Keys:
         return True
 
     def written_as_read(self, key: str) -> bool:
-        """Have a key of config.json written that the base reads, and writes under another name."""
+        """Write a key under the name by which the base only reads."""
         for name in self._base.parameters:
             raw = self._tables[self._base.name]["parameters"].get(name)
             cells = raw.get("hf", []) if isinstance(raw, dict) else []
@@ -380,7 +380,7 @@ class Keys:
         return False
 
     def returned(self, key: str, value: Any) -> bool:
-        """Have a key of config.json written as it was: what the base makes of it on the way back is something else."""
+        """Write a key of config.json as found, not as the base makes it."""
         name = next((name for name in self._base.parameters if self._reads(name, key)), "")
         if name and name not in self._given:
             self._given.add(name)
@@ -397,7 +397,7 @@ class Keys:
         return True
 
     def _cleared(self, name: str) -> dict[str, Any]:
-        """Without what the base says where its keys are missing, or instead of them."""
+        """Empty default and value, in place of the base's."""
         row = self._base.parameters.get(name)
         if name in _BASES:
             return {"default": 10000.0}  # every reader of files without it wants one; here none is without it
@@ -406,7 +406,7 @@ class Keys:
         return {"default": "absent"} | ({"value": "absent"} if row.value else {})
 
     def _alone(self) -> None:
-        """One parameter a key: those of the base that have one which is another's now do without it."""
+        """Take keys away from rows of the base that new rows have."""
         for name, mine in list(self.parameters.items()):
             if not isinstance(mine, dict):
                 continue
@@ -427,7 +427,7 @@ class Keys:
         return row if isinstance(row, dict) else {}
 
     def _sized(self) -> None:
-        """Keys that sizes of tensors follow from: a model whose tensors have others is refused anyway."""
+        """Open keys from which sizes of tensors follow."""
         letters = {letter.removeprefix("_") for row in self._base.tensors.values() if row.cells["gguf"]
                    for letter in shapes.letters(row.fused_axes)}  # fmt: skip
         for letter in sorted(letters & self._base.axes.keys()):
@@ -436,7 +436,7 @@ class Keys:
                     self._open.update(self._looked_at(self._base.parameters[name]))
 
     def _missing(self) -> None:
-        """Parameters that the base's class wants and this configuration has not: what the GGUF has, else 0."""
+        """Fill parameters that the base wants and the configuration lacks."""
         for name, row in self._base.parameters.items():
             wanted = row.key_cells("hf") and not (row.value or row.optional or row.defaults.get("transformers"))
             if wanted and not self._keyed(row) and name not in self.parameters:
@@ -502,7 +502,7 @@ class Keys:
         return key in self.harmless or (row is not None and row.kind is Kind.HARMLESS)
 
     def _configuration(self) -> None:
-        """Keys of config.json that no parameter reads, closed at the values that they have."""
+        """Close keys of config.json that no parameter reads."""
         own = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf") if not cell.unread}
         added = {_key(cell).partition(".")[0] for row in self.parameters.values() if isinstance(row, dict)
                  for cell in row.get("hf", [])}  # fmt: skip
@@ -555,7 +555,7 @@ class Keys:
         return found
 
     def _values(self, key: str, values: Sequence[Any], free: bool) -> Any:
-        """What a key may say: anything where it is a number that a rule reads, and no 0 or 1 everywhere."""
+        """Values that a key may have: any number that a rule reads, or those."""
         there = [
             item
             for value in values

@@ -1,4 +1,4 @@
-"""``ckconv learn``: the nearest shipped family, and what a pair has otherwise."""
+"""``ckconv learn``: the nearest family and the differences of a pair."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def learn(
 
 
 def _windows(pairs: Sequence[Pair], families: Mapping[str, Family], base: str) -> list[Mapping[str, Any]]:
-    """Rules by which classes choose layers that slide: the base's own, and of a model that slides every other one."""
+    """Rules for sliding layers to try: the base's, then other classes'."""
     own = read_file(families[base].path).get("config", {}).get("window", {})
     slides = any("sliding_window" in pair.document or "attention.sliding_window" in pair.keys for pair in pairs)
     words = sorted({family.document.window.transformers for family in families.values()} - {""}) if slides else []
@@ -176,7 +176,7 @@ def _opened(checkpoint: Path, model: Path) -> Pair:
 
 
 def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
-    """Every tensor of the GGUFs has its values in the checkpoint, in some order.
+    """Check that every tensor of the GGUFs was found in the checkpoint.
 
     Raises:
         InputError: ``learn.values``, ``learn.untraced``.
@@ -203,7 +203,7 @@ def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
 
 
 class _Draft:
-    """A file that extends one family, and is mended by what it makes."""
+    """Family file in the making, mended by the results of conversions."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Draft:
         self.fault, self.wrong = "", 1 << 20
 
     def mended(self, values: bool) -> Learned | None:
-        """The file, when both directions of every pair are right; ``None`` otherwise."""
+        """File that makes every pair right both ways, or ``None``."""
         with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
             path = Path(folder) / f"{self._name}.toml"
             for _ in range(_ROUNDS):
@@ -355,7 +355,7 @@ class _Draft:
         )
 
     def _told_apart(self) -> tuple[str, list[str]]:
-        """A condition that no shipped family of the same architecture holds, and those that hold it all the same."""
+        """Condition that tells the GGUF from families of its architecture."""
         pair, over, atoms = self._pairs[0], list[str](), list[str]()
         for family in families_of_gguf(pair.architecture):
             theirs = str(family.in_gguf.condition or "true")
@@ -371,7 +371,7 @@ class _Draft:
 
 
 def _digest(pair: Pair) -> str:
-    """Of names, types and shapes of both files, and of config.json."""
+    """SHA-256 of names, types and shapes of both files, and of the keys."""
     said = [(t.name, t.dtype.name, t.shape) for index in (pair.checkpoint, pair.model) for t in index.stored]
     return hashlib.sha256(repr((said, sorted(pair.flat.items(), key=str))).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""A checkpoint and a GGUF of the same model: what both say, and their tensors by pattern, layer and expert."""
+"""Checkpoint and GGUF of one model: keys, and tensors by pattern."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Tensors = Mapping[str, Mapping[int, Sequence[StoredTensor]]]
 
 
 class Place(NamedTuple):
-    """What a name says."""
+    """Pattern, layer and expert in a name."""
 
     pattern: str
     layer: int
@@ -99,20 +99,20 @@ class Pair:
         return f"{self.checkpoint.path.name or self.checkpoint.path} and {self.model.path.name}"
 
     def has(self, key: str) -> bool:
-        """What conditions of family files ask of a GGUF: a key, one that is not the architecture's, a tensor."""
+        """Whether the GGUF has a key, or a tensor behind ``=``."""
         if key.startswith("="):
             return any(tensor.name == key[1:] for tensor in self.model.stored)
         return key[1:] in self.model.metadata if key.startswith("/") else key in self.keys
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Of a tensor of the GGUF."""
+        """Shape of a tensor of the GGUF."""
         place = place_of(tensor)
         found = self.target.get(place.pattern, {}).get(place.layer)
         return found[0].shape if found else None
 
 
 def value_of(found: Any) -> Any:
-    """A metadata value: a list, or a number as the shortest decimal of its float32."""
+    """Metadata value as a list, text or shortest float32 decimal."""
     value = found.value if isinstance(found.value, str | int | float) else found.value.decode()
     return shortest_float32(value) if isinstance(value, float) else value
 

@@ -1,4 +1,4 @@
-"""Rows of tensors of a file that is learned: only where they differ from those of the family that it extends."""
+"""Rows of tensors that differ from those of the extended family."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Rows:
         self.tensors = {name: row for name, row in self.tensors.items() if row}
 
     def _there(self, row: TensorRow) -> bool | None:
-        """Whether the base's model of these sizes would have it; ``None`` where nothing says so."""
+        """Whether the base would have the tensor; ``None`` if unsaid."""
         return None if row.when is None else self._value(row.when, 0)
 
     def _value(self, expression: Expression, number: int) -> Any:
@@ -90,7 +90,7 @@ class Rows:
             return None
 
     def _agreed(self, expression: Expression, number: int) -> bool | None:
-        """What both files of a pair say; ``None`` where they differ."""
+        """Value of a condition in both files; ``None`` if they differ."""
         try:
             said = [bool(expression.value(self._said(self._base.name, format, number))) for format in ("hf", "gguf")]
         except FAILS:
@@ -224,7 +224,7 @@ class Rows:
             self.tensors[braced(names)] = {**row, **beside}
 
     def _strange(self, form: Form) -> tuple[int, int, int]:
-        """How many parameters its letters ask for that a format does not say, that no key says, the base has not."""
+        """Count parameters of its letters that are unsaid, unkeyed or foreign."""
         family = self._families[form.family]
         used = {letter.removeprefix("_") for shape in (form.fused, form.hf.axes, form.gguf.axes) if shape
                 for letter in shapes.letters(shape)} & family.axes.keys()  # fmt: skip
@@ -249,7 +249,7 @@ class Rows:
         return self._one_sided[key]
 
     def _letters(self, form: Form) -> None:
-        """Letters of another family's row, where the base has none, or means another size by them."""
+        """Take letters of another family's row over."""
         family = self._families[form.family]
         used = {letter.removeprefix("_") for shape in (form.fused, form.hf.axes, form.gguf.axes) if shape
                 for letter in shapes.letters(shape) if not letter.isdigit()}  # fmt: skip
@@ -341,7 +341,7 @@ class Rows:
                 self.adopt(self._families[family], each)
 
     def _alike(self, seen: list[tuple[int, Pair, list[bool]]]) -> Iterator[tuple[int, str, str]]:
-        """Kinds of layers that are these ones: how far they are, what rows call them, and the family that has them."""
+        """Kinds of layers that hold for exactly these layers."""
         near = [self._base, *(one for one in self._families.values() if one is not self._base)]
         for family in near:
             for kind, expression in family.layers.items():
@@ -361,7 +361,7 @@ class Rows:
 
 
 def spellings(name: Name) -> tuple[str, ...]:
-    """What a cell may call a tensor."""
+    """Ways in which a cell may spell a tensor's name."""
     return name.module, f"={name.whole}", f"={name.module}"
 
 
@@ -372,7 +372,7 @@ def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, 
 
 
 def prefixes(pair: Pair) -> tuple[str, str]:
-    """What stands in the checkpoint before the names of the model's and of a layer's tensors."""
+    """Prefixes of the model's and of a layer's names in the checkpoint."""
     starts = Counter(pattern[: pattern.index("{n}.") + 4] for pattern in pair.source if "{n}." in pattern)
     layer = starts.most_common(1)[0][0] if starts else "{n}."
     above = layer.split(".")[:-3]
@@ -393,7 +393,7 @@ def braced(names: Sequence[str]) -> str:
 
 
 def _start(names: Sequence[str]) -> str:
-    """What all begin with."""
+    """Longest common beginning."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike)
 
@@ -405,7 +405,7 @@ def _short(cell: dict[str, Any]) -> Any:
 def ranked(
     pairs: Sequence[Pair], traced: Traced, families: Mapping[str, Family], guesses: Mapping[tuple[str, int], Guess]
 ) -> list[str]:
-    """The families, the nearest first: by their rows and names of tensors, then by their keys."""
+    """Families by nearness: rows and names of tensors, then keys."""
     pair, (root, layer) = pairs[0], prefixes(pairs[0])
     rotary = any("rope_theta" in key for key in pair.flat)
     scores = {}

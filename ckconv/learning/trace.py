@@ -1,4 +1,4 @@
-"""Which tensor of the checkpoint each tensor of the GGUF holds, and in which order: found by values, not by names.
+"""Source of each tensor of a GGUF, found by values, not by names.
 
 A hypothesis is a row of a shipped family: axes of the canonical tensor, and how either format stores them. It is held
 against some rows of both tensors; what no row explains is not traced.
@@ -26,7 +26,7 @@ _COLUMNS = 64
 
 
 class Form(NamedTuple):
-    """How a canonical tensor lies in both formats, as a row of a shipped family says."""
+    """Layout of a canonical tensor in both formats, from a shipped row."""
 
     family: str
     row: str
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is the same of forms that say the same of values."""
+        """Identity of forms that say the same of values."""
         return (
             self.axes,
             self.hf.axes,
@@ -57,7 +57,7 @@ class Hit(NamedTuple):
 
 
 class Name(NamedTuple):
-    """A name as a family file writes it: module, and ``weight``, ``bias`` or nothing behind it."""
+    """Name in a family file: module, and ``weight`` or ``bias``."""
 
     module: str
     kind: str
@@ -103,7 +103,7 @@ def rows_of(family: Family, pattern: str, *, near: bool = True) -> list[tuple[st
 
 
 class Traced(NamedTuple):
-    """What was found.
+    """Hits of every pattern, and the patterns without.
 
     Attributes:
         found: pattern of a GGUF's tensor -> what has its values.
@@ -164,7 +164,7 @@ class Tracer:
         return Traced(found, untraced)
 
     def _computed(self, pattern: str) -> bool:
-        """A tensor that is made of the configuration: of it the whole conversion will tell."""
+        """Whether the tensor is made of the configuration."""
         return any(
             any(cell.tensor == pattern for row in family.parameters.values() for cell in row.cells.get("gguf", ()))
             or any(cell.name == f"={pattern}" and not row.cells["hf"] for row in family.tensors.values()
@@ -207,7 +207,7 @@ class Tracer:
                     yield Hit(source, form)
 
     def _holds(self, form: Form, pattern: str, source: str, bias: bool) -> bool:
-        """The form holds in every layer of every pair that is looked at: the first, the last and some between."""
+        """Whether a form holds in some layers of every pair."""
         for number, pair in enumerate(self._pairs):
             layers = pair.target.get(pattern, {})
             if layers and source not in pair.source:
@@ -225,7 +225,7 @@ class Tracer:
         return True
 
     def _moves(self, form: Form, number: int, bias: bool) -> tuple[shapes.Move, shapes.Move, int] | None:
-        """Both moves of a form in a pair, and over how many experts; ``None`` where its letters have no size."""
+        """Both moves of a form in a pair, and the number of experts."""
         axes, ours, theirs = form.axes, form.hf.axes, form.gguf.axes
         if bias and len(axes) > 1:
             last = axes[-1]
@@ -291,7 +291,7 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _sampled(count: int, rows: int) -> np.ndarray:
-    """Places of a canonical tensor: all of a small one, else runs that lie all over it."""
+    """Places of a tensor to compare: all, or runs from all over."""
     if count <= rows * _COLUMNS * 4:
         return np.arange(count)
     random = np.random.default_rng(0)
@@ -311,7 +311,7 @@ def written(shape: Shape) -> str:
 
 
 def plainness(form: Form) -> tuple[int, int]:
-    """Of forms that say the same of a pair: the one of fewest numbers and letters goes first."""
+    """Rank of equivalent forms: fewest numbers and letters first."""
     text = written(form.axes) + written(form.gguf.axes or ()) + written(form.hf.axes or ()) + form.gguf.value
     return len(re.findall(r"\d", text)), len(text)
 

@@ -1,4 +1,4 @@
-"""The source record: what a bump file does not hold of its source; here the names of records beside a model."""
+"""Source records, and the names of records beside a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
 
 
 def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
-    """Return the paths that a document beside a model may have: its names with ``suffix``; of shards, the whole's.
+    """Return the paths of documents beside a model, by suffix.
 
     Args:
         opened: the path that the user named.

@@ -1,4 +1,4 @@
-"""The conversion record: of what an output was made, and how, so that it can be verified without remembering.
+"""Conversion record: source and options of an output, for verify.
 
 ``out.gguf.ckconv.json`` lies beside ``out.gguf``, ``ckconv.json`` in a directory; that of a bump file is a member of
 its source record, if it has one. It holds the options that changed something, and the SHA-256 of every file of the
@@ -36,7 +36,7 @@ DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
 
 class ConversionRecord(NamedTuple):
-    """What is read.
+    """Content of a conversion record.
 
     Attributes:
         path: of the file that it is, or is a member of.
@@ -74,7 +74,7 @@ def as_meant(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Iterator[ConversionRecord]:
-    """The records of an output: the one in its source record, then the one that lies beside it.
+    """Records of an output: in its source record, then beside it.
 
     Args:
         opened: what the user named.

@@ -1,4 +1,4 @@
-"""Writing a source record: what of a source the planned output cannot give back."""
+"""Writing of source records: content that an output cannot give back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ckconv.record.read import (
 
 
 class Content(NamedTuple):
-    """One member of the archive: bytes of source files, one after the other, their SHA-256 (hex) and CRC-32."""
+    """Member of the archive: source bytes, SHA-256 (hex) and CRC-32."""
 
     extents: tuple[Extent, ...]
     sha256: str
@@ -55,7 +55,7 @@ class Content(NamedTuple):
 
 
 class PendingRecord(NamedTuple):
-    """A record of which everything is known but the digest of the bump that it belongs to.
+    """Record that lacks only the digest of its bump file.
 
     Attributes:
         record: with any digest.
@@ -79,7 +79,7 @@ class PendingRecord(NamedTuple):
         return self._archive(self._documents(self.record, conversion)).nbytes
 
     def chunks(self, payload: bytes, conversion: bytes | None) -> Iterator[bytes]:
-        """The file in pieces, once the SHA-256 of the bump's payload is known; empty where no header holds one.
+        """File in pieces, once the bump's payload SHA-256 is known.
 
         Args:
             conversion: the conversion record that is a member of it.
@@ -159,11 +159,11 @@ _NO_DIGEST = bytes(32)
 
 
 class NoRecordError(Exception):
-    """There cannot be a record; the text says why, for people. Never leaves this module."""
+    """Reason why no record can be made; never leaves this module."""
 
 
 def with_record(plan: Plan) -> Plan:
-    """A plan with the record that makes its source again, or with a note that says why there is none."""
+    """Plan with a record of its source, or a note why without."""
     if plan.refusals:
         return plan
     try:
@@ -213,7 +213,7 @@ def _prepare(plan: Plan) -> PendingRecord:
 
 
 def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
-    """The record of a bump file that is the source, for the bump file that is made from it.
+    """Record of a bump source, for the bump made from it.
 
     Raises:
         InputError: ``record.*``, it is malformed, or belongs to another bump.
@@ -270,7 +270,7 @@ def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable
 
 
 def _source_file(path: Path, runs: list[list[Run]] | None, contents: dict[str, Content], files: Files) -> SourceFile:
-    """One file of the record; ``runs`` is what is kept of it, in groups, ``None`` where that is all of it."""
+    """File of the record, with the runs that are kept."""
     size = path.stat().st_size
     groups = [[(0, size)] if size else []] if runs is None else runs
     made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
@@ -282,7 +282,7 @@ def _source_file(path: Path, runs: list[list[Run]] | None, contents: dict[str, C
 
 
 def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -> list[list[Run]]:
-    """What is kept of a file of tensors: what is no tensor and not zero, then what of each tensor is lost."""
+    """Bytes kept of a file of tensors: the rest, then lost values."""
     stored = sorted((t for t in index.stored if t.extent.path == path), key=lambda t: t.extent.offset)
     groups: list[list[Run]] = []
     end = 0
@@ -295,7 +295,7 @@ def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -
 
 
 class _Returning:
-    """Decides for every run of stored bytes whether the planned output gives back the same bits.
+    """Decides which stored bytes the planned output gives back.
 
     Attributes:
         written: canonical tensors with a step.
@@ -348,7 +348,7 @@ class _Returning:
             yield whole
 
     def _comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
-        """Every bit survives there and back: of what is copied or widened, or narrowed where that changes nothing."""
+        """Whether every bit survives the conversion there and back."""
         if conversion.action is Action.SHIFT:
             return self._shift_comes_back(tensor, conversion)
         if conversion.action is Action.NARROW:
@@ -356,7 +356,7 @@ class _Returning:
         return conversion.action in (Action.COPY, Action.WIDEN)
 
     def _shift_comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
-        """1 + w is rounded to float32: a small w is not what comes back when 1 is taken away again."""
+        """Whether adding and taking away 1 gives every float32 back."""
         from ckconv.io.rows import RowReader, canonical_pieces
 
         back = Conversion(conversion.target, conversion.source, -conversion.shift)
@@ -368,7 +368,7 @@ class _Returning:
         return True
 
     def _respelled(self, tensor: Tensor, recipe: Recipe, triple: Triple) -> tuple[list[int], bool]:
-        """Rows whose numbers come back as other bits of a value, or of one that says nothing; whether codes move."""
+        """Rows whose numbers come back as other bits of equal values."""
         import numpy as np
 
         from ckconv.io.rows import RowReader, canonical_pieces
@@ -384,7 +384,7 @@ class _Returning:
 
 
 def _conversions(steps: Iterable[Step]) -> Iterator[tuple[str, Conversion]]:
-    """What becomes of every canonical tensor of which all rows are written; merged ones have other values."""
+    """Conversions of canonical tensors that are written whole."""
     for step in steps:
         if any(tensor.merge for tensor in step.sources):
             continue

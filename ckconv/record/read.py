@@ -60,7 +60,7 @@ Run = tuple[int, int]
 
 
 class Kept(NamedTuple):
-    """Runs of one file, sorted, and the SHA-256 (hex) of their bytes one after the other."""
+    """Runs of one file, sorted, and the SHA-256 (hex) of their bytes."""
 
     runs: tuple[Run, ...]
     sha256: str
@@ -72,7 +72,7 @@ class Kept(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap.
+    """File of the source: ``kept`` runs do not overlap.
 
     Attributes:
         sha256: of the whole file (hex), of one that holds tensors; empty in a bump file's record before 0.4.
@@ -146,7 +146,7 @@ class Record(NamedTuple):
 
 
 def plain_name(name: str) -> bool:
-    """The name of a file directly in a directory, not hidden, which any system can hold."""
+    """Name of a visible file in a directory, valid on any system."""
     if not name or name.startswith(".") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
         return False
     try:
@@ -165,7 +165,7 @@ IGNORED = "move it away; convert and batch ignore it with --no-source-record"
 
 
 class OpenRecord:
-    """A record of which everything is checked but the contents, which :meth:`check` reads."""
+    """Record whose contents :meth:`check` has yet to read."""
 
     def __init__(self, path: Path, record: Record, source: FileSource, members: Mapping[str, zipstore.Stored]) -> None:
         self.path, self.record = path, record
@@ -177,7 +177,7 @@ class OpenRecord:
         return {name: stored for name, stored in self._members.items() if name not in DOCUMENTS}
 
     def conversion(self) -> bytes | None:
-        """The conversion record that is a member of it, ``None`` where there is none.
+        """Conversion record among the members; ``None`` without one.
 
         Raises:
             InputError: ``record.zip``, its CRC-32 is wrong.
@@ -206,7 +206,7 @@ class OpenRecord:
         return self._source.read_at(offset, nbytes)
 
     def pieces(self, file: SourceFile) -> list[tuple[Run, int]]:
-        """Every run that is kept of a file, sorted, and the offset of its bytes in the record's own file."""
+        """Kept runs of a file, sorted, with their offsets in the record."""
         found = []
         for kept in file.kept:
             at = self._stored(file, kept).offset
@@ -216,7 +216,7 @@ class OpenRecord:
         return sorted(found)
 
     def _stored(self, file: SourceFile, kept: Kept) -> zipstore.Stored:
-        """The member that holds what is kept; :func:`open_record` has made sure that it is there and of that size."""
+        """Member with the kept bytes, whose size :func:`open_record` checked."""
         return self._members[file.member(kept)]
 
 
@@ -420,7 +420,7 @@ _LONGEST = 256 << 20
 
 
 class KeptSource(ByteSource):
-    """The bytes of a file of which only some runs are kept; the others read as zeros.
+    """Bytes of a partly kept file; other runs read as zeros.
 
     Args:
         pieces: the runs, sorted, each with the offset where ``read`` finds its bytes.
@@ -452,7 +452,7 @@ class KeptSource(ByteSource):
 
 
 def open_skeleton(opened: OpenRecord) -> TensorIndex:
-    """The index of the source as it was; extents are offsets in its files, whose paths are their bare names.
+    """Index of the source; extents are offsets in its files.
 
     Raises:
         InputError: ``record.files``, the kept bytes are no headers of the format.

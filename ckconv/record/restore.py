@@ -1,4 +1,4 @@
-"""Planning the way back: an output and the record beside it make the files of the source again, byte for byte.
+"""Planning of the way back: the source's files, byte for byte.
 
 Every run of bytes of every file is either kept in the record, or rows of a tensor that it holds, in the type and
 the order in which the source stored them, or zeros. What was widened is narrowed again, and every value is checked.
@@ -31,7 +31,7 @@ from ckconv.record.read import Run as Bytes
 
 
 def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:
-    """The plan that makes the source of an output again, or ``None`` and why there is none, for a note.
+    """Plan that makes the source again, or the reason for none.
 
     Raises:
         InputError: ``record.*``: the record beside it is malformed, or belongs to another output.
@@ -70,7 +70,7 @@ def _given(options: Options) -> list[str]:
 
 
 def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
-    """Source file -> name in the output; ``None`` where a single file is asked for and the source was none."""
+    """Source file -> name in the output; ``None`` for a mismatch."""
     files = [file.name for file in opened.record.files if file.tensors]
     if not file_name:
         return {name: name for name in files}
@@ -104,7 +104,7 @@ class _Restorer:
 
     @property
     def half(self) -> str:
-        """Why the source is another model than what is here, for a note; empty where both are one model, or two."""
+        """Reason why source and output are two models; empty if not."""
         if self.index.tower is not None and self.was.tower is None:
             return "the source record is not used: its source is the text model alone"
         needed = (tensor for name, tensor in self.was.tensors.items() if name.startswith(PREFIX))
@@ -163,7 +163,7 @@ class _Restorer:
             raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
 
     def _kept_steps(self, file: SourceFile) -> Iterator[Step]:
-        """What is kept of a file: tensors, or parts of them, are copied out of the record, all else is content."""
+        """Steps of a file's kept bytes: tensors copied, the rest content."""
         stored = sorted((t for t in self.was.stored if t.extent.path.name == file.name), key=_offset)
         starts = [_offset(tensor) for tensor in stored]
         for (offset, nbytes), at in self.opened.pieces(file):
@@ -237,7 +237,7 @@ def _row_bytes(array: Tensor) -> int:
 
 
 def _gaps(runs: Sequence[Bytes], extent: Extent) -> Iterator[Extent]:
-    """The parts of an extent that no run covers; runs are sorted and do not overlap."""
+    """Parts of an extent that no sorted run covers."""
     at, end = extent.offset, extent.offset + extent.nbytes
     for offset, nbytes in runs:
         if offset + nbytes <= at:
@@ -261,7 +261,7 @@ def _bytes_at(extent: Extent, name: str) -> Tensor:
 
 
 def _container(format: str, files: Sequence[str], side_files: Mapping[str, bytes]) -> Container:
-    """What lies around the tensors: nothing but side files, as headers are steps like everything else."""
+    """Container with side files alone; headers are steps."""
     made = Container(tuple(Frame(b"") for _ in files), side_files=side_files)
     checked = not format_of(format).single and not any(map(is_pickle, files))
     return made._replace(check=check_opens) if checked else made

@@ -1,4 +1,4 @@
-"""A zip archive of stored members in one form only, so that the same members always give the same bytes.
+"""Zip archive of stored members whose bytes follow from them.
 
 Members are sorted by name and lie back to back from byte 0: nothing is compressed, no time is kept (1980-01-01 is the
 earliest that the format knows), no comment, no extra field, and the directory follows the last member. Any unpacker
@@ -30,15 +30,15 @@ _UTF8 = 1 << 11
 
 
 class Readable(Protocol):
-    """Where an archive is read from: bytes at offsets, and what messages call them."""
+    """Source of an archive: bytes at offsets, and a name."""
 
     @property
     def path(self) -> Path:
-        """What messages call it."""
+        """Path for messages."""
 
     @property
     def size(self) -> int | None:
-        """Its length in bytes."""
+        """Length in bytes."""
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """``nbytes`` bytes from ``offset`` on; fewer at the end."""
@@ -89,7 +89,7 @@ class Archive(NamedTuple):
 
 
 def fits(names: Iterable[str], nbytes: int) -> bool:
-    """Members of these names and of ``nbytes`` bytes together can be one archive."""
+    """Whether members of these names and bytes fit one archive."""
     names = list(names)
     room = sum(_LOCAL.size + _CENTRAL.size + 2 * len(name.encode()) for name in names) + _END.size
     return len(names) <= MAX_MEMBERS and nbytes + room <= MAX_BYTES
@@ -112,7 +112,7 @@ def archive(members: Iterable[Member]) -> Archive:
 
 
 def read(source: Readable, code: str) -> Mapping[str, Stored]:
-    """The members of an archive that :func:`archive` made, by name. Their bytes are not read.
+    """Members of an archive by name; their bytes are not read.
 
     Raises:
         InputError: ``code``: it is truncated, or is not of that form in any byte.

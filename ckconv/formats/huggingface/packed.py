@@ -1,4 +1,4 @@
-"""Matrices that another quantizer packed: which arrays are one, and what the configuration declares of them."""
+"""Matrices packed by another quantizer: arrays and declarations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, A
 
 
 def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is declared of one module: of compressed-tensors the ``weights`` of its group, of others its overrides.
+    """Declared settings of one module, by its quantizer's rules.
 
     Raises:
         Misfit: it is declared that the module is not quantized.
@@ -75,7 +75,7 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is said of the name, or by the first expression that it begins with.
+    """Settings of the name, or of the first expression that matches.
 
     Sources: ``dynamic_get`` of GPTQModel's ``config.py``; ``get_layer_config`` of auto-round's ``convert_model.py``.
     """
@@ -90,7 +90,7 @@ def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rank(module: str, targets: Sequence[str]) -> int:
-    """Names count before expressions, and those before classes (``match_named_modules`` of compressed-tensors)."""
+    """Rank of a target: names, then expressions, then classes."""
     if module in targets:
         return 0
     if any(_names(target, module) for target in targets):
@@ -107,7 +107,7 @@ def _list(value: object) -> list[str]:
 
 
 def _names(entry: str, module: str) -> bool:
-    """An entry of a list of modules is about this one: by name, part of one, glob or regular expression."""
+    """Whether an entry of a list of modules names this one."""
     if entry == module or f".{entry}." in f".{module}." or fnmatchcase(module, entry):
         return True
     return _matches(entry.removeprefix("re:"), module)
@@ -123,7 +123,7 @@ def _matches(expression: str, module: str) -> bool:
 def check_ignored(
     settings: Mapping[str, Any], stored: Sequence[StoredTensor], modules: Mapping[str, Any], faults: Faults
 ) -> None:
-    """Lists of what is not quantized name modules that are there, and none that is quantized.
+    """Check that lists of unquantized modules name such modules.
 
     A head is listed by habit, tied or not; names of classes are about no module in particular.
     """
@@ -274,7 +274,7 @@ def _modules(
 def _found(
     module: str, by_name: Mapping[str, StoredTensor], method: str
 ) -> tuple[Packing, dict[str, StoredTensor]] | None:
-    """The packing that the arrays look like; of those with these names and types the declared one, if none does."""
+    """Packing of the arrays; of several fitting ones the declared."""
     fitting = []
     for packing in PACKINGS:
         if packing.declared and method not in packing.methods:

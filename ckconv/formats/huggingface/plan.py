@@ -108,7 +108,7 @@ def form_of(dtype: DType) -> Form:
 def packed_as(
     layout: str, tensor: Tensor, mxfp4: Triple, number: DType | None = None, *, middle: bool = False
 ) -> DType | None:
-    """The type that holds every number of a quantized matrix in this layout; ``None`` where it has none.
+    """Type for every number of a quantized matrix; ``None`` if none.
 
     Args:
         number: type of the scales where the matrix has float32 ones, if it is to be another.
@@ -133,20 +133,20 @@ def packed_as(
 
 
 def words_of(dtype: DType) -> int:
-    """Rows of a matrix whose zero points are in one word; 1 where none are stored."""
+    """Rows whose zero points share a word; 1 where none are stored."""
     scheme = scheme_of(dtype)
     return together(scheme) if scheme and scheme.codes == INT and scheme.zeros else 1
 
 
 def _is_symmetric(scheme: Scheme | None, dtype: DType) -> bool:
-    """Integers around zero in whole groups of neighbors, and words have whole codes."""
+    """Whether groups are integers around zero in whole words."""
     if scheme is None or scheme.codes != INT or scheme.bits not in (4, 8):
         return False
     return not (scheme.zeros or scheme.ordered) and dtype.block == scheme.group and scheme.group % 32 == 0
 
 
 def misplaced(entry: Entry) -> str:
-    """Why what a checkpoint has under this name is no module that a layout packs; empty where it is one."""
+    """Reason why a layout does not pack this module; empty if it does."""
     whole = entry.places is None and not entry.shift and all(factor == 1 for factor in entry.factors)
     if not entry.name.endswith(".weight") or not whole:
         return "its class does not store it as the matrix [out, in] of a linear layer"
@@ -271,7 +271,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         return super()._keeps_names() and self.options.pack in ("", method)
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
-        """compressed-tensors unpacks FP4 as bfloat16, and a model has one type of activations."""
+        """Float type of activations: bfloat16 beside packed FP4."""
         found = super()._floats(pieces)
         forms = [form_of(piece.module) for piece in pieces if piece.module is not None]
         if self.options.pack != COMPRESSED or not any(form.scales for form in forms):
@@ -306,7 +306,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         return super()._types(entries)
 
     def _block_type(self, tensor: Tensor) -> DType:
-        """Blocks of MXFP4 stay what they are where the family's class has them, others where a flag asks for it."""
+        """Type of blocks: MXFP4 stays where the class has it."""
         if self.in_blocks(tensor):
             return triple_type(_MXFP4)
         if not self.options.pack:
@@ -322,7 +322,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         return dtype if dtype is not None and not why else tensor.dtype
 
     def _unpackable(self, tensor: Tensor, dtype: DType | None) -> tuple[str, str] | None:
-        """Why the layout that was asked for does not hold a matrix as it is, and what does."""
+        """Reason why the layout cannot hold a matrix, and what can."""
         layout, entry = self.options.pack, self._entries.get(tensor.name)
         if dtype is None:
             elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
@@ -353,7 +353,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         return self.source.factors.get(tensor.name, [math.nan]) if is_scaled(tensor.dtype) else [1.0] * stacked
 
     def _module(self, entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
-        """As of any checkpoint; in the layout of another quantizer where that is asked for."""
+        """Tensors of a module, plain or in a quantizer's layout."""
         if not self.options.pack or dtype.block == 1 or entry.packed:
             return module_of(entry, parts, dtype)
         shape, layout = places_of(entry, parts, dtype)
@@ -380,7 +380,7 @@ class HuggingFacePlanner(CheckpointPlanner):
 
 
 def _outside(paths: Iterable[str], packed: Iterable[str]) -> list[str]:
-    """The shortest paths that lead to these modules and to none of the packed ones; ``*`` for the layers."""
+    """Shortest paths to unpacked modules alone; ``*`` for layers."""
     above = {start for path in packed for start in _starts(path)}
     return list(dict.fromkeys(next(start for start in _starts(path) if start not in above) for path in paths))
 
@@ -394,7 +394,7 @@ def _starts(path: str) -> list[str]:
 
 
 def planner_of(index: TensorIndex) -> type[Planner] | None:
-    """The planner of a model of two files, or of one that hears, out of another format; ``None`` for any other."""
+    """Planner of a model of two files or with speech; else ``None``."""
     if index.config is not None and index.format not in CHECKPOINTS and index.config.family == speech().family:
         return SpeechPlanner
     if index.tower is None or index.config is None:
@@ -407,10 +407,10 @@ def planner_of(index: TensorIndex) -> type[Planner] | None:
 
 
 class SpeechPlanner(HuggingFacePlanner):
-    """What the class of transformers loads, and how its extractor hears."""
+    """Planner of a speech model and its feature extractor."""
 
     def _check_class(self, family: Family) -> None:
-        """Every tensor that the converter writes is there, and no other: the class has the same."""
+        """Check that the tensors are those of the class."""
         assert self.config is not None
         scope = self.config.scope
         wanted = {name for name, _ in speech_tensors(scope["layers"], scope["encoder_layers"])}
@@ -438,7 +438,7 @@ _PREPARED = (
 
 
 class WholePlanner(HuggingFacePlanner):
-    """The text model under the names that it has within the class of both, and the tower beside it."""
+    """Planner of a text model within its whole, and the tower."""
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         text, self._seen = parted(index)

@@ -1,4 +1,4 @@
-"""The headers and the configuration of a checkpoint -> the canonical index, of its tower as well."""
+"""Canonical index of a checkpoint's headers and configuration."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def index_checkpoint(
 
 
 def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-    """The stored tensors, and what is packed as if it were stored under the name that it has dense."""
+    """Stored tensors, packed ones under their dense names."""
     if not found.packed:
         return stored
     whole = (
@@ -131,7 +131,7 @@ def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTenso
 
 
 def _starts(items: Sequence[Item]) -> Iterator[str]:
-    """What all names begin with, up to a dot, the shortest first."""
+    """Common beginnings of all names, the shortest first."""
     names = [item.tensor.source for item in items]
     for at, (letter, other) in enumerate(zip(min(names), max(names), strict=False)):
         if letter != other:
@@ -141,14 +141,14 @@ def _starts(items: Sequence[Item]) -> Iterator[str]:
 
 
 def _prefixed(start: str, family: str, path: Path) -> UnsupportedError:
-    """torch.compile, DataParallel and PEFT store a model within another module; transformers takes random weights."""
+    """Reason for names stored within another module's prefix."""
     message = f"every name starts with {quoted(start)}: without it they are those of a {family}"
     hint = f"save the model itself, or its tensors under name.removeprefix({start!r})"
     return UnsupportedError("model.config", message, path=path, hint=hint)
 
 
 def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
-    """Tensors under names that are not stored: ``save_model`` of safetensors stores what is shared once.
+    """Tensors that safetensors stores once for several names.
 
     The header's ``__metadata__`` says by which name (``_remove_duplicate_names`` of ``safetensors/torch.py``).
     """
@@ -158,7 +158,7 @@ def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
 
 
 def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> Canonical:
-    """With an embedding that is stored as the head alone of a tied model, and without names that nobody has a rule for.
+    """Embedding stored as a tied head alone, unknown names left out.
 
     transformers ties either to the other (``tie_weights``).
     """
@@ -179,7 +179,7 @@ def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> C
 
 
 def _stale(config: Mapping[str, Any], stored: Sequence[StoredTensor], *, mlx: bool) -> Iterator[str]:
-    """Whether ``config.json`` says that matrices are quantized, of a checkpoint of floats."""
+    """Whether config.json calls a checkpoint of floats quantized."""
     keys = [] if mlx else sorted(config.keys() - without_stale(config, stored).keys())
     if keys:
         yield f"config.json has {' and '.join(keys)}, and no tensor is quantized: nothing is taken from there"
@@ -218,7 +218,7 @@ _DOCUMENT = Document("preprocessor's configuration", "model.config", "model.conf
 
 
 def with_tower(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
-    """A checkpoint whose tensors of a known tower have the names that its rows have for them; others as they are.
+    """Checkpoint with a known tower's tensors under its rows' names.
 
     Args:
         documents: the contents of side files, where these are no files.

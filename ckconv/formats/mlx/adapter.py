@@ -1,4 +1,4 @@
-"""mlx-lm adapters: a directory with adapter_config.json and adapters.safetensors, read and planned."""
+"""Adapters of mlx-lm, read and planned."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _sorted(tensors: Sequence[StoredTensor]) -> tuple[dict[str, dict[Role, Store
 
 
 def _selected(module: str, document: Mapping[str, Any]) -> bool:
-    """``linear_to_lora_layers``: all matrices of a layer without ``keys``, else those named, by local or whole path."""
+    """Modules of ``linear_to_lora_layers``: named, or all of a layer."""
     keys = document["lora_parameters"].get("keys")
     inside = local_path(module)
     if not isinstance(keys, list):
@@ -214,7 +214,7 @@ class MlxAdapterPlanner(AdapterPlanner):
             self.refuse(f"the base is tied, so MLX would change the output head with {quoted(embeddings[0].path)}")
 
     def entries(self) -> list[Entry]:
-        """Every tensor under its module's path, the two matrices the other way round."""
+        """Tensors by module path, both matrices transposed."""
         self.scale = best_scale(module for module in self.modules if module.rank)
         found = []
         for module in self.modules:
@@ -239,7 +239,7 @@ class MlxAdapterPlanner(AdapterPlanner):
         return found
 
     def _widened(self, entry: Entry, role: Role, turned: bool) -> Entry:
-        """A matrix of the one rank: what is beyond its own is zeros, at the end of its rows or behind the last one."""
+        """Matrix of a common rank, filled up with zeros."""
         layout, shape = entry.layout, entry.shape
         if turned == (role is Role.A):
             wide = (transposed if turned else plain)(layout.rows, layout.cols, stored_cols=self.rank)
@@ -269,5 +269,5 @@ class MlxAdapterPlanner(AdapterPlanner):
 
 
 def _key(path: str) -> str:
-    """What mlx-lm calls a module: its path in its layer, or the whole path outside of the layers."""
+    """Path of a module for mlx-lm, within its layer or whole."""
     return local_path(path) or path

@@ -1,4 +1,4 @@
-"""Planning an MLX directory as mlx-lm loads it: a checkpoint of other names, whose matrices may be quantized."""
+"""Planning of MLX directories as mlx-lm loads them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def quantization_of(word: str, text: str) -> Quantization:
 
 
 def default_of(module: str, model_type: str, general: Quantization, columns: int) -> Quantization | None:
-    """What mlx-lm makes of a module that nobody named; ``None`` where it stays as it is."""
+    """Default quantization of a module in mlx-lm, or ``None``."""
     if not general.divides(columns) or _is_among("dense", module, model_type):
         return None
     return EIGHT if _is_among("eight", module, model_type) else general
@@ -152,7 +152,7 @@ class MlxPlanner(CheckpointPlanner):
     library = "mlx"
 
     def _keeps_names(self) -> bool:
-        """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""
+        """Whether names are MLX's already, and are copied."""
         return (
             not self.options.quantize
             and super()._keeps_names()
@@ -231,7 +231,7 @@ class MlxPlanner(CheckpointPlanner):
         return types
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
-        """The type of a matrix of the source that is to be quantized so, or to be of a float type."""
+        """Type of a matrix that is quantized or of floats."""
         source, asked = tensor.dtype, self.dtype
         same = triple_of(source)
         if same is not None and chosen == same.quantization and not self.decoded(tensor):
@@ -255,7 +255,7 @@ class MlxPlanner(CheckpointPlanner):
         return replace(plan, errors=errors) if self.options.quantize else plan
 
     def _told(self, piece: Piece, errors: Errors) -> Piece:
-        """The piece whose conversions say how far values move, once for all arrays of a module."""
+        """Piece whose conversions measure a module's error once."""
         if piece.conversion is None:
             return piece
         how = Quantizing(errors=None if piece.conversion.plane else errors)

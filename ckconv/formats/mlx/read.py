@@ -21,7 +21,7 @@ from ckconv.quant.triples import triple_type
 
 
 def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names: Iterable[str]) -> bool:
-    """The checkpoint was written by MLX: its files say so, or its configuration has MLX's ``quantization``.
+    """Whether MLX wrote the checkpoint, by files or configuration.
 
     Files that torch wrote are MLX's only where they hold what that key is about: transformers does not read it.
     """
@@ -62,7 +62,7 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
 
 
 def _settings_of(module: str, settings: Mapping[str, Any], path: Path) -> Quantization:
-    """The module's own entry, or the general one. ``mode`` may be missing from either: affine."""
+    """Settings of a module, its own or the general ones."""
     entry = settings.get(module)
     chosen = entry if isinstance(entry, dict) else settings
     return quantization(
@@ -112,7 +112,7 @@ def _plane(stored: StoredTensor) -> Tensor:
 
 
 def _fits(weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, q: Quantization) -> bool:
-    """The arrays have the types and shapes that the quantization makes of one matrix (formats: mlx.core.quantize)."""
+    """Whether the arrays fit the quantization of one matrix."""
     if weight.dtype is not DTYPES["U32"] or len(weight.shape) < 2 or len(weight.shape) != len(scales.shape):
         return False
     columns = weight.shape[-1] * 32 // q.bits

@@ -1,4 +1,4 @@
-"""peft's adapter_config.json: the modules it selects, and each one's rank, alpha and scale."""
+"""Configuration of peft: modules with rank, alpha and scale."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_DIGITS = 9
 
 
 class ModuleKeys:
-    """``rank_pattern`` and ``alpha_pattern``: the first key that is the end of a module's path decides.
+    """``rank_pattern`` and ``alpha_pattern``: first matching key wins.
 
     A key may be an expression. Those that are plain are found by their text, so that a key for every module of a large
     model costs little.
@@ -69,7 +69,7 @@ class ModuleKeys:
             self._others.append((number, _pattern(key, field, steps, r"(.*\.)?({})$")))
 
     def first(self, module: str) -> int | None:
-        """The number of the first key that names the module, ``None`` if no key does."""
+        """Number of the first key that names the module, or ``None``."""
         if "\n" in module:
             return None
         best = min((number for end in _ends(module) for number in self._named(end)), default=None)
@@ -93,7 +93,7 @@ class ModuleKeys:
 
 
 class Selection:
-    """The modules that peft puts a layer of its own around when it loads the adapter.
+    """Modules that peft wraps when it loads the adapter.
 
     Args:
         document: the configuration, whose fields have the types that they should have.
@@ -141,7 +141,7 @@ class Selection:
 
 
 class _Names:
-    """A field that is a list of ends of paths, or an expression for a whole path."""
+    """List of path endings, or an expression for a whole path."""
 
     def __init__(self, document: Mapping[str, Any], field: str, steps: Steps) -> None:
         names = document.get(field) or []
@@ -154,7 +154,7 @@ class _Names:
         return module in self._names
 
     def name(self, module: str, *, any_end: bool = False) -> bool:
-        """The expression matches the path, or an end of it is in the list: one behind a dot, or any."""
+        """Whether the expression or list names the path."""
         if self._pattern is not None:
             return self._pattern.fully_matches(module)
         if any_end:
@@ -171,7 +171,7 @@ def _ends(module: str) -> Iterator[str]:
 
 
 def _pattern(text: str, field: str, steps: Steps, around: str = "{}") -> Pattern:
-    """An expression, put into the one that peft puts it into. It has to be one by itself."""
+    """Expression within peft's own, valid by itself."""
     try:
         alone = Pattern(text, steps)
         return alone if around == "{}" else Pattern(around.format(text), steps)
@@ -184,7 +184,7 @@ def _pattern(text: str, field: str, steps: Steps, around: str = "{}") -> Pattern
 
 
 def _layer(name: str, steps: Steps) -> re.Pattern[str]:
-    """An expression that finds the number of a layer; only a plain name is put into it."""
+    """Expression that finds a layer's number."""
     _pattern(name, "layers_pattern", steps)
     if not _PLAIN.fullmatch(name):
         message = f"{quoted(name)} of layers_pattern is more than a name, which ckconv does not match"
@@ -434,7 +434,7 @@ def parameters_of(module: str, model: ModelConfig) -> Iterator[Parameter]:
 
 
 def parameter_with(module: str, model: ModelConfig) -> Parameter | None:
-    """The parameter that holds a canonical stack of experts; of several spellings the one of transformers 5."""
+    """Parameter of a stack of experts, as transformers 5 spells it."""
     family, name = FAMILIES[model.family], parse(module)
     for pattern, found in sorted(names_of(family, HF).stored.items(), key=lambda one: one[0].endswith(".weight")):
         names = [part.canonical.removesuffix(".weight") for part in found.parts]
@@ -447,7 +447,7 @@ def parameter_with(module: str, model: ModelConfig) -> Parameter | None:
 
 
 def is_transposed(model: ModelConfig) -> bool:
-    """The class of transformers declares its parameters of experts ``[in, out]``."""
+    """Whether the class declares experts ``[in, out]``."""
     row = FAMILIES[model.family].engines.get("transformers")
     return row is not None and row.transposed
 
@@ -455,7 +455,7 @@ def is_transposed(model: ModelConfig) -> bool:
 def add_experts(
     collector: Collector, config: PeftConfig, path: str, parts: Mapping[Role, Part], model: ModelConfig | None
 ) -> bool:
-    """Add the change of one parameter of experts as modules of the base; ``False`` where it is none that is known."""
+    """Add the change of a parameter of experts; ``False`` if unknown."""
     module = path.removesuffix(_WRAPPED)
     while module.endswith(_WRAPPED):
         module = module.removesuffix(_WRAPPED)
@@ -500,7 +500,7 @@ def _tensor(stored: Tensor, experts: int, layout: Layout) -> Tensor:
 
 
 def matrices(sides: Sides, experts: int, rank: int, *, swapped: bool, widths: tuple[int, int]) -> tuple[Layout, Layout]:
-    """Where ``[experts, rank, in]`` and ``[experts, out, rank]`` lie in peft's ``lora_A`` and ``lora_B``.
+    """Places of stacked experts in ``lora_A`` and ``lora_B``.
 
     Args:
         swapped: the first lies in ``lora_B``, the second in ``lora_A``.

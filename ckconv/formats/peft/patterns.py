@@ -1,4 +1,4 @@
-"""Patterns of a file's author, matched by an automaton in counted and bounded steps."""
+"""Patterns of a file's author, matched in bounded steps."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _ANY = Characters(frozenset("\n"), negated=True)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A character is needed to go on, or a condition, or neither; then any of ``to`` is next."""
+    """State of the automaton: a character, a condition, or neither."""
 
     needs: Characters | At | None
     to: tuple[int, ...]
@@ -103,7 +103,7 @@ class Automaton:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the expression: where it begins and ends; whether no character may do; whether it is a single one."""
+    """Part of an expression: begin, end, and whether it may be empty."""
 
     start: int
     end: int
@@ -243,7 +243,7 @@ class _Parser:
         return _Part(first, end, not least)
 
     def _item(self) -> tuple[_Part, bool]:
-        """A character, a class, a group or a condition; and whether it can be repeated."""
+        """Character, class, group or condition; and if repeatable."""
         char = self._next()
         if char == "(":
             return self._group(), True
@@ -438,7 +438,7 @@ class Pattern:
         return self._reach(current, self._holding(name, len(name)))[1]
 
     def _reach(self, current: int, holding: Holding) -> tuple[tuple[int, ...], bool]:
-        """Where a set leads without a character: the states that need one, and whether the end is reached."""
+        """States reached without a character, and if the end is."""
         found = self._reached.get((current, holding))
         if found is not None:
             return found

@@ -1,4 +1,4 @@
-"""peft's adapter directory: any method, a rank and an alpha for every module."""
+"""Adapter directory of peft: rank and alpha for every module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PeftPlanner(AdapterPlanner):
     roles = frozenset(Role)
 
     def check(self) -> None:
-        """A whole model that was fine-tuned is no adapter to peft, and experts are parameters of a class."""
+        """Refuse whole fine-tuned models and experts without parameters."""
         self.parameters: dict[str, Parameter] = {}
         stacked = [module for module in self.modules if self.stacked(module) and NUMBER not in module.path]
         if stacked:
@@ -49,7 +49,7 @@ class PeftPlanner(AdapterPlanner):
         self.paths = {**self.paths, **{name: found.path for name, found in self.parameters.items()}}
 
     def _place_experts(self, stacked: Sequence[AdapterModule]) -> None:
-        """The parameters that hold stacks of experts; why peft cannot hold some of them."""
+        """Parameters of expert stacks; reasons for those without."""
         model = self.adapter.base
         if model is None:
             self.refuse(f"the parameters of {quoted(stacked[0].path)} follow from the base", NAME_BASE)
@@ -84,7 +84,7 @@ class PeftPlanner(AdapterPlanner):
             )
 
     def _of_experts(self, parameter: Parameter) -> list[Entry]:
-        """The two matrices of a parameter, its parts in one of them."""
+        """Two matrices of a parameter, parts joined."""
         names = list(parameter.modules)
         modules = [module for name in names for module in self.modules if module.name == name]
         experts, first, second = parameter.shape
@@ -115,7 +115,7 @@ class PeftPlanner(AdapterPlanner):
         return sorted(made, key=lambda entry: entry.name)
 
     def _is_first(self, parameter: Parameter) -> bool:
-        """Another parameter of its module is wrapped around it: peft takes them in the class's order."""
+        """Whether peft wraps this parameter of a module first."""
         path = parameter.path.rpartition(".")[0]
         beside = {found.path for found in self.parameters.values() if found.path.rpartition(".")[0] == path}
         return len(beside) > 1 and len(parameter.modules) > 1
@@ -152,7 +152,7 @@ class PeftPlanner(AdapterPlanner):
         return found
 
     def _of_each_expert(self, prefix: str, module: AdapterModule) -> list[Entry]:
-        """Their matrices one by one, as the source has them."""
+        """Matrices of single experts, as the source has them."""
         return [
             as_rows(f"{prefix.replace(NUMBER, str(number))}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale)
             for role in module.roles
@@ -167,13 +167,13 @@ class PeftPlanner(AdapterPlanner):
         return Entry(entry.name, entry.source, entry.layout, stored.shape)
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
-        """One file of tensors, and the configuration: the source's own, or one that says the same."""
+        """Write the tensors, and the source's or an equal configuration."""
         shards = lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
         document = self.adapter.document if self.index.format == "peft" else self._document()
         return self.made(shards.files, partial(container, shards, document), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
-        """A configuration from which peft computes every module's rank and scale as they are."""
+        """Configuration that gives every module its rank and scale."""
         modules = [module for module in self.modules if module.rank]
         alphas = {module.name: _alpha(module) for module in modules}
         rank = Counter(module.rank for module in modules).most_common(1)[0][0]
@@ -208,7 +208,7 @@ _ENDINGS = {
 
 
 def _alpha(module: AdapterModule) -> float:
-    """The alpha that makes the scale: the source's own where it does, else scale times rank, which is exact."""
+    """Alpha that makes the scale: the source's, or scale times rank."""
     if module.alpha is not None and effective_scale(module.alpha, module.rank) == module.scale:
         return module.alpha
     return module.scale * module.rank
@@ -219,5 +219,5 @@ def _number(value: float) -> int | float:
 
 
 def _is_conv1d(families: Sequence[str]) -> bool:
-    """Matrices are stored the other way round in transformers, which peft wants to be told."""
+    """Whether transformers stores matrices transposed (Conv1D)."""
     return bool(families) and transposing().issuperset(families)

@@ -130,7 +130,7 @@ def _root(path: Path) -> Path:
 def _sorted(
     tensors: Sequence[StoredTensor],
 ) -> tuple[dict[str, tuple[dict[Role, Part], bool]], Sequence[StoredTensor], tuple[Dropped, ...]]:
-    """Module path -> its tensors by role, and whether it is an embedding; tensors of no known ending; and copies."""
+    """Tensors by module path and role; unknown ones; copies."""
     found: dict[str, tuple[dict[Role, Part], bool]] = {}
     unknown: list[StoredTensor] = []
     copies: list[Dropped] = []
@@ -207,13 +207,13 @@ def _add(
 
 
 def _moved(module: str, parts: Mapping[Role, Part], outputs: Outputs | None) -> list[str]:
-    """What of a matrix whose rows lie in another order has no rule."""
+    """Reasons for parts of a matrix whose moved rows have no rule."""
     odd = parts.keys() - {Role.A, Role.B}
     return [f"{quoted(module)} is stored head by head, and only LoRA of it has rules"] if odd and outputs else []
 
 
 def _rows(module: str, parts: Mapping[Role, Part], named: int) -> list[str]:
-    """Why single rows of a module cannot replace the base's; peft wraps a module in nothing else then."""
+    """Reason why single rows of a module cannot replace the base's."""
     stored = parts[Role.ROWS].stored
     if len(parts) > 1:
         return [f"{quoted(module)} has rows of its own (of single tokens) beside other changes"]
