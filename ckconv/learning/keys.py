@@ -538,7 +538,7 @@ class Keys:
         read = {_key(cell).partition(".")[0] for row in self.parameters.values() if isinstance(row, dict)
                 for cell in row.get("hf", ())}  # fmt: skip
         for key in sorted({key for pair in self._pairs for key in pair.flat}):
-            if self._harmless(key) and key.partition(".")[0] not in read:
+            if self._harmless(key) and key.partition(".")[0] not in read | self.modifiers.keys():
                 continue
             values = [pair.flat.get(key) for pair in self._pairs]
             found[key] = self._values(key, values, key in self._open or self._differs(key, values))
