@@ -1,4 +1,4 @@
-"""peft adapters: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Adapters of peft: ``adapter_config.json`` and weights beside it.
 
 Or ``adapter_model.bin``, which ``torch.save`` wrote. A tensor is named ``base_model.model.PATH.ENDING`` after its
 module's path in the base model; the name of the adapter is not in it. Whole tensors (``modules_to_save``, biases, the
