@@ -191,7 +191,9 @@ def run(
             return report([whole, *written(side)], None, losses)
         paths = [target.parent / file.name for file in plan.files]
         rooms = late_rooms(late, paths, plan, side)
-        sharing = shared(plan, container) if shared is not None and is_shareable(plan) else None
+        # There are several files of tensors, none of which says a digest, and they are compared with their source.
+        is_shareable = len(plan.files) > 1 and plan.restores is None and plan.record is None
+        sharing = shared(plan, container) if shared is not None and is_shareable else None
         if shared is not None and sharing is None:
             note = "--resume and --cluster change nothing here: the output is written in one piece"
             plan = replace(plan, notes=(*plan.notes, note))
@@ -417,14 +419,6 @@ class _Staged:
                 offset=error.offset,
                 details=error.details,
             ) from error
-
-
-def is_shareable(plan: Plan) -> bool:
-    """Whether several runs can make the files of an output.
-
-    There are several files of tensors, none of which says a digest, and they are compared with their source.
-    """
-    return len(plan.files) > 1 and plan.restores is None and plan.record is None
 
 
 def outputs_of(

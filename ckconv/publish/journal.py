@@ -181,7 +181,8 @@ class Journal:
     def _is_given(self, place: Place, inode: int) -> bool:
         """Whether a name has the staged file, or the empty file that claims it."""
         here, staged = _status(self.here, place), _status(self.staged, place)
-        return here is not None and (here.st_ino == inode or (staged is not None and _is_claim(here)))
+        is_claim = here is not None and staged is not None and stat.S_ISREG(here.st_mode) and not here.st_size
+        return here is not None and (here.st_ino == inode or is_claim)
 
     def in_the_way(self) -> list[Place]:
         """Places of former files that files of another output have by now."""
@@ -261,10 +262,6 @@ def give(staged: Directory, name: str, here: Directory, other: str) -> None:
     except OSError:
         here.remove(other)
         raise
-
-
-def _is_claim(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _status(directory: Directory, place: Place) -> os.stat_result | None:
