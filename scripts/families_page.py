@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import family_cases  # noqa: E402
+import tower_cases  # noqa: E402
+
+from ckconv.families.catalog import FAMILIES  # noqa: E402
+from ckconv.families.towers import tower_family  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
 
@@ -91,6 +96,36 @@ def refusals(family: str) -> Iterator[str]:
                 yield f"- **{family}** ({case.name}), {column}: {sentence.removeprefix('refused: ')}"
 
 
+TOWERS = """
+## What models see and hear with
+
+`--mmproj` writes a file of each of these, every tensor and key as llama.cpp's own converter has them; where it rounds,
+leaves something out or misnames it, `tests/test_towers.py` says so. *back*: the file and its text model become the
+checkpoint again, every tensor and every key that a class reads, and transformers computes the same logits of a picture
+or a sound (of Llama 4 its class computes none); or why not.
+
+| tower | of | clip.projector_type | configurations | back |
+|---|---|---|---|---|
+"""
+
+
+def towers() -> str:
+    """A line for each tower, those that share a projector beside each other."""
+    counts = Counter(name.rpartition("-")[0] for name in tower_cases.recordings())
+    lines = []
+    for name, count in counts.items():
+        family = tower_family(name)
+        projector = family.parameters["kind"].value
+        row, text = family.engines.get("transformers"), family.in_huggingface.text[0]
+        back = row.why if row and row.absent else ""
+        if text and not any(one in FAMILIES for one in text):
+            back = f"its text model ({', '.join(text)}) is not known"
+        assert projector is not None
+        cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes")
+        lines.append(f"| {' | '.join(cells)} |")
+    return TOWERS + "\n".join(sorted(lines)) + "\n"
+
+
 def right(family: str, *directions: str) -> bool:
     """In one configuration at least every one of these directions is right."""
     outcomes = [case.recorded["outcomes"] for case in family_cases.cases(family)]
@@ -114,7 +149,16 @@ def page() -> str:
     columns = ["family", *DIRECTIONS, "LoRA", "bump", *ENGINES]
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(row, families)]
     refused = [line for family in families for line in refusals(family)]
-    return HEAD + counted(families) + "\n".join(table) + "\n\n## What is refused\n\n" + "\n".join(refused) + "\n"
+    return (
+        HEAD
+        + counted(families)
+        + "\n".join(table)
+        + "\n"
+        + towers()
+        + "\n## What is refused\n\n"
+        + "\n".join(refused)
+        + "\n"
+    )
 
 
 def main() -> int:

@@ -39,6 +39,14 @@ _WORDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
 # The converter maps `linear_2` of a projector where there are three layers or more.
 _PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
+_VISION = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2}
+_HEARING = {**_VISION, "num_mel_bins": 8, "max_source_positions": 12}
+_HEARD = {"feature_size": 8}
+_GLM = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "image_size": 16,
+        "out_hidden_size": 24}  # fmt: skip
+_GEMMA4 = {**_TEXT, "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
+           "vocab_size_per_layer_input": 384, "sliding_window": 8,
+           "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"]}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 
 _INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
@@ -194,6 +202,109 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
                            "hidden_act": "silu"}},
         _PREPARED, {},
     ),
+    "lfm2_vl-f16": (
+        "Lfm2Vl", "F16",
+        {"text_config": {**_TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention"],
+                         "block_auto_adjust_ff_dim": False},
+         "projector_hidden_size": 28,
+         "vision_config": {**_VISION, "num_patches": 16, "patch_size": 16, "vision_use_head": False}},
+        _PREPARED, {"model.vision_tower.": "model.vision_tower.vision_model."},
+    ),
+    "llama4-f16": (
+        "Llama4", "F16",
+        {"text_config": {**_TEXT, "intermediate_size_mlp": 56, "num_local_experts": 4, "head_dim": 16,
+                         "pad_token_id": None},
+         "vision_config": {**_VISION, "intermediate_size": 64, "image_size": 16, "patch_size": 4,
+                           "vision_output_dim": 20, "projector_input_dim": 20, "projector_output_dim": 20}},
+        _PREPARED, {},
+    ),
+    "janus-f16": (
+        "Janus", "F16",
+        {"text_config": {**_TEXT, "model_type": "llama"},
+         "vision_config": {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 16,
+                           "patch_size": 4, "mlp_ratio": 1.25, "projection_dim": 24},
+         "vq_config": {"embed_dim": 4, "num_embeddings": 16, "latent_channels": 32, "base_channels": 32,
+                       "channel_multiplier": [1], "num_res_blocks": 1, "num_patches": 4, "projection_dim": 24,
+                       "image_token_embed_dim": 24}},
+        _PREPARED, {},
+    ),
+    "lighton_ocr-f16": (
+        "LightOnOcr", "F16",
+        {"text_config": {**_TEXT, "model_type": "qwen3", "head_dim": 8},
+         "vision_config": {**_PIXTRAL, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
+        _PREPARED, {},
+    ),
+    "idefics3-f16": (
+        "Idefics3", "F16",
+        {"text_config": {**_TEXT, "model_type": "llama"}, "scale_factor": 2,
+         "vision_config": {**_VISION, "image_size": 16, "patch_size": 4}},
+        {**_PREPARED, "size": {"longest_edge": 64}}, {},
+    ),
+    "glm4v-f16": (
+        "Glm4v", "F16", {"text_config": {**_TEXT, "rope_parameters": _SECTIONS}, "vision_config": _GLM}, _PREPARED, {},
+    ),
+    "glm_ocr-f16": (
+        "GlmOcr", "F16", {"text_config": {**_TEXT, "rope_parameters": _SECTIONS}, "vision_config": _GLM}, _PREPARED, {},
+    ),
+    "exaone4_5-f16": (
+        "Exaone4_5_", "F16",
+        {"text_config": {**_TEXT, "model_type": "exaone4", "sliding_window": None,
+                         "layer_types": 2 * ["full_attention"]},
+         "vision_config": {"depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 14,
+                           "num_key_value_heads": 1, "out_hidden_size": 24, "fullatt_block_indexes": [1, 3]}},
+        {**_PREPARED, "min_pixels": 64, "max_pixels": 256}, {},
+    ),
+    "paddleocr_vl-f16": (
+        "PaddleOCRVL", "F16",
+        {"text_config": {**_TEXT, "head_dim": 8, "rope_parameters": _SECTIONS},
+         "vision_config": {**_VISION, "patch_size": 4, "image_size": 16, "architectures": ["PaddleOCRVisionModel"]}},
+        {**_PREPARED, "min_pixels": 64, "max_pixels": 256}, {},
+    ),
+    "gemma4-f16": (
+        "Gemma4", "F16",
+        {"text_config": _GEMMA4,
+         "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
+                           "position_embedding_size": 12, "standardize": True}},
+        _PREPARED, {},
+    ),
+    "gemma4-bf16": (
+        "Gemma4", "BF16",
+        {"text_config": _GEMMA4,
+         "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
+                           "position_embedding_size": 20}},
+        _PREPARED, {},
+    ),
+    "minicpmv4_6-f16": (
+        "MiniCPMV4_6", "F16",
+        {"text_config": {**_LINEAR, "model_type": "qwen3_5_text"}, "insert_layer_id": 1,
+         "vision_config": {**_VISION, "image_size": 16, "patch_size": 4, "insert_layer_id": 1}},
+        {**_PREPARED, "scale_resolution": 24}, {},
+    ),
+    "qwen3_vl_moe-f16": (
+        "Qwen3VLMoe", "F16",
+        {"text_config": {**_TEXT, "num_hidden_layers": 3, "head_dim": 12, "num_experts": 4, "num_experts_per_tok": 2,
+                         "moe_intermediate_size": 20,
+                         "rope_parameters": {**_SECTIONS, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
+         "vision_config": {"depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4,
+                           "out_hidden_size": 24, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2]}},
+        _PREPARED, {},
+    ),
+    "voxtral-bf16": (
+        "Voxtral", "BF16",
+        {"text_config": {**_TEXT, "model_type": "llama"}, "audio_config": {**_HEARING, "intermediate_size": 64}},
+        _HEARD, {},
+    ),
+    "qwen2_audio-bf16": (
+        "Qwen2Audio", "BF16",
+        {"text_config": {**_TEXT, "model_type": "qwen2"},
+         "audio_config": {"d_model": 16, "encoder_ffn_dim": 20, "encoder_layers": 3, "encoder_attention_heads": 2,
+                          "num_mel_bins": 8, "max_source_positions": 12}},
+        _HEARD, {},
+    ),
+    "audioflamingo3-bf16": (
+        "AudioFlamingo3", "BF16",
+        {"text_config": {**_TEXT, "model_type": "qwen2"}, "audio_config": _HEARING}, _HEARD, {},
+    ),
 }  # fmt: skip
 
 
@@ -256,9 +367,110 @@ def internvl_chat(dtype: str) -> dict[str, Any]:
     return {"config": document, "tensors": tensors, "prepared": own["prepared"]}
 
 
+def of_repository(
+    document: dict[str, Any], tower: dict[str, list[int]], text: dict[str, list[int]], prepared: dict[str, Any]
+) -> Callable[[str], dict[str, Any]]:
+    """A checkpoint of a class whose names and shapes are read off llama.cpp's tensor_mapping.py and clip.cpp."""
+    return lambda dtype: {
+        "config": {**document, "dtype": _WORDS[dtype]},
+        "tensors": {name: [dtype, shape] for name, shape in {**text, **tower}.items()},
+        "prepared": prepared,
+    }
+
+
+def module(name: str, rows: int, *columns: int) -> dict[str, list[int]]:
+    """A weight and its bias."""
+    return {f"{name}.weight": [rows, *columns], f"{name}.bias": [rows]}
+
+
+def kimi_vl() -> dict[str, list[int]]:
+    """Moonshot's MoonViT and its projector."""
+    found = module("vision_tower.patch_embed.proj", 16, 3, 14, 14) | module("vision_tower.encoder.final_layernorm", 16)
+    found["vision_tower.patch_embed.pos_emb.weight"] = [64, 64, 16]
+    for n in range(3):
+        block = f"vision_tower.encoder.blocks.{n}"
+        found |= module(f"{block}.norm0", 16) | module(f"{block}.norm1", 16) | module(f"{block}.wqkv", 48, 16)
+        found |= module(f"{block}.wo", 16, 16) | module(f"{block}.mlp.fc0", 20, 16) | module(f"{block}.mlp.fc1", 16, 20)
+    joins = "multi_modal_projector"
+    found |= module(f"{joins}.pre_norm", 16) | module(f"{joins}.linear_1", 64, 64) | module(f"{joins}.linear_2", 24, 64)
+    return found
+
+
+def dots_ocr() -> dict[str, list[int]]:
+    """The tower of dots.ocr."""
+    patches = "vision_tower.patch_embed.patchifier"
+    found = module(f"{patches}.proj", 16, 3, 4, 4) | {f"{patches}.norm.weight": [16]}
+    for n in range(3):
+        block = f"vision_tower.blocks.{n}"
+        shapes = {"norm1": [16], "norm2": [16], "attn.qkv": [48, 16], "attn.proj": [16, 16], "mlp.fc1": [20, 16],
+                  "mlp.fc2": [16, 20], "mlp.fc3": [20, 16]}  # fmt: skip
+        found |= {f"{block}.{name}.weight": shape for name, shape in shapes.items()}
+    found |= {"vision_tower.post_trunk_norm.weight": [16]} | module("vision_tower.merger.ln_q", 16)
+    return found | module("vision_tower.merger.mlp.0", 64, 64) | module("vision_tower.merger.mlp.2", 24, 64)
+
+
+def cogvlm() -> dict[str, list[int]]:
+    """The tower of CogVLM."""
+    found = {"cls_embedding": [1, 16], "position_embedding.weight": [17, 16], **module("proj", 16, 3, 4, 4)}
+    found = {f"patch_embedding.{name}": shape for name, shape in found.items()}
+    for n in range(3):
+        layer = f"transformer.layers.{n}"
+        found |= module(f"{layer}.input_layernorm", 16) | module(f"{layer}.post_attention_layernorm", 16)
+        found |= module(f"{layer}.attention.query_key_value", 48, 16) | module(f"{layer}.attention.dense", 16, 16)
+        found |= module(f"{layer}.mlp.fc1", 20, 16) | module(f"{layer}.mlp.fc2", 16, 20)
+    shapes = {"linear_proj": [24, 16], "gate_proj": [40, 24], "dense_h_to_4h": [40, 24], "dense_4h_to_h": [24, 40]}
+    found |= {f"linear_proj.{name}.weight": shape for name, shape in shapes.items()} | module("linear_proj.norm1", 24)
+    return {f"model.vision.{name}": shape for name, shape in {**found, "boi": [1, 1, 24], "eoi": [1, 1, 24]}.items()}
+
+
+_PIXELS = {**_PREPARED, "min_pixels": 64, "max_pixels": 256}
+_MOONVIT = {**_VISION, "model_type": "moonvit", "patch_size": 14, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
+            "merge_kernel_size": [2, 2]}  # fmt: skip
+_DOTS = {**_VISION, "embed_dim": 16, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 1,
+         "rms_norm_eps": 1e-5, "use_bias": False, "post_norm": True, "num_channels": 3, "is_causal": False}  # fmt: skip
+_EVA = {"dropout_prob": 0.0, "hidden_act": "gelu", "hidden_size": 16, "image_size": 16, "in_channels": 3,
+        "intermediate_size": 20, "layer_norm_eps": 1e-6, "num_heads": 2, "num_hidden_layers": 3, "num_positions": 17,
+        "patch_size": 4}  # fmt: skip
+_WORD = {"model.embed_tokens.weight": [384, 24]}
+
+#: What released checkpoints say they are, by which llama.cpp's converter knows them -> transformers' class.
+_CLASSES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
+
 #: The same of classes that are code of their repositories.
 OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "internvl_chat-bf16": (internvl_chat, "BF16"),
+    "kimi_vl-f16": (
+        of_repository(
+            {
+                "architectures": ["KimiVLForConditionalGeneration"],
+                "model_type": "kimi_vl",
+                "vision_config": _MOONVIT,
+                "text_config": {**_TEXT, "model_type": "deepseek_v3"},
+            },
+            kimi_vl(),
+            {f"language_model.{name}": shape for name, shape in _WORD.items()},
+            _PREPARED,
+        ),
+        "F16",
+    ),
+    "dots_ocr-f16": (
+        of_repository(
+            {**_TEXT, "architectures": ["DotsOCRForCausalLM"], "model_type": "dots_ocr", "vision_config": _DOTS},
+            dots_ocr(),
+            _WORD,
+            _PIXELS,
+        ),
+        "F16",
+    ),
+    "cogvlm-f16": (
+        of_repository(
+            {**_TEXT, "architectures": ["CogVLMForCausalLM"], "model_type": "cogvlm", "vision_config": _EVA},
+            cogvlm(),
+            _WORD,
+            _PREPARED,
+        ),
+        "F16",
+    ),
     "ultravox-bf16": (ultravox, "BF16"),
     "ultravox-f16": (ultravox, "F16"),
 }
@@ -290,8 +502,10 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     checkpoint(recorded, place / "source")
     if name.startswith("llava"):
         return {**recorded, "converter": read_gguf(older(place, recorded))}
+    classes = [_CLASSES.get(one, one) for one in recorded["config"]["architectures"]]
     asked = {
-        "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(), "document": {},
+        "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(),
+        "document": {"architectures": classes},
         "plain": name in CASES, "arguments": ["--mmproj"], "vocabulary": False,
     }  # fmt: skip
     if said := converter.ask(asked):

@@ -52,6 +52,7 @@ RESERVED = (
     "tokenizer",
     "renamed",
     "reference",
+    "ranks",
 )
 #: TOML has no null.
 NULL = "null"
@@ -76,6 +77,7 @@ class Case:
         tokenizer: name of each file -> where it lies in fixtures.
         renamed: what save_pretrained calls tensors otherwise than released checkpoints -> theirs, parts of names.
         reference: the engine whose logits the others are held against.
+        ranks: the logits by whose softmax llama.cpp ranks texts, where it gives no others.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
@@ -96,6 +98,7 @@ class Case:
     tokenizer: Mapping[str, str] = field(default_factory=lambda: TOKENIZER)
     renamed: Mapping[str, str] = field(default_factory=dict)
     reference: str = "transformers"
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -114,7 +117,7 @@ class Case:
     def digest(self) -> str:
         """Of all that a recording follows from."""
         said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
-        said += [each for each in (self.stored, self.renamed) if each]
+        said += [each for each in (self.stored, self.renamed, self.ranks) if each]
         said += [self.tokenizer] if self.tokenizer is not TOKENIZER else []
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -152,7 +155,7 @@ def cases(*names: str) -> Iterator[Case]:
             if "reference" in document and "stored" in own:  # all tensors, for which the file has rows
                 said["stored"] = {name: shape for name, shape in (shared["stored"] | own["stored"]).items() if shape}
             about = {key: said.pop(key) for key in RESERVED if key in said}
-            about |= {key: tuple(about.get(key, ())) for key in ("without", "besides")}
+            about |= {key: tuple(about.get(key, ())) for key in ("without", "besides", "ranks")}
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)
 
 
@@ -277,4 +280,6 @@ def agrees(outcome: str, expected: str) -> bool:
 
 def kept(case: Case, rows: np.ndarray) -> np.ndarray:
     """The logits that are written down, of all that an engine computed."""
+    if case.ranks:
+        return rows[case.positions] if rows.shape[1] == len(case.ranks) else rows[case.positions][:, case.ranks]
     return rows[case.positions, :: STRIDE if rows.shape[1] > STRIDE else 1]

@@ -128,6 +128,8 @@ def shown(value: Any) -> str:
 def close(case: Case, engine: str, rows: np.ndarray, recorded: Mapping[str, Any]) -> str:
     """``right``, with the largest difference of computed logits from the recorded ones, or what is wrong."""
     wanted, found = np.array(recorded["logits"], np.float32), kept(case, rows)
+    if case.ranks and engine == "llama_cpp":
+        wanted = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
     columns = wanted.shape[1]
     if found.shape[1] < columns:
         return f"{found.shape[1]} of {columns} logits"

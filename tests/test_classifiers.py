@@ -112,3 +112,64 @@ def test_inspect_names_the_labels(tmp_path: Path, ckconv) -> None:
     found = ckconv("inspect", "--json", source(tmp_path / "hf")).json
 
     assert found["overview"]["heads"] == ["a classifier of 3 labels: negative, neutral, positive"]
+
+
+def reranker(root: Path, case: str = "untied", card: str = "# Qwen3-Reranker-0.6B\n", **keys: Any) -> Path:
+    """A plain Qwen 3 to its configuration."""
+    made = source(root, case, "qwen3_reranker", _name_or_path=None, **keys)
+    (made / "README.md").write_text(card)
+    return made
+
+
+@pytest.mark.parametrize("case", ["tied", "untied"])
+def test_a_card_says_that_a_qwen3_is_a_reranker(case: str, tmp_path: Path) -> None:
+    report = ckconv.convert(reranker(tmp_path / "hf", case), tmp_path / "m.gguf")
+    ckconv.convert(reranker(tmp_path / "plain", case, "# Qwen3-0.6B\n"), tmp_path / "plain.gguf")
+
+    found, plain = (gguf.GGUFReader(tmp_path / name) for name in ("m.gguf", "plain.gguf"))
+    said = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in found.tensors}
+    words = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in plain.tensors}
+    head = words["token_embd.weight" if case == "tied" else "output.weight"]
+    tokens = found.fields["tokenizer.ggml.tokens"].contents()
+    assert (said["cls.output.weight"] == head[[tokens.index("yes"), tokens.index("no")]]).all()
+    assert found.fields["qwen3.pooling_type"].contents() == gguf.PoolingType.RANK
+    assert found.fields["qwen3.classifier.output_labels"].contents() == ["yes", "no"]
+    assert "<Query>: {query}\n<Document>: {document}" in found.fields["tokenizer.chat_template.rerank"].contents()
+    assert ([item.name for item in report.plan.left_out] == ["output.weight"]) == (case == "untied")
+    assert "cls.output.weight" not in words
+    assert "qwen3.pooling_type" not in plain.fields
+    assert ckconv.verify(tmp_path / "m.gguf", tmp_path / "hf")
+
+
+def test_a_flag_says_that_it_is_none(tmp_path: Path) -> None:
+    options = ckconv.Options(families=(Path("qwen3"),))
+    ckconv.convert(reranker(tmp_path / "hf"), tmp_path / "m.gguf", options=options)
+
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert ("output.weight" in names, "cls.output.weight" in names) == (True, False)
+
+
+def test_a_rerankers_gguf_is_a_classifier_of_two_labels(tmp_path: Path) -> None:
+    ckconv.convert(reranker(tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    said = config_of(tmp_path / "back")
+    assert (said["architectures"], said["id2label"]) == (
+        ["Qwen3ForSequenceClassification"],
+        {"0": "yes", "1": "no"},
+    )
+
+
+def test_a_vocabulary_without_yes_and_no_makes_no_reranker(tmp_path: Path) -> None:
+    root = reranker(tmp_path / "hf")
+    document = json.loads((root / "tokenizer.json").read_text())
+    del document["model"]["vocab"]["no"]
+    (root / "tokenizer.json").write_text(json.dumps(document))
+
+    with pytest.raises(UnsupportedError, match=r"no tensor for classifier\.output\.weight"):
+        ckconv.convert(root, tmp_path / "m.gguf")
+
+
+def test_one_score_is_refused_of_which_llama_cpp_makes_1(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="softmax over the labels"):
+        ckconv.convert(source(tmp_path / "hf", "one_label", "qwen3_classifier"), tmp_path / "m.gguf")

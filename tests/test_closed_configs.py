@@ -248,16 +248,6 @@ def test_a_sentence_names_the_numbers_of_the_file(tmp_path: Path) -> None:
         ckconv.convert(checkpoint(case, tmp_path / "other"), tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize("card", ["# Qwen3-Reranker-0.6B\n", "# Qwen3-0.6B\n"])
-def test_a_reranker_has_a_note(tmp_path: Path, card: str) -> None:
-    case = next(case for case in recording("qwen3").values() if case.get("converter"))
-    source = checkpoint(case, tmp_path / "hf")
-    (source / "README.md").write_text(card)
-    report = ckconv.convert(source, tmp_path / "m.gguf")
-
-    assert any("ranks by its logits" in note for note in report.plan.notes) == ("Reranker" in card)
-
-
 def test_a_t5_out_of_a_gguf_does_not_scale_as_llama_cpp_does_not(tmp_path: Path) -> None:
     case = recording("t5")["relu"]
     stored = {name: array for name, array in tensors(case).items() if name != "lm_head.weight"}

@@ -120,3 +120,66 @@ def test_inspect_counts_them(tmp_path: Path, ckconv) -> None:
 
     assert found["overview"]["heads"] == ["1 layer to predict further tokens (mtp)"]
     assert found["overview"]["caches"] == [{"tokens": 64, "nbytes": 8192}]  # of the one other layer with attention
+
+
+def test_a_file_of_their_own_that_no_index_names_is_read(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf")
+    ckconv.convert(root, tmp_path / "one.gguf")
+    tensors = load_file(root / "model.safetensors")
+    parts: dict[str, dict[str, Any]] = {"model": {}, "mtp": {}}
+    for name, array in tensors.items():
+        parts["mtp" if name.startswith("mtp.") else "model"][name] = array
+    for stem, part in parts.items():
+        save_file(root / f"{stem}.safetensors", part, {"format": "pt"})
+
+    ckconv.convert(root, tmp_path / "two.gguf")
+    ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
+
+    assert ckconv.diff(tmp_path / "one.gguf", tmp_path / "two.gguf").same
+    assert load_file(tmp_path / "copy" / "model.safetensors").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bump_has_no_place_for_their_families(family: str, tmp_path: Path) -> None:
+    with pytest.raises(ckconv.CkconvError, match="bump cannot hold this model") as refused:
+        ckconv.convert(source(tmp_path / "hf", family), tmp_path / "m.bump")
+    assert refused.value.exit_code == 4
+
+
+#: Documents of drafters, and what is said of them.
+DRAFTERS = [
+    (
+        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+        "for another model (LlamaForCausalLMEagle3)",
+    ),
+    ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "for another model (DFlashDraftModel)"),
+    (
+        {
+            "architectures": ["Gemma4AssistantForCausalLM"],
+            "model_type": "gemma4_assistant",
+            "backbone_hidden_size": 1536,
+        },
+        "for a model whose hidden size is 1,536",
+    ),
+    (
+        {
+            "architectures": ["Eagle3Speculator"],
+            "model_type": "eagle3",
+            "speculators_config": {"verifier": {"name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}},
+        },
+        "for 'meta-llama/Llama-3.1-8B-Instruct'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "said"), DRAFTERS)
+def test_a_drafter_is_refused_with_what_it_drafts_for(document: dict[str, Any], said: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", "qwen3", "untied")
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps({**config, **document}))
+
+    for target, format in (("m.gguf", "gguf"), ("mlx/", "mlx")):
+        with pytest.raises(ckconv.CkconvError) as refused:
+            ckconv.convert(root, f"{tmp_path}/{target}", to=format)
+        assert (refused.value.exit_code, f"it drafts tokens {said}" in refused.value.message) == (4, True)
+    assert ckconv.convert(root, f"{tmp_path}/copy/", to="safetensors").verified

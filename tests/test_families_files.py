@@ -33,6 +33,8 @@ REFUSED = {"minicpm3": {"L.attn_q"}}
 
 #: Families whose draft layers llama.cpp's own copy of the package has, and the published one of 0.19 has not.
 DRAFTED = {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
+#: Likewise those with a head that ranks.
+RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
 NEWER = {"deepseek32", "hy_v3"}
@@ -46,6 +48,7 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
     named = gguf.TENSOR_NAMES if family.gguf in NEWER else gguf.MODEL_TENSORS[ARCHITECTURES[family.gguf]]
     tensors = [*named]
     tensors += [kind for kind in gguf.TENSOR_NAMES if "NEXTN_" in kind.name and family.name in DRAFTED]
+    tensors += [gguf.MODEL_TENSOR.CLS_OUT] if family.name in RANKED else []
     (root, layer), *_ = family.prefixes["gguf"]
     letters = {layer: "L.", **{stack.prefixes.get("gguf", ""): f"{letter}." for letter, stack in family.stacks.items()}}
     letters |= {root: "M."} if root else {}

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
+from checkpoints import save_file
 from consumers import LIBRARY
 from embedding_cases import by_llama_cpp, with_modules
-from family_cases import cases, checkpoint
+from family_cases import cases, checkpoint, values
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError, VerifyError
@@ -247,3 +249,80 @@ def test_a_single_file_of_tensors_has_no_place_for_them(tmp_path: Path) -> None:
     report = ckconv.convert(tmp_path / "m.gguf", tmp_path / "back.safetensors")
 
     assert any("embeddings are pooled by their mean (pooling_type)" in note for note in report.plan.notes)
+
+
+def test_a_decoder_that_attends_in_both_ways_gives_embeddings(tmp_path: Path) -> None:
+    """gte-Qwen2 as it is published: code beside it, no prefix, the last token."""
+    case = next(case for case in cases("qwen2") if case.recorded.get("converter"))
+    recorded = json.loads(json.dumps(case.recorded))
+    recorded["config"] |= {"is_causal": False, "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}
+    tensors = {key: kind for key, kind in recorded["tensors"].items() if not key.startswith("lm_head")}
+    recorded["tensors"] = {key.removeprefix("model."): kind for key, kind in tensors.items()}
+    root = with_modules(checkpoint(recorded, tmp_path / "hf"), {"pooling_mode_lasttoken": True}, "Normalize")
+
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["qwen2.attention.causal"].contents() is False
+    assert fields["qwen2.pooling_type"].contents() == gguf.PoolingType.LAST
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["is_causal"] is False
+    assert (tmp_path / "back" / "1_Pooling" / "config.json").is_file()
+
+
+DENSE = {"2_Dense": (52, 36), "3_Dense": (36, 52)}
+
+
+def embedding_gemma(root: Path, activation: str = "Identity", bias: bool = False) -> Path:
+    """An EmbeddingGemma with two linear layers behind the pooling."""
+    case = next(cases("gemma_embedding"))
+    with_modules(
+        checkpoint(case.recorded, root, case.tokenizer), {"pooling_mode": "mean"}, "Dense", "Dense", "Normalize"
+    )
+    for folder, (rows, columns) in DENSE.items():
+        said = {"in_features": columns, "out_features": rows, "activation_function": f"torch.nn.modules.{activation}"}
+        (root / folder).mkdir()
+        (root / folder / "config.json").write_text(json.dumps(said))
+        tensors = {"linear.weight": values(folder, (rows, columns))}
+        tensors |= {"linear.bias": values(f"{folder}.bias", (rows,))} if bias else {}
+        save_file(root / folder / "model.safetensors", tensors, {"format": "pt"})
+    return root
+
+
+def test_linear_layers_behind_the_pooling_are_in_the_gguf(tmp_path: Path) -> None:
+    root = embedding_gemma(tmp_path / "hf")
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    found = {tensor.name: tensor.data for tensor in reader.tensors if tensor.name.startswith("dense_")}
+    assert found.keys() == {"dense_2.weight", "dense_3.weight"}
+    assert all((found[f"dense_{folder[0]}.weight"] == values(folder, shape)).all() for folder, shape in DENSE.items())
+    said = [reader.fields[f"gemma-embedding.dense_{n}_feat_{side}"].contents() for n in "23" for side in ("in", "out")]
+    assert said == [36, 52, 52, 36]
+    assert ckconv.verify(tmp_path / "m.gguf", root)
+    with pytest.raises(UnsupportedError, match="2_Dense, 3_Dense in directories"):
+        ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
+    options = ckconv.Options(drop=("dense_*",))
+    assert ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=options).verified == 93
+
+
+@pytest.mark.parametrize(("activation", "bias"), [("Tanh", False), ("Identity", True)])
+def test_a_layer_that_llama_cpp_does_not_compute_is_refused(activation: str, bias: bool, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="for 2 reasons") as refused:
+        ckconv.convert(embedding_gemma(tmp_path / "hf", activation, bias), tmp_path / "m.gguf")
+    assert ["names a Dense after pooling" in reason for reason in refused.value.details] == [True, True]
+
+
+@pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+def test_llama_cpp_computes_them(tmp_path: Path) -> None:
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "plain.gguf", options=ckconv.Options(drop=("dense_*",)))
+    texts = ["hello file from again", "another one"]
+
+    _, plain = by_llama_cpp(tmp_path / "plain.gguf", texts, 1)
+    _, found = by_llama_cpp(tmp_path / "m.gguf", texts, 1)
+
+    wanted = plain
+    for folder, shape in DENSE.items():
+        wanted = wanted @ values(folder, shape).T
+    assert np.abs(found - wanted).max() < 1e-4

@@ -27,8 +27,11 @@ ROUNDED = {
     "gemma3-bf16": ("mm.input_projection.weight",),
     "gemma3-f16": ("mm.soft_emb_norm.weight",),
     "llava-f32": ("v.patch_embd.weight", "mm.0.weight", "mm.2.weight"),
-    "ultravox-bf16": ("a.conv1d.1.weight", "a.conv1d.2.weight"),
+    **dict.fromkeys(("ultravox-bf16", "voxtral-bf16", "qwen2_audio-bf16"), ("a.conv1d.1.weight", "a.conv1d.2.weight")),
 }
+#: Of Llama 4 the converter names the norm before the MLP as that behind attention, which Gemma 4 has; clip.cpp computes
+#: another model then. Released files have it as here.
+RENAMED = {"llama4-f16": (".attn_post_norm.", ".ln2.")}
 #: clip.cpp loads no Pixtral without it; convert_hf_to_gguf.py leaves out whatever is called language_model, and so it.
 LINE_BREAK = "v.token_embd.img_break"
 RECORDED = recordings()
@@ -55,6 +58,8 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
     if name.startswith(("pixtral", "mistral3")):
         assert LINE_BREAK not in wanted["tensors"]
         wanted["tensors"][LINE_BREAK] = made["tensors"][LINE_BREAK]
+    old, new = RENAMED.get(name, ("", ""))
+    wanted["tensors"] = {key.replace(old, new) if old else key: tensor for key, tensor in wanted["tensors"].items()}
     for rounded in ROUNDED.get(name, ()):
         wanted["tensors"][rounded] = made["tensors"][rounded]
     assert differing(wanted["tensors"], made["tensors"]) == ""
@@ -417,3 +422,15 @@ def test_how_pictures_are_prepared_has_to_be_said(tmp_path: Path) -> None:
 
     with pytest.raises(CkconvError, match=r"preprocessor\.image_mean is missing"):
         convert_tower(source, tmp_path / "mmproj.gguf")
+
+
+def test_inspect_counts_what_a_model_sees_with(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["llama4-f16"], tmp_path / "source")
+    unknown = json.loads(json.dumps(RECORDED["llama4-f16"]))
+    unknown["config"]["model_type"] = "llama9"
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    for path in (source, tmp_path / "mmproj.gguf"):
+        assert ckconv("inspect", "--json", path).json["overview"]["heads"] == ["the tower of a llama4: 58 tensors"]
+    found = ckconv("inspect", "--json", checkpoint(unknown, tmp_path / "unknown")).json
+    assert found["overview"]["heads"] == ["a tower that ckconv does not know: 58 tensors"]

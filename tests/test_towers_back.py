@@ -23,7 +23,12 @@ from ckconv.errors import CkconvError
 RECORDED = recordings()
 
 #: Models that see, of which both halves are known.
-WHOLE = [name for name in RECORDED if not name.startswith(("internvl_chat", "ultravox"))]
+HALF = (
+    *("internvl_chat", "ultravox", "kimi_vl", "dots_ocr", "cogvlm"),  # code of their repositories
+    *("glm4v", "glm_ocr", "paddleocr_vl", "qwen3_vl_moe"),  # text models that are not known
+    "janus",  # it draws, too
+)
+WHOLE = [name for name in RECORDED if not name.startswith(HALF)]
 
 #: Layers behind the one that the text model sees, and the norm behind them: they are in no mmproj.
 BEHIND = {"llava-f16": ("layers.2.", "post_layernorm."), "llava-f32": ("layers.2.", "layers.3.", "post_layernorm.")}
@@ -32,6 +37,9 @@ BEHIND = {"llava-f16": ("layers.2.", "post_layernorm."), "llava-f32": ("layers.2
 #: and how many tokens a picture is, which only a processor reads.
 UNSAID = {
     "_pad_token_id", "use_cache",  # of SmolVLM
+    "activation_dropout", "dropout", "encoder_layerdrop", "layerdrop", "projector_dropout", "router_jitter_noise",
+    "full_attn_idxs", "moe_layers", "multi_modal_projector_bias", "vision_use_head",
+    "audio_token_id", "boa_token_id", "eoa_token_index",  # of Gemma 4 without ears
     "_sliding_window_pattern", "attention_dropout", "dtype", "hidden_dropout_prob", "image_seq_length",
     "initializer_range", "layer_scale_init_value", "layer_types", "max_window_layers", "mrope_interleaved",
     "projection_dropout", "router_aux_loss_coef", "transformers_version", "use_bidirectional_attention",
@@ -44,7 +52,18 @@ RESTATED = {
     "text_config.model_type", "text_config.pretraining_tp",
     "text_config.sliding_window", "text_config.tie_word_embeddings", "vision_config.initializer_factor",
     "vision_config.tokens_per_second",
+    # sizes that the class has twice, or the text model says; what it does not read
+    "audio_config.vocab_size", "hidden_size", "image_size", "patch_size", "vision_config.norm_eps",
 }  # fmt: skip
+#: Idefics 3 comes back as the SmolVLM that it is; of a Gemma 4 per_layer_config says what global_head_dim does.
+_GEMMA4 = {f"text_config.{key}" for key in ("moe_intermediate_size", "num_experts", "top_k_experts")}
+_GEMMA4 |= {"vision_config.max_position_embeddings"}  # which nothing reads
+_GEMMA4 |= {f"text_config.per_layer_config.{n}.{key}" for n in (2, 5) for key in ("head_dim", "num_key_value_heads")}
+ALIAS = {
+    "idefics3-f16": {"architectures", "model_type", "vision_config.model_type"},
+    "exaone4_5-f16": {"text_config.sliding_window_pattern"},  # of a model that does not slide
+    **dict.fromkeys(("gemma4-f16", "gemma4-bf16"), _GEMMA4),
+}
 #: The tower ends with the layer that the text model sees.
 LAYERS = {"vision_config.num_hidden_layers": 2, "vision_feature_layer": -1}
 
@@ -111,7 +130,7 @@ def test_the_configuration_of_the_whole_says_what_the_originals_said(name: str, 
     axial = {key: value for key, value in wanted.items() if key.startswith("vision_config.rope_parameters.")}
     wanted |= LAYERS if name in BEHIND else {}
     for document in (wanted, made):
-        for key in RESTATED & document.keys() if not name.startswith("gemma3") else ():
+        for key in (RESTATED | ALIAS.get(name, set())) & document.keys() if not name.startswith("gemma3") else ():
             del document[key]
     assert {**made, **axial} == {**made, **wanted}
     prepared = json.loads((out / "preprocessor_config.json").read_text())
@@ -128,9 +147,10 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     assert "the class" in done.out
     checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
     assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
-    within = name.startswith(("pixtral", "mistral3"))  # a row of the embedding is a tensor of the mmproj, too
+    # a row of the embedding is a tensor of the mmproj, too; what frequencies are divided by follows
+    within = name.startswith(("pixtral", "mistral3", "gemma4"))
     parts = (
-        9 if name.startswith("qwen3_5") else 0
+        9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 0
     )  # of three linear layers: q, k and v, and two of a convolution, in one
     assert (
         checked.json["tensors"] == sum(len(gguf.GGUFReader(file).tensors) for file in (text, mmproj)) - within + parts
@@ -350,8 +370,12 @@ def test_what_is_for_one_source_is_refused_for_two(
     assert (done.code, f"{flags[0]} is for one source" in done.err) == (2, True), done.err
 
 
+#: Those that the class does not compute, of either checkpoint: Llama 4's looks for what its own output has not (5.24).
+FAILING = ("qwen3_vl-bf16", "llama4-f16")
+
+
 @pytest.mark.live
-@pytest.mark.parametrize("name", [name for name in WHOLE if name != "qwen3_vl-bf16"])
+@pytest.mark.parametrize("name", [name for name in WHOLE if name not in FAILING])
 def test_transformers_sees_the_same_in_both(name: str, tmp_path: Path) -> None:
     source, _, _, out = whole(name, tmp_path)
 
@@ -361,17 +385,56 @@ def test_transformers_sees_the_same_in_both(name: str, tmp_path: Path) -> None:
     assert np.abs(wanted - made).max() == 0
 
 
+#: Kind of model -> the key with its token's number, how many of them a picture or a sound is, the shapes of what is
+#: drawn at random, and what the class takes besides.
+GIVEN: dict[str, tuple[str, int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "idefics3": ("image_token_id", 4, {"pixel_values": (1, 1, 3, 16, 16)}, {}),
+    "lfm2_vl": (
+        "image_token_id",
+        4,
+        {"pixel_values": (1, 16, 768)},
+        {"spatial_shapes": [[4, 4]], "pixel_attention_mask": [[1] * 16]},
+    ),
+    "llama4": ("image_token_index", 4, {"pixel_values": (1, 3, 16, 16)}, {}),
+    "lighton_ocr": ("image_token_id", 4, {"pixel_values": (1, 3, 16, 16)}, {"image_sizes": [[16, 16]]}),
+    "exaone4_5": ("image_token_id", 6, {"pixel_values": (24, 1176)}, {"image_grid_thw": [[1, 4, 6]]}),
+    "minicpmv4_6": ("image_token_id", 1, {"pixel_values": (1, 3, 4, 64)}, {"target_sizes": [[4, 4]]}),
+    "voxtral": ("audio_token_id", 3, {"input_features": (1, 8, 24)}, {}),
+    "qwen2_audio": ("audio_token_index", 6, {"input_features": (1, 8, 24)}, {"feature_attention_mask": [[1] * 24]}),
+    "audioflamingo3": ("audio_token_id", 6, {"input_features": (1, 8, 24)}, {"input_features_mask": [[1] * 24]}),
+}
+
+
 def seen(root: Path) -> np.ndarray:
     """Logits of a text with a picture in it, as transformers computes them."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     document = json.loads((root / "config.json").read_text())
     loader = getattr(transformers, document["architectures"][0])
     model = loader.from_pretrained(root, dtype=torch.float32).eval()
-    vision, draw = document["vision_config"], torch.Generator().manual_seed(1)
+    vision, draw = document.get("vision_config", {}), torch.Generator().manual_seed(1)
+    if document["model_type"] in GIVEN:
+        key, count, shapes, more = GIVEN[document["model_type"]]
+        inputs = {name: torch.randn(*shape, generator=draw) for name, shape in shapes.items()}
+        inputs |= {name: torch.tensor(value) for name, value in more.items()}
+        ids = torch.tensor([[5, 9, *[document[key]] * count, 8, 11]])
+        if document["model_type"] in ("exaone4_5", "minicpmv4_6"):
+            inputs["mm_token_type_ids"] = (ids == document[key]).long()
+        with torch.no_grad():
+            seen_by: np.ndarray = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits.numpy()
+        return seen_by
     if document["model_type"] == "gemma3":
         token, count = document["image_token_index"], document["mm_tokens_per_image"]
         pixels = torch.randn(1, 3, vision["image_size"], vision["image_size"], generator=draw)
         more: dict[str, Any] = {}
+    elif document["model_type"] == "gemma4":
+        token, count = document["image_token_id"], 4
+        pixels = torch.randn(1, 36, 3 * vision["patch_size"] ** 2, generator=draw)
+        places = [[n % 6, n // 6] for n in range(36)]
+        more = {"image_position_ids": torch.tensor([places])}
+    elif document["model_type"] == "smolvlm":
+        size = vision["image_size"]
+        token, count = document["image_token_id"], (size // vision["patch_size"] // document["scale_factor"]) ** 2
+        pixels, more = torch.randn(1, 1, 3, size, size, generator=draw), {}
     elif document["model_type"] == "internvl":
         token, count = document["image_token_id"], document["image_seq_length"]
         pixels, more = torch.randn(1, 3, *vision["image_size"], generator=draw), {}
@@ -386,7 +449,12 @@ def seen(root: Path) -> np.ndarray:
         more = {"image_grid_thw": torch.tensor([[1, 4, count]])}
     around = [document[key] for key in ("vision_start_token_id", "vision_end_token_id") if key in document]
     ids = torch.tensor([[5, 9, *around[:1], *[token] * count, *around[1:], 8, 11]])
-    typed = {"gemma3": "token_type_ids", "qwen2_5_vl": "mm_token_type_ids", "qwen3_vl": "mm_token_type_ids"}
+    typed = {
+        "gemma3": "token_type_ids",
+        "gemma4": "mm_token_type_ids",
+        "qwen2_5_vl": "mm_token_type_ids",
+        "qwen3_vl": "mm_token_type_ids",
+    }
     kinds = {typed[kind]: (ids == token).long() for kind in typed if kind == document["model_type"]}
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, **more, **kinds).logits

@@ -39,7 +39,7 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
     shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for number, (key, text) in enumerate(tokens.items(), first):
         document["added_tokens"].append({"id": number, "content": text, **shared})
-        if key.startswith(("image_", "video_", "vision_", "boi_", "eoi_")):
+        if key.startswith(("audio_", "image_", "video_", "vision_", "boi_", "eoi_")):
             config[key] = number
     (root / "tokenizer.json").write_text(json.dumps(document))
     (root / "config.json").write_text(json.dumps(config))
@@ -49,10 +49,14 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
 
 def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Key of config.json -> the token of pictures that it names; other keys where it names none."""
-    if config["model_type"].startswith("qwen"):
+    if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5")):
         return _TOKENS["qwen"]
     vision = config.get("vision_config", {}).get("model_type")
-    return _TOKENS["pixtral" if vision == "pixtral" else config["model_type"]]
+    return _TOKENS.get("pixtral" if (vision, config["model_type"]) in _BREAKING else config["model_type"], {})
+
+
+#: Those that see with a Pixtral and have a token between rows.
+_BREAKING = {("pixtral", "llava"), ("pixtral", "mistral3")}
 
 
 _TOKENS = {
@@ -64,8 +68,26 @@ _TOKENS = {
         "eoi_token_index": "<end_of_image>",
     },
     "internvl_chat": {"image_token_id": "<IMG_CONTEXT>"},
-    "ultravox": {},
     "smolvlm": {"image_token_id": "<image>"},
+    "idefics3": {"image_token_id": "<image>"},
+    "lfm2_vl": {"image_token_id": "<image>"},
+    "lighton_ocr": {"image_token_id": "<|image_pad|>"},
+    "exaone4_5": {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    "minicpmv4_6": {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    "gemma4": {
+        "image_token_id": "<|image|>",
+        "video_token_id": "<|video|>",
+        "boi_token_id": "<|image>",
+        "eoi_token_id": "<image|>",
+    },
+    "llama4": {
+        "image_token_index": "<|patch|>",
+        "boi_token_index": "<|image_start|>",
+        "eoi_token_index": "<|image_end|>",
+    },
+    "qwen2_audio": {"audio_token_index": "<|AUDIO|>"},
+    "voxtral": {"audio_token_id": "[AUDIO]"},
+    "audioflamingo3": {"audio_token_id": "<sound>"},
     "internvl": {"image_token_id": "<IMG_CONTEXT>"},
     "qwen": {
         "image_token_id": "<|image_pad|>",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckconv.cli.render import cut
-from ckconv.core.metadata import Card
+from ckconv.core.metadata import Card, document_of
 from ckconv.core.tensors import MetadataKind, TensorIndex, parse
 from ckconv.errors import CkconvError, counted, listed
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
@@ -157,7 +157,16 @@ def _heads(index: TensorIndex) -> Iterator[str]:
     if labels := own.get("labels"):
         yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
     if index.tower is not None:
-        yield f"the tower of a {index.tower.family}"
+        yield f"the tower of a {index.tower.family}: {counted(len(index.tensors), 'tensor')}"
+    elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
+        from ckconv.families.naming_schemes import is_beside_text
+        from ckconv.families.towers import tower_of_document
+
+        document = document_of(index.metadata)
+        if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):
+            family = tower_of_document(document)
+            whose = f"the tower of a {family.name}" if family else "a tower that ckconv does not know"
+            yield f"{whose}: {counted(beside, 'tensor')}"
 
 
 def _caches(index: TensorIndex) -> tuple[Cache, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from ckconv.errors import quoted
 from ckconv.families.merge import FOLDER
 
 
@@ -41,6 +43,26 @@ def classes_of(document: Mapping[str, Any]) -> list[str]:
     """What ``config.json`` calls the model's classes."""
     named = document.get("architectures")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+#: Classes that draft tokens for another model: those of llama.cpp's ``conversion/``, and its architectures of GGUFs.
+_DRAFTERS = re.compile(r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash|dspark|.*-assistant)$")
+
+#: Keys that say of what size the hidden states are which a drafter takes from its model.
+_TAKEN = ("target_hidden_size", "backbone_hidden_size")
+
+
+def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
+    """Refusal of a speculative drafter, and its model; empty for a model."""
+    named = [*classes_of(document), architecture]
+    drafter = next((name for name in named if _DRAFTERS.search(name)), "")
+    said = document.get("speculators_config")
+    verifier = said.get("verifier") if isinstance(said, dict) else None
+    target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    size = next((document[key] for key in _TAKEN if isinstance(document.get(key), int)), None)
+    whose = f"a model whose hidden size is {size:,}" if size else "another model"
+    whose = quoted(target) if isinstance(target, str) else whose
+    return f"it drafts tokens for {whose} ({drafter}), and ckconv converts no drafter" if drafter else ""
 
 
 def tower_known_by(classes: Iterable[str]) -> str:

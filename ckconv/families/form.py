@@ -193,7 +193,9 @@ _FORMS: dict[str, Form] = {
             "class": _many(_text),
             "match": _scalar,
             "text": _table({"of": _many(_text), "prefix": _text}),
-            **dict.fromkeys(("tokens", "embeddings"), _table_of(_text)),
+            "tokens": _table_of(_text),
+            "embeddings": _table_of(_many(_text)),
+            "modules": _table_of(_text),
         }
     ),
     "prefix": _table_of(_many(lambda value: _text(value) if isinstance(value, str) else _layer(value))),

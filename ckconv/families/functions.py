@@ -165,6 +165,11 @@ def yarn_attention(stored: float, taken: float) -> float | None:
     return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
 
 
+def lines(items: list[str]) -> str:
+    """One text of several lines."""
+    return "\n".join(items)
+
+
 def classifies(classes: object) -> bool:
     """``architectures`` of a document name a classifier of texts."""
     return isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
@@ -212,6 +217,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "lines": lines,
     "classifies": classifies,
     "items": items,
     "labels_of": labels_of,

@@ -39,10 +39,10 @@ OTHER_SCHEMES = ("max", "canonical", GGUF)
 #: or hear, and what projects their output to the text part's embeddings.
 _BESIDE = frozenset(
     {
-        "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "mlp1", "mm_projector",
-        "multi_modal_projector",
-        "multimodal_projector", "patch_merger", "pre_mm_projector_norm", "vision_encoder", "vision_language_adapter",
-        "vision_model", "vision_tower", "visual",
+        "aligner", "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "merger", "mlp1",
+        "mlp_AR", "mm_projector", "multi_modal_projector", "multimodal_projector", "patch_merger",
+        "pre_mm_projector_norm", "vision", "vision_encoder", "vision_language_adapter", "vision_model",
+        "vision_projection", "vision_tower", "visual",
     }
 )  # fmt: skip
 

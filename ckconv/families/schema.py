@@ -36,7 +36,9 @@ class Match(NamedTuple):
         text: of a tower: families of text models that see with it, any where there are none, and what stands in a
             checkpoint before the names of their tensors.
         tokens: of a tower: key of ``config.json`` -> the token whose id it is.
-        embeddings: of a tower: canonical tensor -> the token whose embedding in the text model it is.
+        embeddings: of a tower: canonical tensor -> the token whose embedding in the text model it is; of a reranker:
+            -> the tokens whose rows of the head it is.
+        modules: canonical tensor -> the directory of sentence-transformers whose linear layer it is.
     """
 
     names: tuple[str, ...] = ()
@@ -44,7 +46,8 @@ class Match(NamedTuple):
     condition: Expression | None = None
     text: tuple[tuple[str, ...], str] = ((), "")
     tokens: Mapping[str, str] = {}
-    embeddings: Mapping[str, str] = {}
+    embeddings: Mapping[str, str | list[str]] = {}
+    modules: Mapping[str, str] = {}
 
 
 class Fusion(NamedTuple):
@@ -114,6 +117,11 @@ class Family:
     def hf_class(self) -> str:
         """The class that is written to ``config.json``."""
         return self.in_huggingface.classes[0]
+
+    @property
+    def rows(self) -> frozenset[str]:
+        """Canonical tensors that a checkpoint has as rows, or in directories."""
+        return frozenset({*self.in_huggingface.embeddings, *self.in_huggingface.modules})
 
     @property
     def experts(self) -> bool:
@@ -202,7 +210,8 @@ class _Reader(Fields):
     def _match(self, section: str, word: str) -> Match:
         self.where = section
         row = self.fields(
-            self.table.get(section, {}), frozenset({word, "class", "match", "over", "text", "tokens", "embeddings"})
+            self.table.get(section, {}),
+            frozenset({word, "class", "match", "over", "text", "tokens", "embeddings", "modules"}),
         )
         text = self.fields(row.get("text", {}), frozenset({"of", "prefix"}))
         return Match(
@@ -212,6 +221,7 @@ class _Reader(Fields):
             (texts(text.get("of")), str(text.get("prefix", ""))),
             row.get("tokens", {}),
             row.get("embeddings", {}),
+            row.get("modules", {}),
         )
 
     def _condition(self, text: object) -> Expression | None:

@@ -64,7 +64,7 @@ def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | N
     """The tower of an mmproj, by ``clip.projector_type``.
 
     Args:
-        has: the metadata has this key, after the architecture's prefix.
+        has: the metadata has this key, after the architecture's prefix; behind ``=``: there is a tensor of this name.
     """
     found = (tower_family(name) for name, text in _texts().items() if f"'{projector}'" in text)
     said = {"projector_type": projector, "has": has}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.formats.huggingface.read import index_checkpoint
+from ckconv.formats.huggingface.read import index_checkpoint, with_modules
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.safetensors.container import SafetensorsFile, read_safetensors
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, part_files, read_checkpoint_files
@@ -53,7 +53,7 @@ def open_checkpoint(
         return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx, drop=drop)
     checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=_read_pytorch)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
-    return replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts)
+    return with_modules(replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts))
 
 
 def open_peft_adapter(

@@ -535,12 +535,12 @@ def card_of(index: TensorIndex) -> Card:
     """What the metadata of a model, or the README.md beside it, says of it; nothing where it cannot be read."""
     if index.metadata_kind is MetadataKind.TYPED:
         return card_of_keys({key: _plain(item) for key, item in index.metadata.items() if key.startswith("general.")})
-    return card_of_text(text_of_card(index))
+    return card_of_text(text_of_card(index.side_files))
 
 
-def text_of_card(index: TensorIndex) -> str:
+def text_of_card(side_files: Iterable[Path]) -> str:
     """The beginning of the README.md beside a model; empty where there is none that can be read."""
-    path = next((path for path in index.side_files if path.name == CARD_NAME), None)
+    path = next((path for path in side_files if path.name == CARD_NAME), None)
     if path is None:
         return ""
     try:

@@ -15,10 +15,11 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.metadata import document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import FAMILIES, families_of_gguf
-from ckconv.families.elsewhere import classes_of, known_by
+from ckconv.families.elsewhere import classes_of, drafts_for, known_by
 from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import own_document
@@ -101,6 +102,9 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         if has_names_of_diffusers(names):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
         return Reason(why, "--to safetensors copies its values")
+    document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
+    if why := drafts_for(document, index.architecture):
+        return Reason(why, "--to safetensors copies it as it is" if document else "")
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
         if index.architecture
@@ -527,8 +531,9 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
     document, switches = own_document(config), switches_of(config, consumer)
     expected = expected_of(config, {key: is_on(config, key, document, consumer) for key in switches}, consumer)
     found: dict[str, list[str]] = defaultdict(list)
+    free = {HEAD, *FAMILIES[config.family].rows}
     for tensor in index.tensors.values():
-        surplus = tensor.name != HEAD and parse(tensor.name).pattern not in expected
+        surplus = tensor.name not in free and parse(tensor.name).pattern not in expected
         if surplus and not dropped(tensor.name, tensor.source):
             found[parse(tensor.source).pattern].append(tensor.name)
     for pattern, names in found.items():

@@ -470,7 +470,7 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
 
 
 def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:
-    """Added tokens of the files beside a checkpoint: text -> id.
+    """Text of a token -> its number, by the files beside a checkpoint.
 
     Raises:
         InputError: ``tokenizer.json``, a document is malformed.
@@ -481,7 +481,8 @@ def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]
         added = added_tokens(files, words).values()
         # Of other files than tokenizer.json, the words are not known here.
         ids = {it.content: it.number if words else it.listed for it in added if it.content in wanted}
-        return {text: number for text, number in ids.items() if number is not None}
+        known = {text: number for text, number in words.items() if text in wanted}
+        return known | {text: number for text, number in ids.items() if number is not None}
     return {}
 
 

@@ -244,7 +244,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             if places.get(stored.name) != stored.extent.path.name:
                 place = _shown(places.get(stored.name))
                 yield Fact(f"weight_map.{stored.name}", place, repr(stored.extent.path.name), out.shard_index.name)
-    tied = "output.weight" not in out.tensors
+    headless = out.config is not None and "output" not in FAMILIES[out.config.family].tensors  # a classifier
+    tied = "output.weight" not in out.tensors and not headless
     said = mine.get("tie_word_embeddings", default_of(mine, "tie_word_embeddings"))
     if tied and said is False and not _is_asked("tie_word_embeddings", options):
         yield Fact("tie_word_embeddings", _shown(said), "true", CONFIG_NAME)

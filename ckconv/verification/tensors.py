@@ -32,6 +32,7 @@ from ckconv.core.tensors import (
     quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import MTP
 from ckconv.families.tied_head import as_head
@@ -277,8 +278,10 @@ class TensorComparison:
             return
         # A rule leaves them out where tensors get other names.
         by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
+        rows = FAMILIES[_family(self.source)].rows if self.source.config else frozenset()
+        there = {*rows, "output.weight"} if rows and rows <= self._ours.keys() else rows
         for key, tensor in self._theirs.items():
-            if key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
+            if key in there or key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
                 continue
             if self._says_nothing(tensor, self.source):
                 continue

@@ -305,7 +305,8 @@ class BumpPlanner(Planner):
         zero_filled = placeholders(self.index) if look else absent
         for dropped in self.index.dropped:
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
-        for tensor in self.index.tensors.values():
+        rows = self.own.rows
+        for tensor in (one for one in self.index.tensors.values() if one.name not in rows):
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
             elif tensor.name in zero_filled:  # where this version has the slot, it is filled with zeros again

@@ -388,7 +388,9 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
             planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)
         elif tensor.name == HEAD and headless and planner.source.head_is_embedding:
             planner.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
-        elif pattern in known:
+        elif tensor.name == HEAD and family.in_huggingface.embeddings:
+            planner.leave_out(tensor.name, "its rows by which texts are ranked are there", tensor.nbytes)
+        elif pattern in known or tensor.name in family.in_huggingface.modules:
             tensors[tensor.name] = tensor
         else:
             nameless[pattern] += 1

@@ -439,18 +439,26 @@ def unknown_tower(path: Path) -> str:
         found, _ = _known_tower(path, file)
     except (InputError, UnsupportedError) as error:
         return error.message
-    name = str(value_of(file.metadata, "clip.projector_type") or "")
+    name = _projector(file)
     return "" if found else f"ckconv does not know clip.projector_type {quoted(name)}{projector_known_by(name)}"
+
+
+def _projector(file: GgufFile) -> str:
+    """Projector of a tower; the eyes' where a file has eyes and ears."""
+    keys = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
+    return next((str(name) for key in keys if (name := value_of(file.metadata, key))), "")
 
 
 def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
     from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
 
     def has(name: str) -> bool:
+        if name.startswith("="):
+            return any(tensor.name == name[1:] for tensor in file.tensors)
         found = KeySource(file, "clip").value(name)
         return any(found) if isinstance(found, list) else found is not None
 
-    family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""), has)
+    family = tower_of_projector(_projector(file), has)
     if family is None:
         return None, None
     tower = tower_parameters(family, KeySource(file, family.gguf), path)

@@ -30,13 +30,13 @@ from ckconv.core.metadata import (
 )
 from ckconv.core.tensors import MetadataKind, TensorIndex, made
 from ckconv.errors import UsageError, quoted
-from ckconv.families.catalog import hyperparameters
+from ckconv.families.catalog import FAMILIES, hyperparameters
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
-from ckconv.io.files import card_of, open_source, text_of_card
+from ckconv.io.files import card_of, open_source
 from ckconv.plan.planner import HEAD, Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
 
@@ -222,9 +222,8 @@ def _checked(type: ValueType, value: object) -> str | int | float | bool:
 #
 # Source: ``_try_set_pooling_type`` of llama.cpp's converter.
 
-#: ``LLAMA_POOLING_TYPE_RANK``: the outputs of a classifier, which llama.cpp's converter leaves to a flag of its server.
+#: ``LLAMA_POOLING_TYPE_RANK``: the outputs of a classifier; of encoders, llama.cpp's converter leaves it to a flag.
 _RANK = 4
-_RERANKERS = ("qwen3-reranker", "qwen3-vl-reranker")
 
 _HINT = "take it out of modules.json for the embeddings before it"
 
@@ -260,11 +259,6 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
     """
     if index.config is not None and index.config.tied is False and HEAD not in index.tensors:
         notes.append("the model gives embeddings: where logits are asked for, llama.cpp takes the embedding for a head")
-    if _is_reranker(index):
-        notes.append(
-            "a Qwen3-Reranker ranks by its logits of yes and no; the GGUF is the plain language model, without the "
-            "cls.output and the pooling RANK that llama.cpp's own converter makes for its server"
-        )
     if "labels" in family.parameters:
         return {f"{family.gguf}.pooling_type": scalar("u32", _RANK)}
     if index.metadata_kind is not MetadataKind.DOCUMENT:
@@ -283,19 +277,6 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
     return made | {key: scalar("str", text) for key, text in kept_documents(files).items()}
 
 
-def _is_reranker(index: TensorIndex) -> bool:
-    """Whether directory, configuration or card name a reranker.
-
-    As ``_is_qwen3_reranker`` of the converter finds it.
-    """
-    if index.metadata_kind is not MetadataKind.DOCUMENT:
-        return False
-    named = (root_of(index).name, str(index.metadata.get("_name_or_path", "")))
-    card = text_of_card(index).lower()
-    found = [name.lower() for name in named] + [line for line in card.splitlines() if line.startswith("# ")]
-    return any(word in text for text in found for word in _RERANKERS)
-
-
 def module_reasons(index: TensorIndex) -> list[Reason]:
     """Why modules behind the pooling are refused.
 
@@ -308,10 +289,12 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
         return []
     from ckconv.formats.safetensors.files import PLAIN, modules_of
 
+    modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
+    there = [index.tensors[name] for name in modules if name in index.tensors]
     return [
         Reason(f"modules.json names a {module.kind} after pooling ({module.path}/), which ckconv does not write", _HINT)
         for module in modules_of(root_of(index))
-        if module.kind not in PLAIN
+        if module.kind not in PLAIN and module.path not in {tensor.source.partition("/")[0] for tensor in there}
     ]
 
 

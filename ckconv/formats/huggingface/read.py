@@ -12,11 +12,12 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of, joined_metadata, text_key, unquantized, without_stale
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.config_source import ConfigSource
-from ckconv.families.elsewhere import classes_of, tower_known_by
+from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.kinds import has_transposed
@@ -25,8 +26,10 @@ from ckconv.families.reference import REFERENCE
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
+from ckconv.formats.safetensors.container import read_safetensors
 from ckconv.formats.safetensors.files import CheckpointFiles
 from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
+from ckconv.io.files import text_of_card
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.tokenizer.checkpoint import token_ids_beside
@@ -59,7 +62,8 @@ def index_checkpoint(
         # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
-    family = huggingface_family(config) if config and not found.unread else None
+    is_model = config and not found.unread and not drafts_for(config)
+    family = huggingface_family({**(config or {}), "called": _called(checkpoint)}) if is_model else None
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     left = {item.stored.name for item in found.dropped}
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
@@ -94,7 +98,7 @@ def index_checkpoint(
 
         shared = [] if found.items else _shared(checkpoint)
         model, canonical, misfit = fitted(made, rest, drop)
-    return TensorIndex(
+    index = TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,
         path=path,
@@ -116,6 +120,45 @@ def index_checkpoint(
         notes=(*checkpoint.notes, *_stale(config or {}, checkpoint.tensors, mlx=mlx), *notes_on(misfit)),
         misfit=misfit,
     )
+    ranking = _embeddings(index, family.in_huggingface.embeddings) if family and model else {}
+    return replace(index, tensors={**index.tensors, **ranking}) if ranking else index
+
+
+def with_modules(index: TensorIndex) -> TensorIndex:
+    """Index with the linear layers of sentence-transformers' directories.
+
+    Raises:
+        InputError: ``st.*``, ``model.config``, a file is malformed.
+    """
+    wanted = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
+    tensors, own = dict(index.tensors), dict(index.config.own) if index.config else {}
+    for name, folder in wanted.items():
+        files = {path.name: path for path in index.part_files if path.parent.name == folder}
+        if not files.keys() >= {"config.json", "model.safetensors"}:
+            continue
+        said, stored = (
+            read_object(files["config.json"], _DOCUMENT),
+            read_safetensors(files["model.safetensors"]).tensors,
+        )
+        plainly = str(said.get("activation_function", "")).rpartition(".")[2] == "Identity"
+        if plainly and [one.name for one in stored] == ["linear.weight"] and len(stored[0].shape) == 2:
+            linear = plain_tensor(name, stored[0])
+            tensors[name] = replace(linear, source=f"{folder}/{linear.source}")
+            module = name.removesuffix(".weight")
+            own |= {f"{module}_out": stored[0].shape[0], f"{module}_in": stored[0].shape[1]}
+    if len(tensors) == len(index.tensors) or index.config is None:
+        return index
+    return replace(index, tensors=tensors, config=replace(index.config, own=own))
+
+
+def _called(checkpoint: CheckpointFiles) -> str:
+    """Names of a model: directory, configuration, titles of its card.
+
+    Source: ``_is_qwen3_reranker`` of llama.cpp's ``conversion/qwen.py``, which knows a reranker by it.
+    """
+    titles = (line for line in text_of_card(checkpoint.side_files).splitlines() if line.startswith("# "))
+    named = (checkpoint.root.name, str((checkpoint.config or {}).get("_name_or_path", "")), *titles)
+    return "\n".join(named).lower()
 
 
 def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
@@ -269,24 +312,23 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     )
 
 
-def _embeddings(index: TensorIndex, wanted: Mapping[str, str]) -> dict[str, Tensor]:
-    """Rows of the text model's embedding that the tower's file has, too."""
-    whole = index.tensors.get(EMBEDDING)
-    if not wanted or whole is None or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
-        return {}
-    (count, width), ids = whole.shape, token_ids_beside(index, wanted.values())
-    rows = {name: ids[token] for name, token in wanted.items() if 0 <= ids.get(token, -1) < count}
-    nbytes = whole.dtype.nbytes(width)
-    return {
-        name: replace(
-            whole,
-            name=name,
-            shape=(width,),
-            extents=tuple(cut(whole.extents, row * nbytes, (row + 1) * nbytes)),
-            layout=plain(*matrix_of((width,), whole.dtype)),
-        )
-        for name, row in rows.items()
-    }
+def _embeddings(index: TensorIndex, wanted: Mapping[str, str | list[str]]) -> dict[str, Tensor]:
+    """Rows of the text model's embedding or head that stand for tensors."""
+    found = {}
+    for name, tokens in wanted.items():
+        listed = [tokens] if isinstance(tokens, str) else tokens
+        whole = index.tensors.get(EMBEDDING if isinstance(tokens, str) or HEAD not in index.tensors else HEAD)
+        if whole is None or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
+            continue
+        (count, width), ids = whole.shape, token_ids_beside(index, listed)
+        rows, nbytes = [ids.get(token, -1) for token in listed], whole.dtype.nbytes(width)
+        if not all(0 <= row < count for row in rows):
+            continue
+        shape = (width,) if isinstance(tokens, str) else (len(rows), width)
+        extents = (one for row in rows for one in cut(whole.extents, row * nbytes, (row + 1) * nbytes))
+        layout = plain(*matrix_of(shape, whole.dtype))
+        found[name] = replace(whole, name=name, shape=shape, extents=tuple(extents), layout=layout)
+    return found
 
 
 def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapping[str, Any]:

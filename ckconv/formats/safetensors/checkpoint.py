@@ -456,8 +456,12 @@ class CheckpointPlanner(Planner):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
             elif tensor.name in zero_filled and not needs(self.family, tensor.name):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
-            elif tensor.name != ROPE_FREQUENCIES:
+            elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
+        apart = [name for name in self.family.in_huggingface.modules if name in self.index.tensors]
+        if apart and self.index.format == "gguf" and not all(self.dropped(name) for name in apart):
+            where = ", ".join(self.family.in_huggingface.modules[name] for name in apart)
+            self.refuse(f"a checkpoint has {where} in directories, which are not made of a GGUF", "--drop 'dense_*'")
         unmapped: list[str] = []
         for stored in self.index.unknown:
             if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):

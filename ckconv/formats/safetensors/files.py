@@ -236,6 +236,10 @@ _WEIGHTS = ("pytorch_model*", "consolidated*", "*")
 _TRAINING = ("training_args*", "optimizer*", "scheduler*", "scaler*", "rng_state*")
 
 
+#: Layers that predict further tokens, where a checkpoint has them in a file that no index names.
+DRAFTS_NAME = "mtp.safetensors"
+
+
 class CheckpointFiles(NamedTuple):
     """A checkpoint's files, proved to agree with each other.
 
@@ -284,6 +288,9 @@ def read_checkpoint_files(
         shards, notes = put_together([read_weights(part, read_pickle) for part in parts]), chosen.notes
     else:
         shards, notes = _read_shards(root, chosen.index_path, names, follow_links, read_pickle)
+    apart = DRAFTS_NAME in names and all(shard.path.name != DRAFTS_NAME for shard in shards)
+    if apart and (part := regular_file(root, DRAFTS_NAME, follow_links=follow_links)):
+        shards = put_together([*shards, read_weights(part, read_pickle)])
     names = names or names_in(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):

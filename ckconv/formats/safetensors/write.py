@@ -43,12 +43,12 @@ class Shards(NamedTuple):
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """What stands around the tensors of each file."""
+        """Bytes around the tensors of each file."""
         return tuple(Frame(header) for header in self.headers)
 
     @property
     def keys(self) -> dict[str, str]:
-        """What every file declares."""
+        """Keys that every file declares."""
         return {f"{METADATA}.{key}": value for key, value in self.metadata.items()}
 
     @property

@@ -200,7 +200,7 @@ class WhisperPlanner(Planner):
 
 
 def _is_matrix(tensor: Tensor) -> bool:
-    """It has the type that the file is called after."""
+    """Say whether a tensor has the type in the file's name."""
     return len(tensor.shape) > 1 and tensor.name not in speech().full
 
 
@@ -215,7 +215,7 @@ def _prologue(numbers: Mapping[str, int], file_type: int, spoken: tuple[bytes, .
 
 
 def _steps(name: str, called: str, tensor: Tensor, dtype: DType, at: int) -> Iterator[Step]:
-    """What says what a tensor is, and the tensor."""
+    """Steps of a tensor: its record, and its values."""
     shape = (*tensor.shape, 1) if parse(name).pattern in speech().columns else tensor.shape
     record = words(len(shape), len(called), dtype.ggml or 0, *reversed(shape)) + called.encode()
     said = Tensor(name, called, DTYPES["U8"], (len(record),), (Extent(Path(), at, len(record)),), plain(len(record), 1))

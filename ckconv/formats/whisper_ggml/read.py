@@ -28,7 +28,7 @@ _LARGEST = 1 << 20
 
 
 class Header(NamedTuple):
-    """What stands before the tensors.
+    """Fields before the tensors.
 
     Attributes:
         numbers: by key of ``config.json``.
@@ -91,7 +91,7 @@ def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> Tensor
 
 
 def header_of(source: ByteSource, size: int) -> Header:
-    """What stands before the tensors.
+    """Read the fields before the tensors.
 
     Raises:
         InputError: ``whisper.magic``, ``whisper.truncated``, ``whisper.header``, ``whisper.words``.
