@@ -17,6 +17,10 @@ from packed_checkpoints import arrays_of
 FLOAT32 = {"fp8-block", "modelopt-fp8", "bnb-int8", "torchao-float8", "torchao-int8"}
 
 NAMES = (
+    "autoround-3b",
+    "autoround-5b",
+    "autoround-awq-4b",
+    "autoround-awq-6b",
     "awq-g32",
     "bnb-fp4-double",
     "bnb-int8",
