@@ -48,6 +48,7 @@ NAMES = (
     "ct-nvfp4",
     "metal-q4g64",
     "modelopt-nvfp4",
+    "quark-int4",
     "torchao-float8",
     "torchao-int4",
     "torchao-int8",
