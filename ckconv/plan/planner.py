@@ -354,21 +354,18 @@ _ONE_NUMBER = (
 )
 
 
-#: Way out, by the cause.
-_WAYS = {Cause.UNKNOWN_KEY: _WITHOUT_KEY, Cause.FOREIGN_CLASS: _WITHOUT_CODE, Cause.TWO_NUMBERS: _ONE_NUMBER}
-
-
 def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
     """Why a key that changes the computation is refused.
 
     Args:
         otherwise: what computes without it.
     """
-    hint = _WAYS.get(modifier.cause, "")
-    if modifier.cause in (Cause.UNKNOWN_KEY, Cause.FOREIGN_CLASS):
-        return Reason(modifier, hint)
-    comma = "," if modifier.cause is Cause.TWO_NUMBERS else ""
-    return Reason(f"{modifier}{comma} changes the computation{otherwise}", hint)
+    if modifier.cause is Cause.UNKNOWN_KEY:
+        return Reason(modifier, _WITHOUT_KEY)
+    if modifier.cause is Cause.FOREIGN_CLASS:
+        return Reason(modifier, _WITHOUT_CODE)
+    two = modifier.cause is Cause.TWO_NUMBERS
+    return Reason(f"{modifier}{',' if two else ''} changes the computation{otherwise}", _ONE_NUMBER if two else "")
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:
