@@ -186,9 +186,15 @@ def _paths(family: Family, format: str) -> dict[str, str]:
         if cell.memory and found.pattern.endswith(f"{cell.name[1:]}{_WEIGHT}")
     }
     paths |= in_memory if format == HF else {}
-    for root, _ in family.prefixes.get(_MEMORY, ()) if format == HF else ():
-        own = family.prefixes[HF][0][0]
-        paths = {ours: root + theirs.removeprefix(own) for ours, theirs in paths.items() if theirs.startswith(own)}
+    for root, layer in family.prefixes.get(_MEMORY, ()) if format == HF else ():
+        stored_root, stored_layer = family.prefixes[HF][0]
+        paths = {
+            ours: layer + theirs.removeprefix(stored_layer)
+            if theirs.startswith(stored_layer)
+            else root + theirs.removeprefix(stored_root)
+            for ours, theirs in paths.items()
+            if theirs.startswith((stored_layer, stored_root))
+        }
     return {
         ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
         for ours, theirs in paths.items()
