@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.core.tensors import TensorIndex, require_tensors
@@ -394,8 +394,7 @@ def verify(
     return checked.found
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """Result of a verification: the checks that passed, and the side files.
 
     Attributes:

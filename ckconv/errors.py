@@ -20,10 +20,10 @@ ADDRESSES: dict[str, str] = {}
 BROUGHT_BACK: list[str] = []
 
 #: An address, of which :class:`~pathlib.Path` may have made one slash of several.
-_ADDRESS = re.compile(r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)", re.DOTALL | re.IGNORECASE)
+_ADDRESS = r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)"
 
 #: ``USER:PASSWORD@``, of which the password may hold what should have been escaped; a number behind ``:`` is a port.
-_ASKER = re.compile(r"(?<=://)(?:[^/?]*@|[^/?\[:]*:(?!:|\d*(?:[/?]|$)).*@)", re.DOTALL)
+_ASKER = r"(?<=://)(?:[^/?]*@|[^/?\[:]*:(?!:|\d*(?:[/?]|$)).*@)"
 
 #: A report lists at most this many faults of one kind; the rest is counted.
 MAX_LISTED = 10
@@ -38,11 +38,12 @@ def shown(path: str | os.PathLike[str]) -> str:
     for directory, address in ADDRESSES.copy().items():  # another thread may add one
         if text == directory or text.startswith(directory + os.sep):
             return address + text[len(directory) :].replace(os.sep, "/")
-    found = _ADDRESS.fullmatch(text.replace(os.sep, "/"))
+    found = re.fullmatch(_ADDRESS, text.replace(os.sep, "/"), re.DOTALL | re.IGNORECASE) if ":" in text else None
     if found is None:
         return text
     scheme, slashes, rest = found.groups()
-    return _ASKER.sub("", f"{scheme}:{slashes if len(slashes) > 1 else '//'}{rest}").partition("?")[0]
+    address = f"{scheme}:{slashes if len(slashes) > 1 else '//'}{rest}"
+    return re.sub(_ASKER, "", address, flags=re.DOTALL).partition("?")[0]
 
 
 class CkconvError(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -351,7 +351,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
     mine = content_of_index(other)
     if other.metadata_kind is MetadataKind.TYPED:  # a flag that is not there is what llama.cpp takes for it
         taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
-        mine = replace(mine, keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
+        mine = mine._replace(keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact

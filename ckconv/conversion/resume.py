@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ from ckconv.families.own import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
-from ckconv.io.addresses import ADDRESS, as_path
+from ckconv.io.addresses import address_of, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
@@ -53,8 +53,7 @@ _HEADER, _MOST = 64 << 20, 16 << 20
 _TURN = ".publish"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A conversion as plain data, for the same plan in another process.
 
     Attributes:
@@ -133,7 +132,7 @@ def absolute(options: Options) -> Options:
 def absolute_path(path: str | os.PathLike[str]) -> str:
     """A path that means the same in another directory; addresses as they are."""
     text = str(path)
-    return text if ADDRESS.fullmatch(text) or not os.path.lexists(text) else os.path.abspath(text)  # noqa: PTH100
+    return text if address_of(text) or not os.path.lexists(text) else os.path.abspath(text)  # noqa: PTH100
 
 
 class Fingerprint(NamedTuple):

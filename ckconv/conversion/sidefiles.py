@@ -250,9 +250,9 @@ CODE = "verify.checksum"
 #: Bytes of a list of checksums.
 _LIMIT = 16 << 20
 
-_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
-_BSD = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
-_ALONE = re.compile(r"([0-9a-fA-F]{64})")
+_LINE = r"(\\?)([0-9a-fA-F]{64}) [ *](.+)"
+_BSD = r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})"
+_ALONE = r"([0-9a-fA-F]{64})"
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
@@ -316,12 +316,12 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
         line = line.removesuffix("\r")
         if not line or line.startswith("#"):
             continue
-        if found := _LINE.fullmatch(line):
+        if found := re.fullmatch(_LINE, line):
             name = re.sub(r"\\[\\nr]", lambda m: _ESCAPES[m[0]], found[3]) if found[1] else found[3]
             yield name, found[2].lower()
-        elif found := _BSD.fullmatch(line):
+        elif found := re.fullmatch(_BSD, line):
             yield found[1], found[2].lower()
-        elif found := _ALONE.fullmatch(line):
+        elif found := re.fullmatch(_ALONE, line):
             yield path.name.removesuffix(SUFFIX), found[1].lower()
         else:
             message = f"line {number:,} is {quoted(line, 60)}, a SHA-256 and a file name expected"

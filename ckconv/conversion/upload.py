@@ -12,7 +12,7 @@ from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.io.addresses import ADDRESS, as_path
+from ckconv.io.addresses import address_of, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check
@@ -97,7 +97,7 @@ def uploading(target: str, *, replacing: bool = False, lasting: bool = False) ->
         UsageError: ``usage.target`` or ``usage.remote``.
         OutputError: ``output.exists``; ``remote.write``.
     """
-    found = ADDRESS.fullmatch(target)
+    found = address_of(target)
     if found is None or "://" not in target:
         yield None
         return

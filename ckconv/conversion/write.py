@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import sha256
@@ -369,6 +368,10 @@ def holes(file: OutputFile) -> list[tuple[int, int]]:
 # A model on stdout: nothing can be taken back from there, and no header be written last.
 
 
+#: Bytes of a block of a tar archive.
+_BLOCK = 512
+
+
 def write_archive(
     plan: Plan, container: Container, beside: Mapping[str, SideFile], files: Files, fd: int, watcher: Watcher
 ) -> Losses:
@@ -393,20 +396,22 @@ def write_archive(
             _, losses = _write_file(plan, file, frame, losses, files, fd, watcher)
             _write(fd, _filled(file.nbytes))
     with _to_reader():
-        _write(fd, bytes(2 * tarfile.BLOCKSIZE))
+        _write(fd, bytes(2 * _BLOCK))
     files.check_unchanged()
     return losses
 
 
 def _head(name: str, nbytes: int) -> bytes:
     """The header of a file in an archive: the same bytes for the same model."""
-    info = tarfile.TarInfo(name)
+    from tarfile import PAX_FORMAT, TarInfo
+
+    info = TarInfo(name)
     info.size = nbytes
-    return info.tobuf(tarfile.PAX_FORMAT)
+    return info.tobuf(PAX_FORMAT)
 
 
 def _filled(nbytes: int) -> bytes:
-    return bytes(-nbytes % tarfile.BLOCKSIZE)
+    return bytes(-nbytes % _BLOCK)
 
 
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:

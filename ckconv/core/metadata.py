@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,8 +64,7 @@ VALUE_TYPES: dict[int, ValueType] = {
 VALUE_TYPES_BY_NAME: dict[str, ValueType] = {t.name: t for t in VALUE_TYPES.values()}
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A metadata value as it is written: its ``type`` (``u32``, ``arr[str]``), and the bytes behind the type's number.
 
     Those of an array begin with the element type and the count.
@@ -176,7 +175,7 @@ def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -
 # of gguf-py, and ``Metadata`` there, which has base models and datasets as ``organization``, ``name`` and ``repo_url``.
 
 #: Between these lines stands what is YAML.
-_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$"
 
 #: Where the hub has a model, and a dataset.
 _HUB = "https://huggingface.co/"
@@ -214,7 +213,7 @@ _NAMED: Mapping[str, tuple[str, str, str]] = {
 
 def card_of_text(text: str) -> Card:
     """The card of a README.md; an empty one where it has no front matter, or none that is YAML."""
-    front = _FRONT_MATTER.match(text)
+    front = re.match(_FRONT_MATTER, text, re.DOTALL | re.MULTILINE)
     if front is None:
         return Card()
     import yaml
@@ -320,8 +319,7 @@ def beside(index: TensorIndex) -> dict[str, Path]:
 # What a model says besides its tensors.
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """Everything that is no tensor.
 
     Attributes:
@@ -332,8 +330,8 @@ class Content:
     """
 
     keys: Mapping[str, Any]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    paths: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, bytes] = {}
+    paths: Mapping[str, Path] = {}
 
 
 def numbered(key: str, number: int) -> str:
@@ -344,8 +342,7 @@ def numbered(key: str, number: int) -> str:
 # Keys of a GGUF that were made here, in the words of a reader of one.
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A value: of a scalar type, or an array that is decoded where it is asked for."""
 
     value: Any

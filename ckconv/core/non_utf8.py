@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_ODD = re.compile(r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})")
-_ESCAPED = re.compile(r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})")
+_ODD = r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})"
+_ESCAPED = r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})"
 
 
 def is_text(text: str) -> bool:
@@ -21,12 +21,12 @@ def is_text(text: str) -> bool:
 
 def escaped(text: str) -> str:
     """The text without halves of surrogate pairs; :func:`unescaped` gives it again."""
-    return _ODD.sub(_escape, text)
+    return re.sub(_ODD, _escape, text)
 
 
 def unescaped(text: str) -> str:
     """The original of an escaped text."""
-    return _ESCAPED.sub(_unescape, text)
+    return re.sub(_ESCAPED, _unescape, text)
 
 
 def valid(text: str) -> str:

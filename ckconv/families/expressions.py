@@ -11,9 +11,8 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.families.functions import BY_NAME
@@ -78,8 +77,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """One parsed expression.
 
     Attributes:
@@ -89,12 +87,12 @@ class Expression:
 
     text: str
     names: frozenset[str]
-    _tree: ast.expr
+    tree: ast.expr
 
     @property
     def asked(self) -> list[str]:
         """The metadata keys of which it asks whether there are any: ``has('expert_count')``."""
-        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]
         return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]
 
@@ -105,7 +103,7 @@ class Expression:
             ExpressionError: a parameter is not there, or the operation has no result.
         """
         try:
-            return _value(self._tree, names)
+            return _value(self.tree, names)
         except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError) as error:
             if isinstance(error, ExpressionError):
                 raise

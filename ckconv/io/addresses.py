@@ -7,9 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-#: ``scheme:rest``; a letter and a colon is a drive.
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL | re.IGNORECASE)
-
 if TYPE_CHECKING:
     _Path = Path
 else:
@@ -25,11 +22,16 @@ class _Address(_Path):
         return self.text or super().__str__()
 
 
+def address_of(text: str) -> re.Match[str] | None:
+    """Scheme, slashes and the rest of an address; ``None`` for a path: a letter and a colon is a drive."""
+    return re.fullmatch(r"([a-z][a-z0-9+.-]+):(/*)(.+)", text, re.DOTALL | re.IGNORECASE) if ":" in text else None
+
+
 def as_path(given: str | os.PathLike[str]) -> Path:
     """What somebody named, as a path; the text of an address stays as it is."""
     if isinstance(given, _Address):
         return given
-    if not ADDRESS.fullmatch(os.fspath(given)):
+    if not address_of(os.fspath(given)):
         return Path(given)
     path = _Address(given)
     path.text = os.fspath(given)

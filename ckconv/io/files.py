@@ -189,7 +189,7 @@ def open_source(path: Path) -> FileSource:
 
 
 # The pointer format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-_LFS_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/[^\n]*\n(?:[^\n]*\n)*?size ([0-9]{1,19})\n")
+_LFS_POINTER = rb"version https://git-lfs\.github\.com/spec/[^\n]*\n(?:[^\n]*\n)*?size ([0-9]{1,19})\n"
 _LFS_START = b"version https://git-lfs"
 
 
@@ -201,7 +201,7 @@ def lfs_pointer(head: bytes) -> str | None:
     """
     if not head.startswith(_LFS_START):
         return None
-    found = _LFS_POINTER.match(head[:1024])
+    found = re.match(_LFS_POINTER, head[:1024])
     if found is None:
         return "is a git-lfs pointer"
     return f"is a git-lfs pointer for a {_rounded(int(found[1]))} object"

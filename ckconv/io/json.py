@@ -33,9 +33,7 @@ MAX_CONTAINERS, BYTES_PER_CONTAINER = 100_000, 8
 _STRUCTURE = (b'"', b",", b":", b"[", b"]", b"{", b"}")
 _NOT_NESTING = bytes(set(range(256)) - set(b'"[]{}'))
 _LEVEL = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_LONE_SURROGATE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
-)
+_LONE_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 
 
 class Document(NamedTuple):
@@ -100,7 +98,7 @@ def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         refuse(f"is not UTF-8: byte {data[error.start]:#04x} at column {before + error.start + 1:,}", error.start)
-    lone = _LONE_SURROGATE.search(text.replace("\\\\", "xx")) if "\\u" in text else None
+    lone = re.search(_LONE_SURROGATE, text.replace("\\\\", "xx")) if "\\u" in text else None
     if lone:
         at = len(text[: lone.start()].encode())
         refuse(f"is not a JSON object: half of a surrogate pair at column {before + at + 1:,}", at)

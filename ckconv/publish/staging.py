@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.publish.checks import (
@@ -58,8 +58,7 @@ from ckconv.signals import LATE, LEFT, check, declare, noted
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """A large file, written through a descriptor.
 
     Attributes:
@@ -73,8 +72,7 @@ class Room:
     later: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Small:
+class Small(NamedTuple):
     """A side file.
 
     Attributes:

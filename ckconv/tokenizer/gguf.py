@@ -6,8 +6,7 @@ Only where llama.cpp then does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.tokenizer.checkpoint import unmade
@@ -39,8 +38,7 @@ from ckconv.tokenizer.pretokenizers import recognized
 # Source: ``_set_vocab_gpt2`` of llama.cpp's converter.
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerKeys:
+class TokenizerKeys(NamedTuple):
     """Tokenizer keys to be written, and notes about them.
 
     Attributes:

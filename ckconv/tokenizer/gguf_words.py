@@ -11,9 +11,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.non_utf8 import is_text
@@ -244,8 +243,7 @@ def _printable(text: str) -> str:
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """Words of one kind of tokenizer.
 
     Attributes:
@@ -259,8 +257,8 @@ class Words:
     metadata: dict[str, Value]
     ids: Mapping[str, int]
     tokens: frozenset[str]
-    own: Mapping[str, int] = field(default_factory=dict)
-    behind: Mapping[str, Value] = field(default_factory=dict)
+    own: Mapping[str, int] = {}
+    behind: Mapping[str, Value] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -427,7 +425,7 @@ _FIRST = (("<s>", CONTROL), ("<pad>", CONTROL), ("</s>", CONTROL), ("<unk>", UNK
 def _moved(model: SentencePiece) -> SentencePiece:
     first = tuple(Piece(text, 0.0, kind) for text, kind in _FIRST)
     own = {name: n for n, name in enumerate(("bos", "pad", "eos", "unk"))}
-    return replace(model, pieces=(*first, *model.pieces[3:]), special=own)
+    return model._replace(pieces=(*first, *model.pieces[3:]), special=own)
 
 
 def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
@@ -441,7 +439,7 @@ def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) 
         "precompiled_charsmap": raw_array("u8", len(charsmap), charsmap),
     }
     said = {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or charsmap}
-    return replace(words, metadata={**words.metadata, **said}, behind=_prefix(prefix))
+    return words._replace(metadata={**words.metadata, **said}, behind=_prefix(prefix))
 
 
 def _prefix(prefix: bool) -> dict[str, Value]:
@@ -510,7 +508,7 @@ def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
     model = {"model": "gemma4"} if adds_bos else {"model": "gpt2", "pre": "sarvam-moe"}
     said = {f"tokenizer.ggml.{key}": scalar("str", name) for key, name in model.items()}
     kept = {key: words.metadata[key] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
-    return replace(words, metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
+    return words._replace(metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
 
 
 def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:

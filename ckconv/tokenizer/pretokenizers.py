@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The step that spells bytes as letters, where an expression has cut the text before; it is the decoder, too.
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -22,8 +21,7 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 _TABLE = Path(__file__).with_suffix(".toml")
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(NamedTuple):
     """A pre-tokenizer of llama.cpp, by name.
 
     Attributes:

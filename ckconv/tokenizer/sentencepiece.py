@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 UNIGRAM, BPE = 1, 2
 
@@ -40,8 +40,7 @@ class TooManyPieces(Malformed):
     """More pieces than there may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token."""
 
     text: str
@@ -49,8 +48,7 @@ class Piece:
     type: int
 
 
-@dataclass(frozen=True, slots=True)
-class SentencePiece:
+class SentencePiece(NamedTuple):
     """A model.
 
     Attributes:

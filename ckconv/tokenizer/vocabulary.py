@@ -9,8 +9,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.errors import UnsupportedError
 from ckconv.tokenizer.pretokenizers import PreTokenizer, pre_tokenizers
@@ -83,8 +82,7 @@ class NotFaithful(Exception):
     """Why a written tokenizer would not do what llama.cpp does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """Rules of a unigram model for text.
 
     SentencePiece's map of characters, and one space for many.
@@ -94,8 +92,7 @@ class Rules:
     one_space: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """A tokenizer, without its words.
 
     Attributes:

@@ -21,8 +21,6 @@ from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
 from ckconv.formats import format_of, load
-from ckconv.formats.bump.sidefiles import MAP_NAME
-from ckconv.formats.bump.slots import FOOTER_NAME
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, parse_object
@@ -94,7 +92,7 @@ def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None
         InputError: one of the files cannot be read.
     """
     found: Content = load(format_of(index.format).content)(index, named or {})
-    return replace(found, files={**{name: _read(path) for name, path in found.paths.items()}, **found.files})
+    return found._replace(files={**{name: _read(path) for name, path in found.paths.items()}, **found.files})
 
 
 def _read(path: Path) -> bytes:
@@ -156,6 +154,9 @@ def differences(mine: Content, meant: Content, *, people: bool = True, spelled: 
     Raises:
         InputError: ``side.json``, a file that should be JSON is malformed.
     """
+    from ckconv.formats.bump.sidefiles import MAP_NAME
+    from ckconv.formats.bump.slots import FOOTER_NAME
+
     for key in mine.keys:
         if key not in meant.keys:
             yield Fact(key, _shown(mine.keys[key]), None)
@@ -200,6 +201,8 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
 
 def of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True) -> Iterator[Fact]:
     """Differences between two files: of documents values, else bytes."""
+    from ckconv.formats.bump.slots import FOOTER_NAME
+
     if not (name.endswith(".json") or name == FOOTER_NAME):
         at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
         where = f" another from byte {at:,} on" if at is not None else ""

@@ -31,7 +31,7 @@ from ckconv.verification.content import Fact, of_files, parameter_differences
 NEEDED = Path(__file__).with_name("needed.toml")
 
 #: Keys of a GGUF that belong to its file, or say how values are stored.
-_OF_THE_FILE = re.compile(r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)")
+_OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)"
 
 #: Keys of a configuration that say how values are stored, or who wrote it.
 _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
@@ -52,7 +52,7 @@ _OF_EVERY = ("architectures", "model_type", "dtype")
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length", "model_max_length")
 
 #: Files that go from one checkpoint to the next as they are.
-_CARRIED = re.compile(
+_CARRIED = (
     r"(tokenizer\.json|tokenizer\.model.*|vocab\.(json|txt)|merges\.txt|added_tokens\.json|special_tokens_map\.json"
     r"|tokenizer_config\.json|generation_config\.json|chat_template\.(json|jinja)|preprocessor_config\.json|tekken\.json)"
 )
@@ -64,7 +64,7 @@ _REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 #: Words that stand for a number without one.
-_FILLS = re.compile(r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?")
+_FILLS = r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?"
 
 _TOKENS = "tokenizer.ggml.tokens"
 _DOCUMENT = "tokenizer.json: "
@@ -77,7 +77,7 @@ _ENOUGH = 1_000
 _PIECE = 1 << 20
 
 #: Where the list of merges of a ``tokenizer.json`` begins, and whole items of it.
-_MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
+_MERGES = rb'(?<!\\)"merges"\s*:\s*\['
 _ITEMS = re.compile(rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+', re.DOTALL)
 
 HINT = "repeat the options of the conversion, or --weights compares the tensors alone"
@@ -203,7 +203,11 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 yield Fact(key, None, "one")
         return
     for key in source.metadata:
-        if _is_asked(key, options) or _OF_THE_FILE.match(key) or (options.context and key.endswith(".context_length")):
+        if (
+            _is_asked(key, options)
+            or re.match(_OF_THE_FILE, key)
+            or (options.context and key.endswith(".context_length"))
+        ):
             continue
         if key not in out.metadata:
             yield Fact(key, None, _shown(_value(source, key)))
@@ -268,7 +272,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             yield Fact(key, _shown(mine[key]), _shown(value), CONFIG_NAME)
     ours, theirs = beside(out), beside(source)
     for name in theirs:
-        if not _CARRIED.fullmatch(name):
+        if not re.fullmatch(_CARRIED, name):
             continue
         if name not in ours:
             if alike and name in _REQUIRED and out.path.is_dir():
@@ -416,7 +420,7 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         found = ours.tokens.get(number)
         if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):
             continue
-        if not (_FILLS.fullmatch(text) and (found is None or _FILLS.fullmatch(found))):
+        if not (re.fullmatch(_FILLS, text) and (found is None or re.fullmatch(_FILLS, found))):
             yield Fact(f"{prefix}tokens[{number}]", _shown(found), _shown(text))
             break
     if ours.merges is not None and theirs.merges is not None and ours.merges != theirs.merges:
@@ -493,7 +497,7 @@ def _without_merges(path: Any) -> bytes:
     for piece in _pieces(path):
         data, at = rest + piece, 0
         if not within:
-            start = _MERGES.search(data)
+            start = re.search(_MERGES, data)
             at = start.end() if start else max(0, len(data) - len(piece))
             within = start is not None
             kept += data[:at]

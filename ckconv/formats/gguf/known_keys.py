@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -64,6 +63,8 @@ def unknown_note(key: str, architecture: str) -> str:
     if key in {f"{architecture}.{name}" for name in read}:
         return ""
     names = [*_known(architecture), *(f"{architecture}.{name}" for name in read)]
+    from difflib import get_close_matches
+
     near = get_close_matches(key, names, n=1, cutoff=0.8)
     return f"no known reader looks at {key}{f'; did you mean {near[0]}?' if near else ''}"
 
@@ -87,6 +88,8 @@ def _resolved(metadata: Mapping[str, Value], short: str, text: str) -> tuple[str
         raise UsageError("usage.meta", f"--set-meta {key}: the file has no tokens, so {quoted(text)} names none")
     tokens = list(_tokens(metadata))
     if text not in tokens:
+        from difflib import get_close_matches
+
         near = get_close_matches(text, tokens, n=1)
         raise UsageError(
             "usage.meta",

@@ -102,7 +102,6 @@ from ckconv.plan.recipes import Matrix
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
-from ckconv.tokenizer.gguf import TokenizerKeys
 from ckconv.tokenizer.source import equal_tokens_of
 
 # The type that each tensor of a GGUF gets, or why it gets none.
@@ -433,7 +432,7 @@ class GgufPlanner(Planner):
         if self.index.format == "bump":
             self.notes.append("a bump file says nothing of chat template, license and authors: those keys are missing")
         return {
-            **general_keys(family, self._name(tokenizer), label),
+            **general_keys(family, self._name(tokenizer.tokens), label),
             **card_keys(self.index),
             **model,
             **keys_of_tensors(self.index, family),
@@ -487,7 +486,7 @@ class GgufPlanner(Planner):
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         return made
 
-    def _name(self, tokenizer: TokenizerKeys) -> str:
+    def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
         from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
@@ -495,7 +494,7 @@ class GgufPlanner(Planner):
         name = display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
-        if tokenizer.tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokenizer.tokens:
+        if tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokens:
             self.notes.append(f"general.name is left out: llama.cpp wants words of Phi 3's vocabulary in {name!r}")
             return ""
         return name
@@ -678,7 +677,7 @@ class TowerPlanner(GgufPlanner):
         family = tower_family(self._tower.family)
         label = size_label(sum(tensor.elements for entry in entries for tensor in entry.parts), 0, 0)
         return {
-            **general_keys(family, self._name(TokenizerKeys({}, ())), label, "mmproj"),
+            **general_keys(family, self._name(frozenset()), label, "mmproj"),
             **keys_of_entries(family, self._written.entries),
             **type_keys(self._file_type(entries, types)),
         }

@@ -56,7 +56,7 @@ from ckconv.io.files import ByteSource, lfs_pointer, open_source, readable
 # The tensor records of a GGUF header: name, shape, type and place of each tensor, checked one by one and together.
 
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.
-_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]")
+_CONTROL = "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]"
 
 #: Forms that are kept: a model has a few dozen.
 _MAX_FORMS = 4096
@@ -101,7 +101,7 @@ def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
     fault = ""
     if not name:
         fault = f"{what} is empty"
-    elif _CONTROL.search(name):
+    elif not (name.isascii() and name.isprintable()) and re.search(_CONTROL, name):
         fault = f"{what} holds control characters: {quoted(name)}"
     elif not name.isascii() and not is_text(name):
         fault = f"{what} is not UTF-8: {quoted(name)}"

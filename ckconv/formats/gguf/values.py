@@ -388,8 +388,7 @@ class ArrayRef:
         return OutputError("input.changed", "the file was changed while it was being read", path=self.source.path)
 
 
-@dataclass(frozen=True, slots=True)
-class MetaValue:
+class MetaValue(NamedTuple):
     """One metadata value.
 
     Attributes:
@@ -401,7 +400,7 @@ class MetaValue:
 
     type: str
     value: Scalar | ArrayRef
-    raw: bytes = field(default=b"", repr=False)
+    raw: bytes = b""
 
 
 def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:

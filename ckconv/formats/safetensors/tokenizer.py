@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckconv.core.metadata import METADATA, as_read, root_of
@@ -151,7 +151,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
     made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
     document = made(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
-    vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
+    vocabulary = vocabulary._replace(special={"unk": unknown, **vocabulary.special})
     if not scores:
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
