@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.conversion.planning import make_plan, merged
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families

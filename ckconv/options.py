@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from ckconv.core.named import NamedTuple
 
 
 class Named(Protocol):

@@ -11,10 +11,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UsageError, quoted
 
 _PREFIX, FILE, PROJECT = "CKCONV_", "ckconv.toml", "pyproject.toml"

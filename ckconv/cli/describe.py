@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.overview import Overview, as_document, as_rows, overview
 from ckconv.cli.render import container, cut
 from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs

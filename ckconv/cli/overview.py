@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.cli.render import cut
 from ckconv.core.metadata import Card, document_of
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex, parse
 from ckconv.errors import CkconvError, counted, listed
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import shown
 from ckconv.formats import format_of

@@ -9,9 +9,10 @@ from contextlib import closing, contextmanager
 from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.follow import Progress, Stopped, Watcher
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Extent
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files

@@ -7,8 +7,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ import enum
 import math
 import struct
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from ckconv.core.named import NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct, pack, unpack_from
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import Kind
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ckconv.core.dtypes import Kind, float32
 from ckconv.core.layouts import Layout, plain, stored_order
+from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.named import NamedTuple
 from ckconv.families.engine_rows import Condition, condition
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+
+from ckconv.core.named import NamedTuple
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64

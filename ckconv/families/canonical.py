@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix_of, parse, plain_tensor, with_layer
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes

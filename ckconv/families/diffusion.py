@@ -5,8 +5,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.families.merge import FOLDER
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts

@@ -12,9 +12,10 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
+from ckconv.core.named import NamedTuple
 from ckconv.families.functions import BY_NAME
 
 #: The longest expression of a file; a user's file is read with the same bound.

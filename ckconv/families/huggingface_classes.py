@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import parse
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import MLX_LM

@@ -11,8 +11,9 @@ without a row is ``refused`` (what a user's file is taken for) or ``noted``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.families.fields import Fields, listed, texts
 from ckconv.families.functions import PERIOD
 from ckconv.families.keys import READERS, Key, Keys, Kind

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import F32, DType, float32
 from ckconv.core.dtypes import Kind as Kinds
 from ckconv.core.layouts import Axis, Layout, merged, strip
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes

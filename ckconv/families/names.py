@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS, parse
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression

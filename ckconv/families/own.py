@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UsageError
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import ExpressionError, parse

@@ -21,8 +21,9 @@ list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.keys import READERS

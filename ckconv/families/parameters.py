@@ -7,9 +7,10 @@ import re
 import reprlib
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ckconv.core.config import MAX_LAYERS, ModelConfig
+from ckconv.core.named import NamedTuple
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.merge import FOLDER

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import FIELD_OF
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS
 from ckconv.families.axes import expanded
 from ckconv.families.engine_rows import Engine, engine

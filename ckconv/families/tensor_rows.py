@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.layouts import ADD_ONE, NEG_EXP
+from ckconv.core.named import NamedTuple
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 
 if TYPE_CHECKING:

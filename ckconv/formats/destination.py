@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, Kind
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.schema import DRAFTS, MTP

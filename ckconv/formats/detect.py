@@ -10,9 +10,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.metadata import beside
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names

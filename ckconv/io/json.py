@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, listed, quoted
 from ckconv.io.files import lfs_pointer, open_source
 

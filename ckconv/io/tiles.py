@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event, local
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
 from ckconv.quant.convert import Action

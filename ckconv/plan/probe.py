@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.dtypes import BF16, DType
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
 from ckconv.io.files import Files, head_is_embedding, runs

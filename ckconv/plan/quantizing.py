@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, F16, DType
+from ckconv.core.named import NamedTuple
 
 #: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
 _NO_LAYER = -1

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.publish.checks import (
     check_apart,

@@ -8,10 +8,11 @@ reports how many values it changed.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F16, F32, F64, IK, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32

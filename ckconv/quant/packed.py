@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0
+from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
 
 if TYPE_CHECKING:

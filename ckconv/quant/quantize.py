@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import ggml_python
 from ckconv.quant.codec import from_float32, libgguf

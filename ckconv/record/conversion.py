@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.core.non_utf8 import each_text, escaped, unescaped, valid
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, quoted

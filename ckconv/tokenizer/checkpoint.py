@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ckconv.core.metadata import document_of, root_of, text_key
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.files import open_source

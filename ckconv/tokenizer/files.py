@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from ckconv.core.named import NamedTuple
 
 
 class TokenizerFiles(NamedTuple):

@@ -6,9 +6,10 @@ Only where llama.cpp then does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.metadata import Value, array, as_read, scalar
+from ckconv.core.named import NamedTuple
 from ckconv.tokenizer.checkpoint import unmade
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles, equal_tokens
 from ckconv.tokenizer.gguf_words import (

@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.metadata import Value, array, raw_array, scalar
+from ckconv.core.named import NamedTuple
 from ckconv.core.non_utf8 import is_text
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import Added, added_tokens, content_of, of_settings, words_of_document

@@ -13,7 +13,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from ckconv.core.named import NamedTuple
 
 #: The step that spells bytes as letters, where an expression has cut the text before; it is the decoder, too.
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+
+from ckconv.core.named import NamedTuple
 
 UNIGRAM, BPE = 1, 2
 

@@ -9,8 +9,9 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.tokenizer.pretokenizers import PreTokenizer, pre_tokenizers
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, config_differences
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PREFIX, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture

@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 from functools import cache
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, shortest_float32
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES

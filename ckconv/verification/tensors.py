@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     PREFIX,
     Checksum,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, counted
 from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks

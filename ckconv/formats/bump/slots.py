@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import matrix_of, with_layer
 from ckconv.families.kinds import canonical_shape
 from ckconv.families.names import shift_of

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import (
     LLAMA3_NUMBERS,
@@ -24,6 +24,7 @@ from ckconv.core.config import (
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.metadata import Value, array
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     Array,
     Dropped,
