@@ -19,7 +19,7 @@ from ckconv.io.tiles import Tiles, at_once, made_at_once, threads, tiles_for
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import close_unwritten, close_written
 from ckconv.signals import check
-from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS
+from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS, share_heap
 from ckconv.verification.tensors import Compared
 
 #: The number of files that are written at once at most.
@@ -95,6 +95,8 @@ class Pipeline:
         """
         count = self._side_by_side(len(numbers))
         self._most = MAX_OPEN if count == 1 else max(4, MAX_OPEN // (2 * count))
+        if any(not step.one_run for number in numbers for step in self._plan.files[number].steps):
+            share_heap()
         self._pool = threads(4 * count)
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()

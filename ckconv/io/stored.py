@@ -165,7 +165,7 @@ def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
     in_order = isinstance(reader, RowReader) and reader.in_order and layout.in_order
     read = reader.row_bytes * layout.stored_cols // layout.cols
     row_bytes = max(conversion.written.nbytes(layout.stored_cols), read, worth(reader, conversion))
-    step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
+    step = max(1, (SCRATCH if layout.by_columns else reader.piece) // max(1, row_bytes)) * layout.stored_cols
     strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
     step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
     for start in range(0, layout.elements, step):
