@@ -381,9 +381,9 @@ else:
 
 
 def share_heap() -> None:
-    """Have the threads that start from now on allocate from one heap, where glibc would give each its own.
+    """Have threads that start from now on allocate from one heap.
 
-    What is freed stays in its heap, so that many hold a third more memory than one (``M_ARENA_MAX`` of mallopt(3)).
+    glibc gives each its own, which keeps what is freed: a third more memory (``M_ARENA_MAX`` of mallopt(3)).
     """
     import ctypes
 
