@@ -43,7 +43,7 @@ class Target(NamedTuple):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Description:
     """Everything ``inspect`` prints, independent of how."""
 

@@ -637,7 +637,7 @@ class MetadataKind(enum.Enum):
     OWN = enum.auto()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorIndex:
     """A model: its configuration and every tensor, under canonical names.
 

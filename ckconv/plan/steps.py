@@ -373,7 +373,7 @@ def _nothing() -> Container:
     return Container(())
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Plan:
     """Everything about an output but its bytes.
 

@@ -85,7 +85,7 @@ class Small(NamedTuple):
     content: SideFile
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _File:
     """One output.
 

@@ -169,7 +169,7 @@ class Soundness(Digests):
             super().__exit__(*raised)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class TensorComparison:
     """Comparison of an output's tensors with a source's, in file order.
 
