@@ -1,4 +1,4 @@
-"""ModelConfig: the hyper-parameters that every format writes under its own names."""
+"""ModelConfig: hyper-parameters, which each format names its own way."""
 
 from __future__ import annotations
 
@@ -117,19 +117,25 @@ def behind_note(config: ModelConfig) -> str:
 
 
 def longrope_note(config: ModelConfig) -> str:
-    """When llama.cpp and transformers turn by the long factors (``llama_model::get_rope_factors``)."""
+    """A note when llama.cpp and transformers use the long factors.
+
+    Source: ``llama_model::get_rope_factors``.
+    """
     original = int((config.rope_scaling or {})["original_max_position_embeddings"])
     both = f"of more than {original:,} tokens"
     return f"longrope: llama.cpp uses the long factors for a context {both}, transformers in a sequence {both}"
 
 
 def same_factors_always(scaling: Mapping[str, Any]) -> bool:
-    """LongRoPE whose two sets of factors are one: of others mlx-lm takes the long ones for short sequences, too."""
+    """Whether LongRoPE's two sets of factors are equal.
+
+    Of others mlx-lm takes the long ones for short sequences, too.
+    """
     return scaling.get("rope_type") == "longrope" and scaling.get("long_factor") == scaling.get("short_factor")
 
 
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
-    """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0 as a float32."""
+    """The numbers under these keys, or ``None`` if any is no float32 above 0."""
     found = [scaling.get(key) for key in keys]
     for number in found:
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MAX_FLOAT32:
@@ -152,7 +158,7 @@ _COMPUTES: Mapping[str, tuple[str, ...]] = {
 
 
 def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool) -> dict[str, Any]:
-    """A scaling without what says nothing: two that are equal here compute the same.
+    """A scaling without keys that change nothing: equal ones compute alike.
 
     Args:
         context: the model's context length, which YaRN takes for the original one where none is said.
@@ -192,7 +198,7 @@ def yarn_scale(
 
 
 def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """YaRN without an ``attention_factor`` that is what its readers compute where none is said, in float32."""
+    """YaRN without an ``attention_factor`` that readers compute themselves."""
     factor, said = scaling.get("factor"), scaling.get("attention_factor")
     if said is None or not factor:
         return dict(scaling)
@@ -206,7 +212,7 @@ _TOLERANCE = 1e-6
 
 
 def same_factors(one: bytes, other: bytes) -> bool:
-    """Two contents of ``rope_freqs.weight`` are the same, but for what libraries round differently."""
+    """Whether two ``rope_freqs.weight`` are equal but for rounding."""
     import numpy as np
 
     a, b = np.frombuffer(one, "<f4"), np.frombuffer(other, "<f4")
@@ -214,7 +220,10 @@ def same_factors(one: bytes, other: bytes) -> bool:
 
 
 def llama3_factors(config: ModelConfig) -> bytes | None:
-    """The content of ``rope_freqs.weight``, ``[rotary_dim / 2]`` float32; ``None`` for a model scaled otherwise."""
+    """The content of ``rope_freqs.weight``, ``[rotary_dim / 2]`` float32.
+
+    ``None`` for a model that is scaled otherwise.
+    """
     scaling = config.rope_scaling or {}
     numbers = positive_numbers(scaling, LLAMA3_NUMBERS) if scaling.get("rope_type") == "llama3" else None
     if numbers is None or config.rope_theta is None:
@@ -384,7 +393,7 @@ class ModelConfig:
 
     @property
     def scope(self) -> dict[str, Any]:
-        """The parameters by the names of family files, which their expressions ask for."""
+        """The parameters by the names that expressions of family files use."""
         scaling = self.rope_scaling or {}
         return {
             **{name: getattr(self, attribute) for name, attribute in FIELD_OF.items()},
@@ -403,7 +412,9 @@ Fail = Callable[[str], InputError]
 
 
 def shortest_float32(value: float) -> float:
-    """The decimal with the fewest digits that a reader rounds to the same float32: 1e-05, not 9.999999747378752e-06.
+    """The shortest decimal that a reader rounds to the same float32.
+
+    1e-05, not 9.999999747378752e-06.
 
     Numbers with one float32 have one decimal.
     """
@@ -420,7 +431,7 @@ def shortest_float32(value: float) -> float:
 
 
 def checked_number(name: str, value: object, number: Number, fail: Fail) -> int | float:
-    """``value`` as the field's type, or the error that says what is wrong with it."""
+    """``value`` as the field's type; raises if it is none."""
     if number.integer:
         if isinstance(value, bool) or not isinstance(value, int):
             raise fail(f"{name} must be a whole number, got {value!r}")
@@ -536,7 +547,7 @@ def _in_float32(value: object) -> object:
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:
-    """Without a window that is as long as the shorter context: nothing slides out of it, nor out of none."""
+    """Drop a window as long as the shorter context: nothing slides out."""
     context = min(config.context_length or other, other or config.context_length)
     idle = config.sliding_window is None or config.sliding_window >= context
     return replace(config, sliding_window=None, layer_types=None) if idle else config
@@ -580,7 +591,9 @@ def rope_factors(
 
 
 def rope_scaling_of(factors: Floats, theta: float, rotary_dim: int) -> dict[str, Any] | None:
-    """The ``rope_scaling`` that gives these factors: ``{}`` for factors that scale nothing, ``None`` where none does.
+    """The ``rope_scaling`` that gives these factors; ``None`` if none does.
+
+    ``{}`` for factors that scale nothing.
 
     Equal factors are a linear scaling. Between its two ends Llama 3's is ``1 / f = 1 / F + s * (1 - 1 / F)`` with
     ``s = (context / wavelength - low) / (high - low)``, so every factor between them gives the context, once the two
@@ -640,7 +653,7 @@ def _candidates(factors: NDArray[Any], theta: float, rotary_dim: int) -> Iterato
 
 
 def _fitted(factor: float, slope: float, start: float) -> Iterator[tuple[float, float, float, int]]:
-    """Constants of the line ``s = slope / wavelength + start``; they are known up to a common multiple."""
+    """Constants of ``s = slope / wavelength + start``, up to a multiple."""
     if slope <= 0 or start >= 0:
         return
     for low in (1.0, 0.5, 2.0, 4.0, 8.0):
@@ -654,7 +667,10 @@ def _fitted(factor: float, slope: float, start: float) -> Iterator[tuple[float, 
 def _one_between(
     factor: float, wavelength: float, smooth: float, wavelengths: NDArray[Any], factors: NDArray[Any]
 ) -> Iterator[tuple[float, float, float, int]]:
-    """A single frequency lies between the ends: any context up to the next wavelength fits, with a constant for it."""
+    """Constants for a single frequency between the ends.
+
+    Any context up to the next wavelength fits, with a constant for it.
+    """
     slow = float(wavelengths[factors == factor].min())
     for context in (math.floor(slow), round(math.sqrt(wavelength * slow)), math.ceil(wavelength) + 1):
         if wavelength < context <= slow:
@@ -662,7 +678,7 @@ def _one_between(
 
 
 def _between(factor: float, fast: float, slow: float) -> Iterator[tuple[float, float, float, int]]:
-    """No frequency lies between the ends: any boundary between its neighbors will do."""
+    """Constants for no frequency between the ends: any boundary will do."""
     if slow / fast >= HIGH_FREQ_FACTOR / LOW_FREQ_FACTOR:
         yield factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, math.floor(slow)
     for context in (math.floor(slow), round(math.sqrt(fast * slow))):

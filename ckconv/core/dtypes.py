@@ -1,4 +1,4 @@
-"""Element and block types: one table for every format; small floats inside float32."""
+"""Element and block types of all formats; small floats inside float32."""
 
 from __future__ import annotations
 
@@ -166,7 +166,10 @@ IK |= {
 
 @lru_cache(maxsize=1 << 14)
 def of_ggml(number: int, columns: int) -> DType | None:
-    """The type with this id; of ik_llama.cpp's that have bytes in front of every row, rows of so many elements."""
+    """The type with this id.
+
+    Of ik_llama.cpp's that have bytes in front of every row, rows of so many elements.
+    """
     if number not in IK:
         return BY_GGML.get(number)
     name, block, size, head = IK[number]
@@ -198,7 +201,7 @@ BUMP_CODES: dict[str, dict[int, DType]] = {
 
 
 def round_to(values: Floats, dtype: DType) -> None:
-    """Round float32 in place to what ``dtype`` holds, to nearest, ties to even; NaN stays NaN."""
+    """Round float32 in place to ``dtype``, ties to even; NaN stays NaN."""
     import numpy as np
 
     if dtype is F32:
@@ -226,7 +229,7 @@ def round_to(values: Floats, dtype: DType) -> None:
 
 
 def holds(values: Floats, dtype: DType) -> Flags:
-    """Which values are finite and exactly numbers of ``dtype`` (F32, F16 or BF16)."""
+    """A mask of values that ``dtype`` (F32, F16 or BF16) holds exactly."""
     import numpy as np
 
     bits = values.view(np.uint32)
@@ -244,7 +247,10 @@ def holds(values: Floats, dtype: DType) -> Flags:
 
 @cache
 def e2m1() -> Floats:
-    """The values of 4-bit float codes ``[16]``; bit 3 is the sign. Source: OCP Microscaling Formats v1.0, 5.3.3."""
+    """The values of 4-bit float codes ``[16]``; bit 3 is the sign.
+
+    Source: OCP Microscaling Formats v1.0, 5.3.3.
+    """
     import numpy as np
 
     positive = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -253,7 +259,10 @@ def e2m1() -> Floats:
 
 @cache
 def e4m3() -> Floats:
-    """The values of 8-bit float codes ``[256]``: bias 7, no infinity, NaN at 0x7F and 0xFF. Source: as above, 5.3.1."""
+    """The values of 8-bit float codes ``[256]``: bias 7, no infinity.
+
+    NaN at 0x7F and 0xFF. Source: OCP Microscaling Formats v1.0, 5.3.1.
+    """
     import numpy as np
 
     code = np.arange(256)
@@ -266,7 +275,10 @@ def e4m3() -> Floats:
 
 @cache
 def e8m0() -> Floats:
-    """Powers of two ``[256]``: ``2 ** (code - 127)``. 255, NaN in the standard, is 2**128 and so infinite in MLX."""
+    """Powers of two ``[256]``: ``2 ** (code - 127)``.
+
+    255, NaN in the standard, is 2**128 and so infinite in MLX.
+    """
     import numpy as np
 
     with np.errstate(over="ignore"):

@@ -63,13 +63,16 @@ class Strip:
 
     @cached_property
     def stored(self) -> tuple[tuple[int, int, int, bool], ...]:
-        """The axes in stored order: elements, stored stride, canonical stride, whether it is one of rows."""
+        """The axes in stored order: elements, strides, whether of rows.
+
+        The stored stride comes first, then the canonical one.
+        """
         own = [*_canonical(self.rows, True), *_canonical(self.cols, False)]
         return tuple(sorted(own, key=lambda axis: -axis[1]))
 
     @property
     def run(self) -> int:
-        """Elements of a row that lie together, and start at multiples of themselves."""
+        """Elements of a row that lie together, at multiples of their number."""
         if self.cols and self.cols[-1][1] != 1:
             return 1
         inner = self.cols[-1][0] if self.cols else 1
@@ -109,7 +112,7 @@ def _canonical(axes: Sequence[Axis], of_rows: bool) -> Iterator[tuple[int, int, 
 
 
 def boxes(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The elements ``start`` to ``stop`` of an array of these sizes, as few boxes as are in order."""
+    """The elements ``start`` to ``stop`` of an array as few boxes in order."""
     if start >= stop:
         return
     if not sizes:
@@ -142,7 +145,7 @@ def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Canonical matrix ``[rows, cols]`` -> stored matrix ``[stored_rows, stored_cols]``.
+    """Places of a canonical matrix in ``[stored_rows, stored_cols]``.
 
     Attributes:
         rows, cols: the canonical matrix.
@@ -165,12 +168,15 @@ class Layout:
 
     @property
     def in_order(self) -> bool:
-        """Stored rows are the canonical rows and nothing else, in order: bytes can be copied as one run."""
+        """Whether stored rows are the canonical rows and nothing else, in order.
+
+        Bytes can be copied as one run.
+        """
         return self.elements == self.rows * self.cols and self.strips == _in_order(self.rows, self.cols)
 
     @property
     def padded(self) -> bool:
-        """The stored matrix holds elements that are in no canonical row; all of them are zero."""
+        """Whether the stored matrix holds zeros that are in no canonical row."""
         return not self.shared and self.elements != self.rows * self.cols
 
     @property
@@ -180,7 +186,7 @@ class Layout:
 
     @cached_property
     def run(self) -> int:
-        """Elements of a row that stay together: a block type may pass where its blocks divide them."""
+        """Elements of a row that stay together, which blocks have to divide."""
         return math.gcd(*(strip.run for strip in self.strips))
 
     @property
@@ -195,12 +201,15 @@ class Layout:
 
     @property
     def by_columns(self) -> bool:
-        """The elements of a column lie together, and not those of a row: the matrix is stored transposed."""
+        """Whether the matrix is stored transposed: columns lie together."""
         return any(strip.cols and strip.cols[-1][1] != 1 for strip in self.strips)
 
     @property
     def interleaved(self) -> bool:
-        """Rows ``i`` and ``i + n / 2`` of each head are neighbors, as llama.cpp's converter stores Q and K."""
+        """Whether rows ``i`` and ``i + n / 2`` of each head are neighbors.
+
+        llama.cpp's converter stores Q and K like that.
+        """
         return self._pair >= 0
 
     @property
@@ -217,7 +226,7 @@ class Layout:
 
     @property
     def period(self) -> int:
-        """Rows that change places among themselves only, again and again; only for one strip of whole rows."""
+        """The period of the permutation of rows; for one strip of whole rows."""
         axes = self.strips[0].rows
         inner = math.prod(n for n, _ in axes[1:])
         return inner if axes and axes[0][1] == inner * self.cols else self.rows
@@ -234,13 +243,19 @@ class Layout:
         return places
 
     def same_bytes_as(self, other: Layout) -> bool:
-        """Both put the same values at the same places, so a whole tensor is one run of bytes."""
+        """Whether two layouts put the same values at the same places.
+
+        A whole tensor is one run of bytes then.
+        """
         if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
             return False
         return not self.padded and (self.elements, self.strips) == (other.elements, other.strips)
 
     def part(self, first: int, rows: int) -> Layout:
-        """The places of canonical rows ``first`` and on in the same stored matrix; whole heads if there are some."""
+        """The layout of canonical rows from ``first`` on, in the same matrix.
+
+        They are whole heads if there are some.
+        """
         strips: list[Strip] = []
         left = rows
         for one in self.strips:
@@ -298,7 +313,10 @@ def _in_order(rows: int, cols: int) -> tuple[Strip, ...]:
 
 
 def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
-    """The strip with these axes in canonical order, of which the last ones are the ``cols`` elements of a row."""
+    """The strip with these axes in canonical order.
+
+    The last ones are the ``cols`` elements of a row.
+    """
     split = len(axes)
     while cols > 1:
         split -= 1
@@ -307,7 +325,7 @@ def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
 
 
 def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: int = 0) -> Layout:
-    """Rows in canonical order, padded at the end of each row and after the last row."""
+    """Rows in canonical order, padded at their ends and after the last."""
     return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)
 
 
@@ -322,7 +340,7 @@ def headed(
     interleaved: bool = False,
     shift: int = 0,
 ) -> Layout:
-    """``heads * head_rows`` rows, each head padded to ``head_stride`` stored rows."""
+    """Rows of heads, each padded to ``head_stride`` stored rows."""
     stride, width = head_stride or head_rows, stored_cols or cols
     rows = [(2, width), (head_rows // 2, 2 * width)] if interleaved else [(head_rows, width)]
     places = Strip(0, merged([(heads, stride * width), *rows]), merged([(cols, 1)]))
@@ -330,14 +348,14 @@ def headed(
 
 
 def column_blocks(rows: int, heads: int, head_cols: int, *, block_rows: int = 0, stored_cols: int = 0) -> Layout:
-    """``[rows, heads * head_cols]`` stored as one ``[block_rows, stored_cols]`` block per head."""
+    """Columns of heads, each stored as a ``[block_rows, stored_cols]`` block."""
     block, width = block_rows or rows, stored_cols or head_cols
     places = Strip(0, merged([(rows, width)]), merged([(heads, block * width), (head_cols, 1)]))
     return Layout(rows, heads * head_cols, heads * block, width, (places,))
 
 
 def transposed(rows: int, cols: int, *, stored_cols: int = 0) -> Layout:
-    """Canonical ``[rows, cols]`` stored as the columns of ``[cols, stored_cols]``."""
+    """Canonical ``[rows, cols]`` stored as columns of a matrix."""
     width = stored_cols or rows
     return Layout(rows, cols, cols, width, (Strip(0, merged([(rows, 1)]), merged([(cols, width)])),))
 

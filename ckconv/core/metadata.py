@@ -1,4 +1,4 @@
-"""Metadata besides the tensors: typed values, model cards, documents, and side files."""
+"""Metadata: typed values, model cards, documents and side files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ U64 = Struct("<Q")
 
 
 class ValueType(NamedTuple):
-    """A type of metadata value. ``code`` is its format for :mod:`struct`, ``size`` its bytes; strings have neither."""
+    """A type of metadata value.
+
+    ``code`` is its format for :mod:`struct`, ``size`` its bytes; strings have neither.
+    """
 
     id: int
     name: str
@@ -66,7 +69,9 @@ VALUE_TYPES_BY_NAME: dict[str, ValueType] = {t.name: t for t in VALUE_TYPES.valu
 
 
 class Value(NamedTuple):
-    """A metadata value as it is written: its ``type`` (``u32``, ``arr[str]``), and the bytes behind the type's number.
+    """A metadata value as written: ``type`` (``u32``, ``arr[str]``) and bytes.
+
+    The bytes are those behind the type's number.
 
     Those of an array begin with the element type and the count.
     """
@@ -111,7 +116,7 @@ def _elements(kind: ValueType, values: Sequence[str | int | float | bool]) -> by
 
 
 def string(text: str) -> bytes:
-    """A length and UTF-8; lone surrogates become the bytes that they stand for (``surrogateescape``)."""
+    """A length and UTF-8; lone surrogates become bytes (``surrogateescape``)."""
     data = text.encode("utf-8", "surrogateescape")
     return U64.pack(len(data)) + data
 
@@ -126,7 +131,7 @@ METADATA = "__metadata__"
 
 
 def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of a header's own ``__metadata__``, marked as such, and a configuration."""
+    """Join a header's ``__metadata__``, marked as such, and a configuration."""
     return {**{f"{METADATA}.{key}": value for key, value in header.items()}, **document}
 
 
@@ -140,7 +145,7 @@ _TEXT_KEYS = ("text_config", "llm_config")
 
 
 def text_key(document: Mapping[str, Any]) -> str:
-    """The key of the text part's configuration; empty where the document is that of a text model."""
+    """The key of the text part's configuration; empty for a text model."""
     return next((key for key in _TEXT_KEYS if isinstance(document.get(key), dict)), "")
 
 
@@ -162,7 +167,7 @@ def unquantized(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
 
 
 def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -> dict[str, Any]:
-    """A configuration without MLX's word that matrices are quantized, where all of them are floats.
+    """A configuration of floats without MLX's ``quantization``.
 
     MLX's objects name no ``quant_method``, without which transformers does not load a model.
     """
@@ -213,7 +218,7 @@ _NAMED: Mapping[str, tuple[str, str, str]] = {
 
 
 def card_of_text(text: str) -> Card:
-    """The card of a README.md; an empty one where it has no front matter, or none that is YAML."""
+    """The card of a README.md; empty without front matter in YAML."""
     front = re.match(_FRONT_MATTER, text, re.DOTALL | re.MULTILINE)
     if front is None:
         return Card()
@@ -273,7 +278,7 @@ def keys_of_card(card: Card) -> dict[str, str | int | list[str]]:
 
 
 def _items(keys: Mapping[str, Any], start: str, place: str) -> Iterator[str]:
-    """The hub's name where a key has it, which the title of it does not say again."""
+    """Names of the hub under a key, without titles that repeat them."""
     count = keys.get(f"{start}.count")
     for number in range(min(count, _MOST) if isinstance(count, int) else 0):
         said = {key: _text(keys.get(f"{start}.{number}.{key}")) for key in ("repo_url", "organization", "name")}
@@ -285,7 +290,7 @@ def _items(keys: Mapping[str, Any], start: str, place: str) -> Iterator[str]:
 
 
 def _title(word: str) -> str:
-    """``smol-lm2 v2`` -> ``Smol Lm2 v2``: words of lower case are capitalised, versions and numbers are not."""
+    """``smol-lm2 v2`` -> ``Smol Lm2 v2``: capitals but for versions."""
     return " ".join(
         part.title() if part.islower() and not re.match(r"^(v\d+(?:\.\d+)*|\d.*)$", part) else part
         for part in word.replace("-", " ").split()
@@ -297,7 +302,10 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Texts, one alone as a list of it. YAML takes the code of Norwegian for a truth value."""
+    """A text or a list of texts, as a tuple without repetitions.
+
+    YAML takes the code of Norwegian for a truth value.
+    """
     values = value if isinstance(value, list) else [value]
     values = ["no" if item is False else item for item in values]
     return tuple(dict.fromkeys(item.strip() for item in values[:_MOST] if isinstance(item, str) and item.strip()))
@@ -312,7 +320,7 @@ def root_of(index: TensorIndex) -> Path:
 
 
 def beside(index: TensorIndex) -> dict[str, Path]:
-    """Name, with its directory where it lies in one -> file."""
+    """Side files by name, with the directory of those in one."""
     parts = {f"{path.parent.name}/{path.name}": path for path in index.part_files}
     return {**{path.name: path for path in index.side_files}, **parts}
 
@@ -344,7 +352,7 @@ def numbered(key: str, number: int) -> str:
 
 
 class Made(NamedTuple):
-    """A value: of a scalar type, or an array that is decoded where it is asked for."""
+    """A scalar value, or an array that is decoded when asked for."""
 
     value: Any
 

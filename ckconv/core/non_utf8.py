@@ -20,7 +20,7 @@ def is_text(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """The text without halves of surrogate pairs; :func:`unescaped` gives it again."""
+    """Escape halves of surrogate pairs; :func:`unescaped` undoes that."""
     return re.sub(_ODD, _escape, text)
 
 

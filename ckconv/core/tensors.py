@@ -1,4 +1,4 @@
-"""The canonical tensor index: what a model or an adapter is, whatever file it came from."""
+"""The canonical tensor index of a model or an adapter, whatever its file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _KEPT = 4096
 
 
 class Name(NamedTuple):
-    """A name taken apart: its ``pattern``, and the ``layer`` and ``expert`` it names, ``None`` where it names none."""
+    """A name taken apart: ``pattern``, ``layer`` and ``expert``, or ``None``."""
 
     pattern: str
     layer: int | None
@@ -59,7 +59,7 @@ class Name(NamedTuple):
 
 @lru_cache(maxsize=_KEPT)
 def parse(name: str) -> Name:
-    """Replace whole-number segments, the first by ``{n}``, the second by ``{e}``.
+    """Replace whole-number segments, the first by ``{n}``, then ``{e}``.
 
     ``model.layers.7.mlp.experts.3.up_proj.weight`` -> ``model.layers.{n}.mlp.experts.{e}.up_proj.weight``, 7, 3. A
     number written with leading zeros or in other digits is none: two spellings must not name one tensor.
@@ -82,7 +82,10 @@ def with_layer(pattern: str, layer: int | None) -> str:
 
 
 def is_bias(canonical: str) -> bool:
-    """A tensor that is added to something, so that one of zeros is the same as none; some formats store such zeros."""
+    """Whether a tensor is added, so that zeros are the same as none.
+
+    Some formats store such zeros.
+    """
     return canonical.endswith((".bias", "_bias")) and parse(canonical).pattern.startswith(_BIASED)
 
 
@@ -112,7 +115,10 @@ PREFIX = "tower."
 
 
 def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
-    """The index of a text model and of the tower beside it, of two files or of one checkpoint."""
+    """Join the indexes of a text model and of the tower beside it.
+
+    They are of two files or of one checkpoint.
+    """
     own = {f"{PREFIX}{name}": of_tower(tensor) for name, tensor in tower.tensors.items()}
     seen = {name: tuple(f"{PREFIX}{each}" for each in names) for name, names in tower.canonical_of.items()}
     known = {*tower.canonical_of, *(item.stored.name for item in tower.dropped)}
@@ -131,12 +137,12 @@ def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
 
 
 def of_tower(tensor: Tensor) -> Tensor:
-    """A tensor of a tower under the name that it has in the index of a model that has both."""
+    """A tensor of a tower under its name in a joined index."""
     return replace(tensor, name=f"{PREFIX}{tensor.name}")
 
 
 def parted(index: TensorIndex) -> tuple[TensorIndex, dict[str, Tensor]]:
-    """The text model of :func:`joined`, and the tensors of the tower by the names that its rows have for them."""
+    """Undo :func:`joined`: the text model, and the tower's tensors by name."""
     seen = {name.removeprefix(PREFIX): one for name, one in index.tensors.items() if name.startswith(PREFIX)}
     text = {name: tensor for name, tensor in index.tensors.items() if not name.startswith(PREFIX)}
     return replace(index, tensors=text, tower=None), seen
@@ -204,7 +210,7 @@ class AdapterModule(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The method, for people: ``lora``, ``dora``, ``ia3``, ``rows`` or ``full``."""
+        """The method: ``lora``, ``dora``, ``ia3``, ``rows`` or ``full``."""
         if Role.IA3 in self.roles:
             return "ia3"
         if Role.ROWS in self.roles:
@@ -240,12 +246,15 @@ class Adapter:
 
     @property
     def replaced(self) -> dict[str, tuple[int, ...]]:
-        """Module -> the rows of it that others replace, of each that has such."""
+        """Modules with replaced rows, and the numbers of those rows."""
         return {name: module.replaced for name, module in self.modules.items() if module.replaced}
 
 
 def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -> float:
-    """``alpha / rank``, or ``alpha / sqrt(rank)`` with rsLoRA (peft's ``LoraLayer.update_layer``)."""
+    """``alpha / rank``, or ``alpha / sqrt(rank)`` with rsLoRA.
+
+    Source: peft's ``LoraLayer.update_layer``.
+    """
     return float32(alpha / (math.sqrt(rank) if rank_stabilised else rank))
 
 
@@ -287,7 +296,7 @@ class Made(Sequence[T]):
 
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
-    """``count`` items: kept where they are few, else made whenever they are asked for."""
+    """``count`` items: kept if few, else made whenever asked for."""
     return tuple(map(make, range(count))) if count <= KEPT else Made(count, make)
 
 
@@ -326,7 +335,7 @@ def identity(status: os.stat_result) -> Identity:
 
 
 class Extent(NamedTuple):
-    """A run of bytes in a file: absolute ``offset`` and length ``nbytes``, both in bytes."""
+    """A run of bytes in a file: absolute ``offset``, length ``nbytes``."""
 
     path: Path
     offset: int
@@ -345,7 +354,7 @@ def cut(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
 
 
 class StoredTensor(NamedTuple):
-    """One tensor as its file describes it: ``shape`` in elements, outermost first."""
+    """A tensor as its file describes it: ``shape`` outermost first."""
 
     name: str
     dtype: DType
@@ -354,7 +363,10 @@ class StoredTensor(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Type, shape in elements (outermost first) and size in bytes without padding, shared by many stored tensors."""
+    """Type, shape and size, shared by many stored tensors.
+
+    The shape is in elements, outermost first, the size in bytes without padding.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
@@ -364,7 +376,7 @@ class Form(NamedTuple):
 def stored_tensors(
     path: Path, names: Sequence[str], forms: Sequence[Form], offsets: Sequence[int], begin: int
 ) -> Sequence[StoredTensor]:
-    """Return the tensors of a file from columns of their names, forms and offsets.
+    """The tensors of a file, from columns of names, forms and offsets.
 
     Args:
         forms: one for each tensor; equal ones may be one object.
@@ -394,7 +406,7 @@ class Delta(NamedTuple):
 
 
 class Rescale(NamedTuple):
-    """A change of a matrix ``[out, in]`` by factors: of its rows, or of its columns (IA3).
+    """Factors of the rows, or columns (IA3), of a matrix ``[out, in]``.
 
     Attributes:
         factors: one column, a row for each row, or column, of the matrix.
@@ -417,7 +429,7 @@ class Replacement(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """How the rows of a tensor are computed: those of ``base``, changed in order, in float32, rounded once."""
+    """Rows of ``base`` changed in order, in float32, and rounded once."""
 
     base: Tensor
     changes: tuple[Delta | Rescale | Replacement, ...]
@@ -436,7 +448,7 @@ class Array(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A matrix as another quantizer stores it: several arrays, of which a packing makes rows of one block type.
+    """A matrix of another quantizer: arrays, unpacked to rows of blocks.
 
     Attributes:
         rows: how many rows it has.
@@ -507,14 +519,17 @@ class Tensor:
 
 
 def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
-    """``(rows, cols)`` of a shape: the last axis is the row; a vector of plain numbers, or one alone, is a column."""
+    """``(rows, cols)`` of a shape: the last axis is the row.
+
+    A vector of plain numbers, or one alone, is a column.
+    """
     if len(shape) <= 1 and dtype.block == 1:
         return math.prod(shape), 1
     return math.prod(shape[:-1]), shape[-1]
 
 
 def blocks_apart(dtype: DType, layout: Layout) -> str:
-    """Why blocks of this type cannot go as they are between this layout and canonical order; empty where they can."""
+    """Why blocks cannot stay whole in canonical order; empty if they can."""
     if layout.run % dtype.block == 0 and (layout.whole_rows or dtype.block == 1 or dtype.ggml is not None):
         return ""
     return f"blocks of {dtype} would have to be decoded: of {dtype.block} values only {layout.run:,} stay together"
@@ -559,7 +574,7 @@ class Named(Mapping[str, Tensor]):
         return plain_tensor(name.removeprefix(self._before), self._found(name))
 
     def _found(self, name: str) -> StoredTensor:
-        """Find a tensor by name; lookups in stored order need no table of all names.
+        """Find a tensor by name; in stored order without a table of names.
 
         Raises:
             KeyError: no stored tensor has this name.
@@ -605,7 +620,7 @@ class _Items(ItemsView[str, Tensor]):
 
 
 class Dropped(NamedTuple):
-    """A stored tensor with no canonical one, and the rule that allows leaving it out.
+    """A stored tensor without a canonical one, and the rule that drops it.
 
     Attributes:
         copied: only where tensors get other names, or its matrix becomes another one; else it goes along.
@@ -703,7 +718,7 @@ class TensorIndex:
 
     @cached_property
     def everything(self) -> Mapping[str, Tensor]:
-        """Every tensor that no rule drops: canonical ones, and unknown ones under their own name.
+        """Every tensor that no rule drops, unknown ones under their own names.
 
         An unknown tensor whose own name is another one's canonical name must not pass for it.
         """
@@ -725,12 +740,12 @@ class TensorIndex:
 
     @property
     def as_container(self) -> TensorIndex:
-        """The same files without the rules of a family: every tensor is what the file calls it."""
+        """The same files without the rules of a family: names of the file."""
         return replace(self, config=None, tensors={}, canonical_of={}, dropped=(), unknown=self.stored)
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors, but what follows from others: codes of a matrix unpacked, without padding."""
+        """Elements of all tensors, unpacked, without padding and copies."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())
         alone = sum(math.prod(stored.shape) for stored in self.unknown if stored.name not in self.packed)
         packed = {whole.name: whole for stored in self.unknown if (whole := self.packed.get(stored.name))}
@@ -754,7 +769,7 @@ def require_described(index: TensorIndex) -> None:
 
 
 def require_tensors(index: TensorIndex) -> None:
-    """Refuse a model of which no tensor can be read: nothing said of it would be about its weights.
+    """Refuse a model of which no tensor can be read.
 
     Raises:
         InputError: ``bump.config``, as :func:`require_described`.

@@ -14,7 +14,10 @@ else:
 
 
 class _Address(_Path):
-    """What :class:`~pathlib.Path` makes one slash of, or leaves out, is part of a name elsewhere."""
+    """The path of an address, whose text stays as given.
+
+    :class:`~pathlib.Path` makes one slash of several and leaves out dots, which are part of a name elsewhere.
+    """
 
     text = ""
 
@@ -31,7 +34,7 @@ def address_of(text: str) -> re.Match[str] | None:
 
 
 def as_path(given: str | os.PathLike[str]) -> Path:
-    """What somebody named, as a path; the text of an address stays as it is."""
+    """Return a path; the text of an address stays as it is."""
     if isinstance(given, _Address):
         return given
     if not address_of(os.fspath(given)):

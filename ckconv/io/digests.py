@@ -1,4 +1,4 @@
-"""SHA-256 of what is in files, by the thread that asks or by one of its own."""
+"""SHA-256 of files, by the thread that asks or by another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE = 0.1
 
 
 class FileHash:
-    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to."""
+    """SHA-256 of the bytes of ``fd`` from ``offset`` on, as far as asked for."""
 
     def __init__(self, fd: int, offset: int) -> None:
         """Hash nothing yet."""
@@ -67,7 +67,10 @@ def sha256_of(fd: int) -> str:
 
 
 class Digests:
-    """SHA-256 of parts of files, computed by a thread beside other work; where none can be started, when asked for."""
+    """SHA-256 of parts of files, computed by a thread beside other work.
+
+    Where no thread can be started, they are computed when asked for.
+    """
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         """Compute nothing yet."""

@@ -1,4 +1,4 @@
-"""Source files while they are read: regular files and pipes, whole reads, and proof that nothing changed."""
+"""Source files while they are read, and proof that none changed."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class ByteSource:
     size: int | None
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset`` on; fewer at the end of the input, none beyond it."""
+        """Read ``nbytes`` bytes from ``offset`` on; fewer at the end."""
         raise NotImplementedError
 
     def read_whole(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset`` on, which the size says are there: the way to what lies in tensors.
+        """Read ``nbytes`` bytes that the size says are there.
 
         Raises:
             OutputError: ``input.changed``, they are not there any more.
@@ -136,7 +136,7 @@ class FileSource(ByteSource):
 
 
 class PipeSource(ByteSource):
-    """A stream that can be read only once; what was read is kept, up to :data:`PIPE_LIMIT` bytes.
+    """A stream that is read once, and up to :data:`PIPE_LIMIT` bytes kept.
 
     Nothing is read ahead of what is asked for but the rest of one chunk. ``size`` is set when the end is seen.
     """
@@ -194,7 +194,9 @@ _LFS_START = b"version https://git-lfs"
 
 
 def lfs_pointer(head: bytes) -> str | None:
-    """What a git-lfs pointer that was never replaced by its object says: ``is a git-lfs pointer for a 4.1 GB object``.
+    """Describe a git-lfs pointer that was never replaced by its object.
+
+    ``is a git-lfs pointer for a 4.1 GB object``; ``None`` for any other file.
 
     Args:
         head: the first bytes of the file; a pointer is shorter than 1,024 bytes.
@@ -234,7 +236,9 @@ _ZEROS = bytes(CHUNK)
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn what the system says in this block into an error about the file that it names, or about ``path``.
+    """Turn errors of the system in this block into errors about a file.
+
+    It is the file that the error names, or ``path``.
 
     Raises:
         InputError: ``input.unreadable``.
@@ -255,21 +259,21 @@ class Growing(Protocol):
         """Which they are."""
 
     def wait_for(self, path: Path, until: int) -> None:
-        """Wait until the bytes of ``path`` before ``until`` are there; of another file they are."""
+        """Wait until the bytes of ``path`` before ``until`` are written."""
 
 
 class _There:
-    """Files that are written meanwhile, of which somebody else waits for what is needed."""
+    """Files being written, of which another thread waits for bytes."""
 
     def __init__(self, paths: Collection[Path]) -> None:
         self.paths = paths
 
     def wait_for(self, path: Path, until: int) -> None:
-        """It is there."""
+        """Return at once: the bytes are written."""
 
 
 class Files:
-    """Open read-only descriptors by path; and the proof that no file changed while it was read.
+    """Open read-only descriptors by path, and proof that no file changed.
 
     Only so many are open at a time: the one used longest ago is closed, and opened again when it is needed.
     """
@@ -295,7 +299,7 @@ class Files:
         self._seen: dict[Path, os.stat_result] = {}
 
     def fd(self, path: Path) -> int:
-        """The descriptor of ``path``, which stays open until as many others as may be were asked for.
+        """The descriptor of ``path``, open until too many others were asked for.
 
         Raises:
             InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
@@ -333,7 +337,7 @@ class Files:
             raise OutputError("input.changed", message, path=path) from error
 
     def will_need(self, path: Path, offset: int, nbytes: int) -> None:
-        """Have the system begin to read these bytes, of which only the first ``READ_AHEAD`` count, and do not wait."""
+        """Have the system read the first ``READ_AHEAD`` of these bytes ahead."""
         read_ahead(self.fd(path), offset, nbytes)
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
@@ -365,7 +369,7 @@ class Files:
             done += got
 
     def read_run(self, extents: Iterable[Extent], start: int, buffer: Buffer) -> None:
-        """Fill ``buffer`` from byte ``start`` on of a run of bytes that is stored as several."""
+        """Fill ``buffer`` from byte ``start`` of a run stored as several."""
         view, at = memoryview(buffer), 0
         if not view.nbytes:  # no rows: an array of none has no flat view
             return
@@ -391,7 +395,7 @@ class Files:
         return True
 
     def are_same(self, parts: Iterable[Pair], told: Callable[[int], None] | None = None) -> bool:
-        """All pairs of pieces hold the same bytes; reads up to the first that do not.
+        """Whether all pairs of pieces are equal; reads up to the first unequal.
 
         Args:
             told: hears of the bytes of each pair, counted once.
@@ -410,7 +414,7 @@ class Files:
         return True
 
     def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
-        """The bytes from ``start`` on, of a run that is stored as several, are these."""
+        """Whether a run stored as several holds ``data`` from ``start`` on."""
         meant, at, buffer = memoryview(data).cast("B"), 0, self._buffers[0]
         for extent in cut(extents, start, start + len(meant)):
             for path, offset, n in extent_pieces(extent):
@@ -421,7 +425,9 @@ class Files:
         return True
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
-        """Bytes from ``offset`` on, at least one and at most ``nbytes`` or ``CHUNK``; of use until the next call.
+        """Bytes from ``offset`` on, valid until the next call.
+
+        At least one, and at most ``nbytes`` or ``CHUNK``.
 
         Raises:
             InputError, OutputError: as :meth:`read_into`.
@@ -432,7 +438,7 @@ class Files:
 
     @cached_property
     def _buffers(self) -> tuple[bytearray, bytearray]:
-        """Used again and again: memory that is new costs more than what is done with it."""
+        """Two buffers that are used again: new memory costs more than the work."""
         return bytearray(CHUNK), bytearray(CHUNK)
 
     def wait_for(self, extents: Iterable[Extent], start: int, stop: int) -> None:
@@ -442,7 +448,9 @@ class Files:
                 self._growing.wait_for(path, offset + nbytes)
 
     def twin(self, most: int | None = None) -> Files:
-        """Descriptors of the same files for another thread, which reads only what this one has waited for.
+        """Open descriptors of the same files for another thread.
+
+        It reads only what this one has waited for.
 
         That no file of either changed says :meth:`check_unchanged` of both.
         """
@@ -452,7 +460,7 @@ class Files:
         return twin
 
     def check_unchanged(self) -> None:
-        """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""
+        """Raise ``input.changed`` if a file has another size, time or identity."""
         for path, before in self._seen.items():
             now = None
             with suppress(OSError):
@@ -473,7 +481,10 @@ class Files:
 
 
 def _same(now: os.stat_result, before: os.stat_result) -> bool:
-    """A name more or less is a change too: of a file that was replaced under its name, what is open stays."""
+    """Whether a file is unchanged: identity, size, times and names.
+
+    A name more or less is a change too: of a file that was replaced under its name, what is open stays.
+    """
     return (
         os.path.samestat(now, before)
         and (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
@@ -482,7 +493,7 @@ def _same(now: os.stat_result, before: os.stat_result) -> bool:
 
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
-    """Have the system begin to read at most ``READ_AHEAD`` bytes from ``offset`` on, where it can."""
+    """Have the system read at most ``READ_AHEAD`` bytes ahead, if it can."""
     reads_soon(fd, offset, min(nbytes, READ_AHEAD))
 
 
@@ -501,7 +512,7 @@ def runs(tensor: Tensor) -> Iterator[Extent]:
 
 
 def paired_runs(one: Tensor, other: Tensor) -> Iterator[Pair]:
-    """The runs of two tensors of as many stored bytes, however either is cut into extents."""
+    """Pairs of runs of two tensors of equal size, however cut into extents."""
     left, right = runs(one), runs(other)
     mine: Extent | None = None
     theirs: Extent | None = None
@@ -515,7 +526,7 @@ def paired_runs(one: Tensor, other: Tensor) -> Iterator[Pair]:
 
 
 def _behind(extent: Extent, nbytes: int) -> Extent | None:
-    """What is left of an extent behind its first bytes."""
+    """The rest of an extent behind its first bytes."""
     path, offset, size = extent
     return Extent(path, offset + nbytes, size - nbytes) if size > nbytes else None
 
@@ -532,14 +543,17 @@ _ELEMENTS = 64
 
 
 def card_of(index: TensorIndex) -> Card:
-    """What the metadata of a model, or the README.md beside it, says of it; nothing where it cannot be read."""
+    """The card of a model, from its metadata or the README.md beside it.
+
+    Empty where it cannot be read.
+    """
     if index.metadata_kind is MetadataKind.TYPED:
         return card_of_keys({key: _plain(item) for key, item in index.metadata.items() if key.startswith("general.")})
     return card_of_text(text_of_card(index.side_files))
 
 
 def text_of_card(side_files: Iterable[Path]) -> str:
-    """The beginning of the README.md beside a model; empty where there is none that can be read."""
+    """The beginning of the README.md beside a model; empty if unreadable."""
     path = next((path for path in side_files if path.name == CARD_NAME), None)
     if path is None:
         return ""
@@ -560,7 +574,9 @@ def _plain(item: Any) -> Any:
 
 
 def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
-    """``output.weight`` is byte for byte ``token_embedding.weight``: the model is tied, whatever its header says.
+    """Whether ``output.weight`` is ``token_embedding.weight`` byte for byte.
+
+    The model is tied then, whatever its header says.
 
     Reads both until they differ, which two different matrices do at once.
     """

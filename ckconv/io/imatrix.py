@@ -1,4 +1,4 @@
-"""Importance matrices of llama-imatrix: how much the error of each column of a matrix counts, by the matrix's name.
+"""Importance matrices of llama-imatrix: weights of columns, by matrix.
 
 A GGUF holds sums of squares and counts, of each expert apart; the older ``.dat`` one sum, already over the count, times
 the number of calls. Sources: ``common/imatrix-loader.cpp`` and ``load_imatrix`` of ``tools/quantize/quantize.cpp``.
@@ -30,7 +30,7 @@ _MOST_BYTES = 4 << 30
 
 
 class Imatrix(NamedTuple):
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         matrices: name in GGUF -> numbers, those of several experts one after the other.
@@ -44,7 +44,7 @@ class Imatrix(NamedTuple):
 
 
 def read_imatrix(path: Path) -> Imatrix:
-    """What the file holds.
+    """Read a file of either format.
 
     Raises:
         InputError: ``quantize.imatrix``; as :func:`opened_regular`.
@@ -92,7 +92,10 @@ def _of_gguf(path: Path) -> Imatrix:
 
 
 def _of_dat(fd: int, size: int) -> Imatrix:
-    """Each field by itself: nothing is read that a field before it does not announce and the file has room for."""
+    """Read the fields of the older format, one at a time.
+
+    Nothing is read that a field before does not announce and the file has room for.
+    """
     import numpy as np
 
     at = 0

@@ -1,4 +1,4 @@
-"""JSON documents that come with a model, parsed so that every reader of them sees the same thing.
+"""JSON documents of a model, parsed as every reader of them would.
 
 The standard library's parser accepts duplicate keys (the last one wins), NaN, numbers of any length and lone
 surrogates, and recurses once per level. All of that is refused here, but NaN and the infinities in documents that
@@ -38,7 +38,7 @@ _LONE_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD]
 
 
 class Document(NamedTuple):
-    """What one kind of document is called and how its faults are reported.
+    """A kind of document: its name, and how its faults are reported.
 
     Attributes:
         what: the subject of the sentences (``header``).
@@ -159,13 +159,13 @@ def read_document(path: Path, document: Document) -> bytes:
 
 
 def kind(value: object) -> str:
-    """What a parsed value is, in words: ``a list``."""
+    """The type of a parsed value, in words: ``a list``."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def shown(value: object) -> str:
-    """A parsed value as a message shows it: short, escaped, and only its kind where it is long."""
+    """A parsed value for messages: escaped, and only its type if long."""
     if isinstance(value, str):
         return quoted(value, 60)
     if isinstance(value, bool) or value is None:
@@ -176,7 +176,7 @@ def shown(value: object) -> str:
 
 
 class _Duplicates:
-    """Builds the objects of a document and notes the keys that appear more than once in one of them."""
+    """Builder of objects that notes keys that appear more than once."""
 
     def __init__(self) -> None:
         self._outermost: dict[str, int] = {}
@@ -200,7 +200,7 @@ class _Duplicates:
 
 
 def repeated(counts: Mapping[str, int], document: Document) -> list[str]:
-    """A sentence for every key of the outermost object that appears more than once."""
+    """A sentence for every repeated key of the outermost object."""
     return [
         f"{document.entry} {quoted(key)} appears {_times(n)} in the {document.what}"
         for key, n in counts.items()
@@ -213,7 +213,7 @@ def _times(n: int) -> str:
 
 
 def _depth(data: bytes) -> int:
-    """The deepest nesting of brackets outside strings, up to the first syntax error at least.
+    """The deepest nesting of brackets, up to the first syntax error at least.
 
     Escapes go first (pairs of backslashes from the left, then escaped quotes); what then stands between an odd and
     an even quote is a string. Dropping ``""`` keeps that parity and most strings are that by then.

@@ -1,4 +1,4 @@
-"""A file that is nowhere: runs of bytes of other files, and tensors that lie in several of them, as one file.
+"""A virtual file: runs of other files, and tensors cut over several.
 
 A stand-in (:mod:`ckconv.io.standing`) has its size, and what is read of it is put together here: whatever reads files
 reads shards of a training run, members of an archive and a model behind a program as files of their own.
@@ -20,7 +20,7 @@ from ckconv.io.standing import Near
 
 
 class Box(NamedTuple):
-    """A part of a tensor that lies in one run, its rows one after the other.
+    """A part of a tensor whose rows lie in one run.
 
     Attributes:
         extent: where.
@@ -42,7 +42,7 @@ class Whole(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor."""
+        """Bytes of the tensor."""
         return math.prod(self.shape) * self.size
 
 
@@ -84,7 +84,7 @@ class Pieces(Near):
         return bytes(out)
 
     def _put(self, box: Box, whole: Whole, first: int, view: memoryview) -> None:
-        """Into ``view``, which holds the tensor's bytes from ``first`` on, those of a part of it."""
+        """Copy the bytes of a part into ``view``, which begins at ``first``."""
         axis = max((n for n, own in enumerate(box.shape) if own != whole.shape[n]), default=0)
         inner = math.prod(whole.shape[axis + 1 :]) * whole.size
         # The part is runs of ``run`` bytes, which begin ``pitch`` bytes after each other in the tensor.

@@ -1,4 +1,4 @@
-"""Files on other machines: HTTP ranges, repositories of the hub, and every system that fsspec knows."""
+"""Files on other machines: HTTP, the hub, and all that fsspec knows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _FINAL = (FileNotFoundError, PermissionError, FileExistsError)
 def retried(
     work: Callable[[], T], url: str, *, cut: tuple[type[Exception], ...] = _CUT, code: str = "remote.read"
 ) -> T:
-    """What ``work`` gives, after as many tries as there are :data:`PAUSES` and one more.
+    """Return the result of ``work``, tried once more after each of ``PAUSES``.
 
     Args:
         cut: what another try may mend.
@@ -93,7 +93,7 @@ def retried(
 
 
 class _Steady(io.RawIOBase):
-    """What a server sends, as long as it is not too slow nor too much."""
+    """The body of an answer, refused if too slow or too long."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -101,7 +101,7 @@ class _Steady(io.RawIOBase):
         self._since, self._came = float("inf"), 0
 
     def readable(self) -> bool:
-        """It is."""
+        """True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
@@ -163,7 +163,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        """Where a server sends its readers: who they are goes along on the same one only.
+        """Follow a redirect; credentials go along on the same server only.
 
         Raises:
             UnsupportedError: ``remote.redirect``, that is neither HTTP nor as safe as what was asked for.
@@ -184,7 +184,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """What speaks HTTP alone: Python's own opener also knows FTP and files of this machine."""
+    """An opener for HTTP alone.
+
+    Python's own opener also knows FTP and files of this machine.
+    """
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -199,7 +202,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _sent(url: str) -> tuple[str, dict[str, str]]:
-    """An address as it is sent, every character escaped that must be, and the header of who asks.
+    """An address escaped for sending, and its authorization header.
 
     Raises:
         ValueError: it is none.
@@ -220,7 +223,9 @@ def _sent(url: str) -> tuple[str, dict[str, str]]:
 
 
 class HttpFile:
-    """One file behind HTTP or HTTPS; its first bytes are fetched at once, with its size, unless that is known.
+    """A file behind HTTP or HTTPS.
+
+    The first bytes are fetched at once, with the size, unless that is known.
 
     Raises:
         InputError: ``input.missing`` or ``input.unreadable``.
@@ -302,7 +307,7 @@ class HttpFile:
         return data if span is not None or first else data[offset : offset + nbytes]
 
     def _checked(self, status: int, headers: Message) -> tuple[int, tuple[int, int] | None]:
-        """The size of the file, and the range of the answer, ``None`` for all of it."""
+        """The size of the file, and the range of the answer; ``None`` for all."""
         if status == 206 and not (headers.get("ETag") or headers.get("Last-Modified")):
             message = "the server gives neither ETag nor Last-Modified: a file that changes would be read as a mixture"
             raise UnsupportedError("remote.changes", message, path=self._shown, hint="download it first")
@@ -350,7 +355,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs":
 
 @contextmanager
 def _attempted(url: str) -> Iterator[None]:
-    """What the packages of the systems raise has one of these classes, or is a failure of theirs.
+    """Turn exceptions of the packages into errors about an address.
 
     Raises:
         OutputError: ``remote.read``.
@@ -402,7 +407,7 @@ def _mark(info: dict[str, Any]) -> tuple[object, ...]:
 
 
 def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
-    """The files at an address, by their paths below it; and whether it is one file alone, by its name.
+    """The files at an address by their paths, and whether it is one file.
 
     Raises:
         UsageError: ``usage.remote``, fsspec knows no such system.
@@ -422,7 +427,7 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
 
 
 def missing_filesystem(url: str) -> UnsupportedError:
-    """``system.package``: what reads or writes at such an address is not installed."""
+    """``system.package``: the package for such an address is not installed."""
     scheme = url.partition(":")[0]
     return missing_package(f"{scheme}:", "fsspec", *filter(None, [_PACKAGES.get(scheme)]))
 

@@ -1,4 +1,4 @@
-"""Canonical rows out of stored bytes, in bounded pieces, whatever stores them: arrays, packings, merged adapters."""
+"""Canonical rows out of arrays, packings and merged adapters, in pieces."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ Moved = tuple[int, int, int]
 
 
 def cell_of(dtype: DType) -> np.dtype[Any]:
-    """What numpy moves a cell as."""
+    """The numpy type that moves a cell."""
     return np.dtype(f"u{dtype.size}" if dtype.size in (1, 2, 4, 8) else f"V{dtype.size}")
 
 
 def row_boxes(
     strip: Strip, block: int, rows: tuple[int, int], cols: tuple[int, int]
 ) -> Iterator[tuple[int, int, list[Moved]]]:
-    """Canonical rows and columns as boxes: the first cell, stored and of those rows, and the axes."""
+    """Canonical rows and columns as boxes: first cells and axes.
+
+    The first cell is that of the stored ones, then that of those rows.
+    """
     width = (cols[1] - cols[0]) // block
     for down in boxes([n for n, _ in strip.rows], *rows):
         for across in boxes([n for n, _ in strip.cols], *cols):
@@ -69,7 +72,7 @@ def row_boxes(
 
 
 def _steps(strip: Strip, down: Box, across: Box, width: int) -> Iterator[tuple[tuple[int, int], int, tuple[int, int]]]:
-    """The axes of a strip with what is from one index to the next where rows lie one after the other."""
+    """The axes of a strip with their strides in consecutive rows."""
     for axes, box, inner in ((strip.rows, down, width), (strip.cols, across, 1)):
         for axis, limits in zip(reversed(axes), reversed(box), strict=True):
             yield axis, inner, limits
@@ -102,7 +105,7 @@ def read_box(read: Callable[[int, Cells], None], first: int, axes: Sequence[Move
 
 
 def _near(axes: Sequence[Moved], size: int, limit: int) -> bool:
-    """So much of the bytes from the first cell to the last is wanted that they are read at once."""
+    """Whether cells lie so close that all bytes between are read at once."""
     nbytes, wanted = _span(axes) * size, size * math.prod(n for n, _, _ in axes)
     runs = math.prod(n for n, stride, _ in axes if stride > 1)
     return nbytes <= PAGE or nbytes <= min(limit, max(SPARSE * wanted, _ALONG * runs))
@@ -129,7 +132,10 @@ def _read_runs(read: Callable[[int, Cells], None], first: int, axes: Sequence[Mo
 
 
 def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) -> Cells:
-    """The cells of a box in stored bytes from element ``start`` on: axes of rows, then of columns, in stored order."""
+    """The cells of a box in stored bytes from element ``start`` on.
+
+    Axes of rows come first, then those of columns, in stored order.
+    """
     first, axes = strip.first - start, []
     for (_, stride, _, of_rows), (low, high) in zip(strip.stored, box, strict=True):
         unit = block if stride == 1 else 1
@@ -162,7 +168,10 @@ _SPARSE = 4
 
 
 class PackedRows:
-    """Reads rows of the matrix in the order of its arrays; of stacked ones, one matrix after the other."""
+    """Reader of the rows of a packed matrix, in the order of its arrays.
+
+    Stacked matrices follow each other.
+    """
 
     def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
         scheme = scheme_of(tensor.dtype)
@@ -221,7 +230,10 @@ class PackedRows:
         return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
 
     def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, until: int, *, keep: bool) -> Rows:
-        """Rows of an array, up to ``until`` where they are columns; those that are there already are not read again."""
+        """Read rows of an array, up to ``until`` if stored as columns.
+
+        Those that are there already are not read again.
+        """
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
         first, rows = self._windows.get(key, (0, _NO_ROWS))
@@ -246,7 +258,9 @@ class _Zeros:
 
 
 def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:
-    """Rows of a packed matrix, in the order of its arrays, with zeros for codes: its first array is not read.
+    """Rows of a packed matrix with zeros for codes, in the order of arrays.
+
+    The first array is not read.
 
     Unless that is one of blocks, which hold scales, too.
     """
@@ -297,7 +311,7 @@ class Reader(Protocol):
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
-        """Columns ``low`` to ``high`` of the rows at these indices, converted, and how many values changed."""
+        """Convert columns of the rows at these indices; count changed values."""
 
 
 class RowReader:
@@ -308,7 +322,7 @@ class RowReader:
     """
 
     def __init__(self, tensor: Tensor, files: Files, tiles: Tiles | None = None) -> None:
-        """Read nothing yet; rows that are converted to be stored go to ``tiles``, too.
+        """Read nothing yet; converted rows go to ``tiles``, too.
 
         Raises:
             UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows, and have no decoder.
@@ -330,27 +344,30 @@ class RowReader:
 
     @property
     def max_change(self) -> float:
-        """The largest difference that adapters made to a value, of all rows read so far."""
+        """The largest change by adapters to a value read so far."""
         return self._merged.max_change if self._merged else 0.0
 
     @property
     def in_order(self) -> bool:
-        """The canonical rows are what is stored, one after the other."""
+        """Whether canonical rows are stored one after the other."""
         return self.tensor.as_stored and self.dtype is self.tensor.dtype and self.layout.in_order
 
     def left(self, conversion: Conversion) -> Conversion:
-        """What of a conversion of the stored values is left to do with the rows."""
+        """The rest of a conversion, after reading."""
         return conversion if self.dtype is self.tensor.dtype else conversion._replace(source=self.dtype)
 
     @property
     def piece(self) -> int:
-        """Bytes worth asking for at once: more where rows are put together out of many runs."""
+        """Bytes worth asking for at once: more for rows out of many runs."""
         if self._packed:
             return SCRATCH // (16 if self._packed.across else 8)
         return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
+        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``.
+
+        Planes stand side by side.
+        """
         if self._merged:
             return self._merged.rows(start, stop)
         if self._planes and self.dtype is self.tensor.dtype:
@@ -370,13 +387,16 @@ class RowReader:
         return self._gather(canonical, 0, self.layout.cols)
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
-        """Columns ``low`` to ``high`` of the rows at these indices, converted, and how many values changed."""
+        """Convert columns of the rows at these indices; count changed values."""
         if self._merged or self.dtype.block > 1:
             return _columns(self.gather(canonical), conversion, low, high)
         return conversion.apply(self._gather(canonical, low, high))
 
     def stored(self, start: int, stop: int) -> Rows:
-        """Stored rows, padding included. Rows of several extents follow each other; no row crosses two."""
+        """Stored rows, padding included.
+
+        Rows of several extents follow each other; no row crosses two.
+        """
         out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
         self._read(start * out.shape[1], out.reshape(-1))
         return out
@@ -439,7 +459,7 @@ class RowReader:
             self._read_decoded(start // self.dtype.size, out)
 
     def _read_decoded(self, first: int, out: Rows) -> None:
-        """Values from a stored element on, out of the blocks, or rows of several arrays, that hold them."""
+        """Decode values from a stored element on, out of blocks or planes."""
         dtype, count = self.tensor.dtype, out.nbytes // self.dtype.size
         unit = self.layout.stored_cols if self._planes or self._packed else dtype.block
         low, high = first // unit, -(-(first + count) // unit)
@@ -470,7 +490,7 @@ def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, 
 
 
 def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None = None) -> Iterator[tuple[int, int]]:
-    """All canonical rows in order: (first row, the one behind the last), about ``reader.piece`` bytes each.
+    """Ranges of canonical rows, about ``reader.piece`` bytes each.
 
     ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger, with ``conversion``.
     """
@@ -484,7 +504,10 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 
 def worth(reader: Reader, conversion: Conversion | None) -> int:
-    """Bytes that a row is worth: of what takes long pieces are smaller, as nobody else works at the end of the last."""
+    """Bytes that a row counts for, more if slow to compute.
+
+    Pieces are smaller then: nobody else works at the end of the last.
+    """
     if conversion is None:
         return 0
     quantizes = conversion.action is Action.QUANTIZE
@@ -498,7 +521,7 @@ def worth(reader: Reader, conversion: Conversion | None) -> int:
 
 
 def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
-    """The two are the same numbers in the same order, each in the float type that it is stored in."""
+    """Whether two tensors are the same numbers, each in its float type."""
     if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
         return False
     mine, theirs = RowReader(one, files), RowReader(other, files)
@@ -512,7 +535,7 @@ def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:
-    """Columns ``low`` to ``high`` of whole source rows, converted: ``[n, bytes]`` and how many values changed.
+    """Convert columns of whole source rows: ``[n, bytes]``, changed values.
 
     Of blocks only those are decoded that hold one of the columns; what stands side by side in a row cannot be cut.
     """
@@ -537,7 +560,7 @@ def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[R
 
 
 class MergedRows:
-    """The canonical rows of a tensor with everything that adapters do to it, rounded once to its type."""
+    """Reader of canonical rows with adapters merged, rounded once."""
 
     def __init__(self, merge: Merge, dtype: DType, files: Files) -> None:
         self._dtype = dtype
@@ -575,7 +598,7 @@ class MergedRows:
         return made
 
     def _check_finite(self, before: Floats, after: Floats, canonical: Index) -> None:
-        """A number stays one: an adapter that overflows, or holds NaN, would break the whole model."""
+        """Raise if a finite value became infinite or NaN."""
         broken = (np.isfinite(before) & ~np.isfinite(after)).any(axis=1)
         if broken.any():
             raise UnsupportedError(
@@ -606,7 +629,7 @@ class _Added:
         self._rows_of_a: Floats | None = None
 
     def apply(self, values: Floats, canonical: Index) -> Floats:
-        """``values`` are the rows ``canonical`` of the matrix; they may be changed in place."""
+        """Change ``values``, the rows ``canonical``, perhaps in place."""
         if self._rows_of_a is None:  # rank x in: as small as the adapter is
             self._rows_of_a = np.ones((1, 1), np.float32)
             if self._a is not None:
@@ -673,7 +696,7 @@ class _Factors:
 
 
 def _lengths(values: Floats) -> Floats:
-    """The Euclidean length of every row, added in an order that is the same on every machine."""
+    """The Euclidean length of every row, added in a fixed order."""
     squares = values.astype(np.float64)
     squares *= squares
     width = squares.shape[1]

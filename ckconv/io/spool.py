@@ -1,4 +1,7 @@
-"""What comes through a pipe, as a file: it is read once, and a model is read in any order and more than once."""
+"""Standard input as a temporary file.
+
+A pipe is read once, and a model in any order and more than once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ STDIN = 0
 
 @cache
 def spooled() -> tuple[Path, int]:
-    """A temporary file of what is on standard input, and its bytes; it is removed at exit.
+    """A temporary file of standard input, removed at exit, and its size.
 
     Raises:
         InputError: ``input.unreadable``; ``input.empty``.

@@ -1,4 +1,4 @@
-"""Files whose bytes are elsewhere, on another machine or in other files: an empty one of their size stands in for each.
+"""Stand-ins: empty files of the size of files whose bytes are elsewhere.
 
 Everything that opens, measures and lists files does so with the stand-in; reads go through :mod:`ckconv.system`,
 which asks here. Only the ranges that are read are fetched. Stand-ins are sparse files, removed at exit.
@@ -42,7 +42,7 @@ class Origin(Protocol):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Bytes of the file."""
 
     @property
     def whole(self) -> bool:
@@ -50,7 +50,7 @@ class Origin(Protocol):
 
     @property
     def state(self) -> str:
-        """What is another text when its bytes are others; empty where nobody says."""
+        """A text that changes with the bytes; empty if unknown."""
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """Bytes that are there, every one of them.
@@ -61,7 +61,7 @@ class Origin(Protocol):
 
 
 class Kept:
-    """What was fetched, or is on its way: at most :data:`KEPT` bytes of it, and what was used last."""
+    """Cache of fetched bytes: at most :data:`KEPT`, those used last."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -70,7 +70,7 @@ class Kept:
         self._nbytes = 0
 
     def holding(self, origin: Origin, offset: int) -> tuple[int, int, Future[bytes]] | None:
-        """First byte, number of bytes and content of what holds the byte at ``offset``."""
+        """First byte, size and content of the piece with the byte at ``offset``."""
         for (owner, start), (nbytes, _) in self._found.items():
             if owner is origin and start <= offset < start + nbytes:
                 found = self._found.pop((owner, start))
@@ -79,7 +79,7 @@ class Kept:
         return None
 
     def until(self, origin: Origin, offset: int, end: int) -> int:
-        """Where what is kept begins again behind ``offset``; ``end`` where it does not before."""
+        """The next kept byte behind ``offset``, at most ``end``."""
         return min((at for owner, at in self._found if owner is origin and offset < at < end), default=end)
 
     def add(self, origin: Origin, start: int, nbytes: int, found: Future[bytes]) -> None:
@@ -91,7 +91,7 @@ class Kept:
             self._nbytes -= self._found.pop(next(iter(self._found)))[0]
 
     def forget(self, origin: Origin, start: int) -> None:
-        """What failed is fetched again if somebody asks again; what there is anew is counted once."""
+        """Forget a piece: a failed one is fetched again if asked for."""
         nbytes, _ = self._found.pop((origin, start), (0, None))
         self._nbytes -= nbytes
 
@@ -108,7 +108,7 @@ def keep(origin: Origin, first: bytes) -> None:
 
 
 class Reader:
-    """Ranges of one file, each fetched once as long as it is kept; reads in order are fetched ahead."""
+    """Ranges of one file, fetched once while kept, in order ahead."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -139,7 +139,7 @@ class Reader:
         return b"".join(parts)
 
     def _piece(self, offset: int, nbytes: int, in_order: bool) -> tuple[int, Future[bytes]]:
-        """What holds the byte at ``offset``; behind a piece, further ones are on their way."""
+        """The piece with the byte at ``offset``; further ones are fetched ahead."""
         follows = in_order and offset == self._end
         start, size, found = self._at(offset, max(nbytes, PIECE if follows else LEAST))
         self._end = offset + nbytes
@@ -165,7 +165,9 @@ class Reader:
 
 
 def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
-    """What a thread fetches meanwhile. Not of a pool: the end of the process does not wait for a slow server.
+    """Start to fetch in a thread.
+
+    Not of a pool: the end of the process does not wait for a slow server.
 
     Raises:
         OutputError: ``system``, the user may have no more threads.
@@ -186,7 +188,7 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
 
 
 class Near:
-    """A file that is put together on this machine: what is read of it is neither fetched ahead nor kept."""
+    """A file put together on this machine, neither fetched ahead nor kept."""
 
     size: int
 
@@ -200,7 +202,9 @@ class Near:
 
 
 def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
-    """A directory of stand-ins, called ``name``, for ``files``: their paths in it, and what reads them.
+    """Make a directory of stand-ins, called ``name``, for ``files``.
+
+    Returns their paths in it, and what reads them.
 
     Args:
         url: what messages call the directory.

@@ -1,4 +1,4 @@
-"""Stored bytes out of canonical rows, in bounded pieces: of one tensor, of several, or of a part."""
+"""Stored bytes out of canonical rows, in bounded pieces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Read = Callable[["Run", "RowReader | RowsTogether", "Index"], "tuple[Rows, int]
 
 
 class JoinedRows:
-    """The rows of several runs, already converted, one after the other: what a target stores as one tensor.
+    """Reader of the converted rows of several runs, joined to one tensor.
 
     Args:
         cols: elements of a row as it is written.
@@ -57,7 +57,7 @@ class JoinedRows:
 
     @property
     def changed(self) -> int:
-        """Values that are not what they were, of all rows asked for so far; rows asked for again count once."""
+        """Changed values of all rows asked for so far, each row counted once."""
         return sum(self._changed.values())
 
     @property
@@ -67,7 +67,7 @@ class JoinedRows:
 
     @property
     def max_change(self) -> float:
-        """The largest difference that adapters made to a value, of all rows read so far."""
+        """The largest change by adapters to a value read so far."""
         return max(reader.max_change for _, reader in self._runs)
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -118,14 +118,14 @@ class RowsTogether:
         return self._reader.gather(each.reshape(-1)).reshape(len(canonical), self.row_bytes)
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
-        """All columns of the rows at these indices, converted: what stands side by side cannot be cut."""
+        """Convert the rows at these indices, in all their columns."""
         return conversion.apply(self.gather(canonical))
 
 
 def reader_of(
     tensor: Tensor, conversion: Conversion, files: Files, tiles: Tiles | None = None
 ) -> RowReader | RowsTogether:
-    """What reads the rows of a tensor as a conversion takes them."""
+    """The reader of the rows of a tensor for a conversion."""
     reader = RowReader(tensor, files, tiles)
     return reader if conversion.together == 1 else RowsTogether(reader, conversion.together)
 
@@ -136,7 +136,7 @@ def reader_of(
 
 
 class Piece(NamedTuple):
-    """What makes some of a tensor's stored bytes.
+    """A function that makes some of a tensor's stored bytes.
 
     Attributes:
         make: of a reader a contiguous uint8 array, and how many values in it are not what they were
@@ -154,7 +154,10 @@ class Piece(NamedTuple):
 
 
 def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[Piece]:
-    """The bytes of a tensor as ``layout`` stores them, in order, to be made of this reader or one like it."""
+    """Pieces of a tensor's bytes as ``layout`` stores them, in order.
+
+    They are made of this reader or one like it.
+    """
     if isinstance(reader, RowReader):
         if _same_places(reader, layout, conversion):
             yield from _elements(reader, conversion)
@@ -179,7 +182,7 @@ def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
 
 
 def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
-    """Every element stays where it is, so that rows need not be put together, whatever they are to either side."""
+    """Whether every element stays in place, so that rows need no gathering."""
     elementwise = conversion.source.block == conversion.target.block == 1
     complete = layout.elements == layout.rows * layout.cols and reader.tensor.merge is None
     alike = replace(reader.layout, shift=layout.shift, scale=layout.scale)
@@ -199,7 +202,7 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 
 
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
-    """Canonical rows that both sides store as they are: what :func:`_chunk` makes of them, without asking where."""
+    """Convert canonical rows that both sides store in order."""
     made = _converted(reader, conversion, start, stop)
     if reader.tiles is not None:
         reader.tiles.add(reader.tensor, conversion, start, *made)
@@ -245,5 +248,5 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
 
 
 def _follow(rows: Index) -> bool:
-    """Each row is the one behind the one before it."""
+    """Whether rows are consecutive."""
     return bool((np.diff(rows) == 1).all())

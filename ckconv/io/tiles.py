@@ -1,4 +1,4 @@
-"""Pieces of one tensor computed side by side, and rows kept for their comparison."""
+"""Parallel computation of a tensor's pieces; rows kept for comparison."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ _JOBS: ContextVar[int] = ContextVar("_JOBS", default=1)
 
 @contextmanager
 def at_once(jobs: int | None) -> Iterator[None]:
-    """Make that many pieces side by side until the end of the block; ``None`` for the processors that there are.
+    """Make ``jobs`` pieces side by side within the block.
+
+    ``None`` stands for the number of processors.
 
     Raises:
         UsageError: ``usage.flag``, there are none to be made.
@@ -68,7 +70,10 @@ def made_at_once() -> int:
 
 
 def threads(count: int) -> ThreadPoolExecutor | None:
-    """A pool whose threads run already; ``None`` where there are none to be had (WebAssembly, a user's limit)."""
+    """A pool of running threads; ``None`` if none can be had.
+
+    WebAssembly has none, and a user may be limited.
+    """
     if not THREADS:
         return None
     pool, begun = ThreadPoolExecutor(count), Event()
@@ -84,7 +89,10 @@ def threads(count: int) -> ThreadPoolExecutor | None:
 
 
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
-    """Reading takes as long as computing does: nothing is decoded, quantized, packed again or merged."""
+    """Whether computing takes no longer than reading.
+
+    Nothing is decoded, quantized, packed again or merged.
+    """
     blocks = max(conversion.source.block, conversion.target.block) > 1
     return tensor.merge is None and (conversion.source is conversion.target or not blocks)
 
@@ -106,7 +114,9 @@ class SideBySide(Generic[R]):
         return self.readers[0]
 
     def each(self, pieces: Iterable[Callable[[R], T]], *, alone: bool = False) -> Generator[T, None, None]:
-        """What the pieces make, in order. To be closed, or the threads wait until it is collected.
+        """Yield the results of pieces, in order.
+
+        To be closed, or the threads wait until it is collected.
 
         Args:
             alone: there is little to compute, and the calling thread does all of it.
@@ -149,7 +159,7 @@ class SideBySide(Generic[R]):
 
 
 def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
-    """What a piece made; how far it moved values is noted now, in the order of the pieces."""
+    """The result of a piece; its notes are made now, in the order of pieces."""
     made, notes = result.result()
     for note in notes:
         note()
@@ -191,7 +201,10 @@ class Tile(NamedTuple):
 
 
 class Tiles:
-    """Threads that convert add tiles, another one takes them; of those that nobody takes the oldest goes first."""
+    """Cache of converted rows: writers add tiles, the comparison takes them.
+
+    Of those that nobody takes the oldest goes first.
+    """
 
     def __init__(self, made_at_once: int) -> None:
         self._most = MOST + made_at_once * EACH
@@ -200,7 +213,7 @@ class Tiles:
         self._nbytes = 0
 
     def add(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
-        """Keep what ``conversion`` made of the canonical rows of ``tensor`` from ``start`` on."""
+        """Keep converted canonical rows of ``tensor`` from ``start`` on."""
         if not is_handed_over(tensor, conversion):
             return
         place, told = _place(tensor, start), conversion.quantizing
@@ -216,7 +229,7 @@ class Tiles:
     def take(
         self, tensor: Tensor, conversion: Conversion, start: int, stop: int, importance: Floats | None = None
     ) -> tuple[Rows, int] | None:
-        """These rows and how many of their values changed, if just these were added as one tile.
+        """Rows and the number of changed values, if added as one tile.
 
         Args:
             importance: how much the error of each column counts where they are quantized.
@@ -229,12 +242,12 @@ class Tiles:
 
 
 def is_handed_over(tensor: Tensor, conversion: Conversion) -> bool:
-    """What comes out of this is worth keeping: it took long, and it is all of a row."""
+    """Whether converted rows are worth keeping: slow to make, and whole."""
     return conversion.action in _SLOW and conversion.plane is None and tensor.merge is None
 
 
 def tiles_for(actions: Iterable[Action], made_at_once: int) -> Tiles | None:
-    """Where rows wait to be compared; ``None`` where nothing of all that is done takes long."""
+    """A cache of converted rows; ``None`` if no action takes long."""
     return Tiles(made_at_once) if any(action in _SLOW for action in actions) else None
 
 
@@ -245,13 +258,16 @@ def _alike(one: Floats | None, other: Floats | None) -> bool:
 
 
 def _place(tensor: Tensor, start: int) -> _Place:
-    """Where the rows begin: two tensors of an index may be the same bytes, with another name or order of rows."""
+    """The key of a tile: the place of its first row.
+
+    Two tensors of an index may be the same bytes, with another name or order of rows.
+    """
     first = next((extent for array in tensor.arrays for extent in array.extents), None)
     return (first[:2] if first else id(tensor)), start
 
 
 def _stored(tensor: Tensor) -> tuple[object, ...]:
-    """Everything that rows are read by, whatever the tensor is called, and whoever has the elements between them."""
+    """All that decides which bytes rows are, without names."""
     return (
         tensor.dtype,
         replace(tensor.layout, shared=False),

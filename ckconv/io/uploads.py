@@ -1,4 +1,4 @@
-"""Files that go to another machine: sent in parts, there when the last step says so, and read back."""
+"""Uploads: sent in parts, published at the end, and read back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Uploads:
         self._back: set[str] = set()
 
     def check_free(self, names: Sequence[str]) -> None:
-        """Nothing has these names; where there are none, the directory holds nothing.
+        """Raise if a name is taken; without names, if the directory is not empty.
 
         Raises:
             OutputError: ``output.exists``; ``remote.write``.
@@ -66,7 +66,7 @@ class Uploads:
             raise OutputError("output.exists", "holds something already", path=self.url, hint="name another place")
 
     def send(self, path: Path, told: Callable[[int], None]) -> None:
-        """Send a file; it is not there before :meth:`publish`, where the system can hold that back.
+        """Send a file, held back until :meth:`publish` if the system can.
 
         Raises:
             OutputError: ``remote.write``, after several tries.
@@ -93,7 +93,7 @@ class Uploads:
             self._back.add(path.name)
 
     def publish(self, digests: Sequence[tuple[str, str]]) -> None:
-        """Give what was sent its name, one after the other, each read back before the next.
+        """Publish the files in order, each read back before the next.
 
         Args:
             digests: name and SHA-256 of each, in the order of :meth:`send`.
