@@ -173,6 +173,13 @@ def test_a_distributed_checkpoint_is_put_together_in_a_bounded_part_of_it(tmp_pa
     assert peaks["large"] - peaks["small"] < 8 * MB, peaks
 
 
+def test_threads_that_decode_share_a_heap(tmp_path: Path) -> None:
+    """With one heap for each thread it takes 88 MB and more."""
+    llama(tmp_path / "model.gguf", Q4_K, hidden=1024, ffn=4096, heads=8, vocab=32_000)
+    flags = ("--dequantize", "--dtype", "f32", "--jobs", "2")
+    assert peak(COMMAND, "convert", "-q", tmp_path / "model.gguf", tmp_path / "out.gguf", *flags) < 80 * MB
+
+
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
 def test_transposing_holds_a_bounded_part_of_a_matrix(tmp_path: Path, layout: str) -> None:
     path, rows, cols = tmp_path / "matrix", 6144, 4096
