@@ -11,9 +11,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
-
-from ckconv.core.named import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class Named(Protocol):
