@@ -37,7 +37,7 @@ DRAFTED = {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
 RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
-NEWER = {"deepseek32", "hy_v3"}
+NEWER = {"cohere2moe", "deepseek32", "granite_swa", "hy_v3"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
