@@ -1,1 +1,1 @@
-"""What is known of each model family: one data file a family, and the few modules that read them."""
+"""Model families: one data file each, and the modules that read them."""

@@ -1,4 +1,4 @@
-"""The ages of C-Kernel-Engine: which files each computes right, one TOML file of facts an age.
+"""Ages of C-Kernel-Engine: which files each computes right, as TOML.
 
 An age has its versions of bump files, the first of which is written for it; of bump 3 the types and their numbers; of
 bump 5 the types by place, the templates it computes right and on which conditions, and the fragments of a template
@@ -44,7 +44,7 @@ class Fragment(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """Types that do not stand beside each other: matrices of one layer that read the same numbers.
+    """Types that matrices of one layer with the same input must not mix.
 
     The engine turns those numbers into blocks for one of the matrices, and each kind of matrix reads its own blocks.
 
@@ -60,7 +60,7 @@ class Mix(NamedTuple):
     others: tuple[str, ...]
 
     def wrong(self, types: Mapping[str, str]) -> tuple[str, str] | None:
-        """Two matrices that do not stand beside each other, of a layer's slot -> type; an empty second for none."""
+        """Pair of matrices with types that must not mix; the second may be empty."""
         if not self.beside:
             return next(((one, "") for one in self.slots if types.get(one) in self.types), None)
         for one, other in product(self.slots, self.beside):
@@ -77,7 +77,7 @@ class Mix(NamedTuple):
 
 
 class Circuit(NamedTuple):
-    """A template of the engine, and what its age computes right of it.
+    """Template of the engine, with what an age computes right of a model.
 
     Attributes:
         wrong: why no file is right; empty where some are.

@@ -1,4 +1,4 @@
-"""Shapes of tensors as named axes, and the move of values between two orders of the same axes.
+"""Shapes of tensors as named axes, and moves between orders of axes.
 
 ``"(A 2 d) H"`` is a matrix of A*2*d rows and H columns: ``( )`` is a product, outermost first. The same letters in
 another order say how a format stores the values: ``"(A d 2) H"`` has the RoPE rows of a head interleaved,
@@ -34,7 +34,7 @@ class AxesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Products one after the other along one axis."""
+    """Products in a row along the same axis."""
 
     parts: tuple[tuple[Term, ...], ...]
 
@@ -82,7 +82,7 @@ class _Reader:
         return self._at < len(self._tokens)
 
     def term(self) -> Term | Product:
-        """A letter, or what stands in parentheses: segments, or a product where there is no ``|``."""
+        """Letter or parenthesis: segments, or a product without ``|``."""
         token = self._next()
         if token != "(":
             if token in ")|":
@@ -130,7 +130,7 @@ def _letters(product: Product) -> Iterator[str]:
 
 
 def segment_count(shape: Shape) -> int:
-    """How many tensors a shape is: the segments that tensors own, 1 where there are none."""
+    """Number of segments that tensors own; 1 without segments."""
     counts = {
         sum(not _owned_by_none(part) for part in term.parts)
         for product in shape
@@ -143,7 +143,7 @@ def segment_count(shape: Shape) -> int:
 
 
 def segmented(product: Product) -> bool:
-    """There are segments in it."""
+    """Whether the shape has segments."""
     return any(isinstance(term, Segments) for term in product)
 
 
@@ -152,7 +152,7 @@ def _owned_by_none(part: Product) -> bool:
 
 
 def of_part(shape: Shape, part: int) -> Shape:
-    """The shape of one tensor of those that share a row: its segment in place of all."""
+    """Shape of a single tensor of a shared row: its segment in place of all."""
     return tuple(
         tuple(inner for term in product for inner in (_owned(term)[part] if isinstance(term, Segments) else (term,)))
         for product in shape
@@ -189,7 +189,7 @@ def _elements(term: Term, size: Size) -> float:
 
 
 def _segment_size(part: Product, size: Size) -> int:
-    """Of a segment; one that no tensor owns may have no elements."""
+    """Size of a segment; without an owner it may be empty."""
     if _owned_by_none(part) and math.prod(_elements(term, size) for term in part) == 0:
         return 0
     return _size(part, size)
@@ -216,7 +216,7 @@ class Move(NamedTuple):
 
 
 def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
-    """The move between a stored shape and the canonical shape of one of its tensors.
+    """Move between a stored shape and the canonical shape of a tensor in it.
 
     Args:
         part: which of the segments, where ``stored`` has some.
@@ -254,7 +254,7 @@ def _span(term: Segments, part: int, size: Size) -> tuple[int, Product]:
 
 
 def _in_order(places: list[tuple[str, int, int]], canonical: list[str]) -> tuple[tuple[int, int], ...]:
-    """The stored axes in canonical order; those of one element may be on one side only."""
+    """Stored axes in canonical order; axes of length 1 need no partner."""
     left, axes = list(places), []
     for name in canonical:
         place = next((place for place in left if place[0] == name), None)
@@ -271,7 +271,7 @@ def _in_order(places: list[tuple[str, int, int]], canonical: list[str]) -> tuple
 
 
 def expanded(text: str) -> list[str]:
-    """``a.{q,k}.b`` -> both texts; ``{n}`` and ``{E}`` stay. Several braces with the same count go in step.
+    """``a.{q,k}.b`` -> both texts, all braces in step; ``{n}``, ``{E}`` stay.
 
     Raises:
         AxesError: braces of different counts.

@@ -1,4 +1,4 @@
-"""Stored tensors -> canonical ones, whatever the format: the rows of a family, read."""
+"""Stored tensors -> canonical tensors, by the rows of a family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Said = Callable[..., str]
 
 
 class Item(NamedTuple):
-    """One tensor to be named: a stored one, or several stored arrays that are one (an MLX triple).
+    """Stored tensor to name, or an MLX triple of arrays.
 
     ``tensor`` is in stored order under its stored name; its shape is ``[out, in]`` in elements of the model.
     """
@@ -46,7 +46,7 @@ def plain_item(stored: StoredTensor) -> Item:
 
 
 class Canonical(NamedTuple):
-    """What the rows made of a file's tensors."""
+    """Canonical tensors of a file, and stored tensors without a row."""
 
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]
@@ -55,7 +55,7 @@ class Canonical(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What the rules make of a model: nothing where it contradicts them, and ``misfit`` says how."""
+    """Result of fitting a model to its family; ``misfit`` names conflicts."""
 
     config: ModelConfig | None
     canonical: Canonical
@@ -67,7 +67,7 @@ def fitted(
     stored: Sequence[StoredTensor],
     drop: Sequence[str],
 ) -> Fitted:
-    """The configuration and the canonical tensors; where they contradict each other, those without what ``drop`` names.
+    """Configuration and canonical tensors, without the ``drop`` on conflict.
 
     Args:
         make: what reads both, without the tensors that globs name.
@@ -84,7 +84,7 @@ def fitted(
 
 
 def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
-    """What a user should know of a model that contradicts its family's rules."""
+    """Notes on a model that contradicts the rules of its family."""
     return (f"{misfit.message}: tensors keep the names of the file",) if misfit is not None else ()
 
 
@@ -150,7 +150,7 @@ class _Reading:
         self._kinds: dict[tuple[int, int | None], Kind] = {}
 
     def add(self, item: Item) -> None:
-        """Name one tensor, drop it by a rule, or leave it unknown."""
+        """Name a tensor, drop it by a rule, or leave it unknown."""
         name, found = self._look_up(item.tensor.source)
         if found is not None and found.numbers is not None:
             numbers = found.numbers.value(self.sizes.scope)
@@ -181,7 +181,7 @@ class _Reading:
             self._place(item, found, name.layer)
 
     def _left_aside(self, item: Item, canonical: Sequence[str]) -> bool:
-        """Whether a glob names the tensor: the planner leaves it out, by either name."""
+        """Whether a ``--drop`` glob names the tensor by either name."""
         names = [item.tensor.source, *(stored.name for stored in item.stored), *canonical]
         layers = (parse(one).layer for one in canonical)
         names += [MTP for layer in layers if self.drafts and layer is not None and layer >= self.config.num_layers]
@@ -192,7 +192,7 @@ class _Reading:
         return True
 
     def finish(self) -> Canonical:
-        """Stack what is stored one by one; report every fault found."""
+        """Stack tensors stored in parts, and report every fault found."""
         if self.beyond:
             named = f"layer{'s' if len(self.beyond) > 1 else ''} {', '.join(map(str, sorted(self.beyond)[:10]))}"
             first = self.beyond[min(self.beyond)]
@@ -212,7 +212,7 @@ class _Reading:
         self.faults.add(_CODE, message, tensor=tensor)
 
     def _layers(self, name: Name, part: Part) -> float:
-        """How many layers there may be; a number that is no layer's is that of a stack."""
+        """Upper bound of layer numbers in the stack of a row."""
         return math.inf if part.stack and name.expert is None else self.sizes.layers(part.row)
 
     def _look_up(self, stored: str) -> tuple[Name, Stored | None]:
@@ -281,13 +281,13 @@ class _Reading:
         return self.said(*dict.fromkeys(each for name in named for each in (name, *self._behind(name))), "family")
 
     def _behind(self, name: str) -> list[str]:
-        """The parameters that one follows from, always or where the source does not say it."""
+        """Parameters that a parameter follows from, directly or by default."""
         parameter = self.family.parameters[name]
         expressions = [parameter.value] if parameter.value else list(parameter.defaults.values())
         return sorted({other for expression in expressions for other in expression.names} - {name})
 
     def _stack(self, name: str, part: Part, members: Mapping[int, Item]) -> None:
-        """What is stored one by one becomes one tensor of several extents."""
+        """Stack stored parts as several extents of a single tensor."""
         layer = parse(name).layer
         count = self.sizes.of(part.row, layer)(part.stack)
         counted = self.family.axes[part.stack].names
@@ -347,7 +347,7 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
 
 
 def _named(tensor: Tensor, name: str) -> Tensor:
-    """The tensor under its canonical name, and its arrays, which it may share with others."""
+    """Tensor under its canonical name, with arrays that others may share."""
     return replace(tensor, name=name, planes=tuple(replace(plane, name=name) for plane in tensor.planes))
 
 

@@ -1,4 +1,4 @@
-"""The families that ckconv knows: the shipped files and a user's own, each read when it is asked for."""
+"""Families known to ckconv, shipped and of the user, read on demand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def index_of_files() -> Index:
 
 
 def _own_table(name: str) -> dict[str, Any]:
-    """What the family's own file says, without what it extends."""
+    """Table of the family's file alone, without inherited rows."""
     own = own_files().tables
     return own[name] if name in own else read_file(FOLDER / f"{name}{_SUFFIX}")
 
@@ -159,7 +159,7 @@ def _named(word: str, key: str) -> Family | None:
 
 
 def told_by_architecture(name: str) -> str:
-    """The family for which a file that names only the architecture is taken: Mistral's GGUFs are those of a Llama."""
+    """Family that a GGUF of this family reads as: Mistral's as a Llama."""
     family = FAMILIES[name]
     if _is_told(family):
         return name
@@ -169,13 +169,13 @@ def told_by_architecture(name: str) -> str:
 
 
 def written_as(family: Family, engine: str) -> str:
-    """The family as which a bump engine's files hold this one, entry for entry; empty for itself."""
+    """Family whose bump layout is the same; empty for the family itself."""
     row = family.engines.get(engine)
     return row.written_as if row else ""
 
 
 def _is_told(family: Family) -> bool:
-    """There are GGUFs that are taken for this family's."""
+    """Whether some GGUFs read as this family."""
     condition = family.in_gguf.condition
     if condition is None:
         return True
@@ -207,7 +207,7 @@ def family_without_name(engine: str, present: Collection[str]) -> str:
 
 
 def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = None) -> Family | None:
-    """The family of a ``config.json``; a family's own name serves as well, as bump files have it.
+    """Family of a ``config.json``, or by the family name of a bump file.
 
     Args:
         document: the keys of the file, for a ``model_type`` of several families (dense models and mixtures); one of
@@ -226,7 +226,7 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
 
 
 def family_of_class(document: Mapping[str, Any]) -> Family | None:
-    """The only family whose class ``architectures`` names: published under a ``model_type`` of its own (Kimi K2)."""
+    """Only family with a class in ``architectures``: a renamed type (Kimi K2)."""
     named = document.get("architectures")
     classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
     said = defaultdict(lambda: None, document)
@@ -240,7 +240,7 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
 
 
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:
-    """Parameter and key of everything that the metadata of an architecture says, without its prefix.
+    """Parameter and key of all metadata of an architecture, unprefixed.
 
     Of one that no family has, what every decoder has.
     """

@@ -1,4 +1,4 @@
-"""What only a whole family file can get wrong: rows held against each other, and every name that is asked for.
+"""Checks of a whole family file: rows against each other, and names.
 
 A user's file is checked whenever it is read, the shipped ones by a test.
 """
@@ -105,7 +105,7 @@ def _steps(family: Family, name: str, known: dict[str, int], above: tuple[str, .
 
 
 def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
-    """Places in a format that two rows claim, and fused tensors of which a segment has no row."""
+    """Places claimed twice in a format, and fused segments without a row."""
     try:
         names = names_of(family, format)
     except AxesError as error:

@@ -29,11 +29,11 @@ class ConfigSource:
         return self._found(key)[0]
 
     def value(self, key: str) -> Any:
-        """What stands under a dotted path."""
+        """Value at a dotted path."""
         return self._found(key)[1]
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Of one that is stored beside the document, under this name or with a prefix before it."""
+        """Shape of a stored tensor by this name, with or without a prefix."""
         ends = (one for one in self._stored if one.name.endswith(tensor))
         return next((one.shape for one in ends if one.name == tensor or one.name.endswith(f".{tensor}")), None)
 

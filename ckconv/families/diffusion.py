@@ -1,4 +1,4 @@
-"""Models that diffuse: which architecture a GGUF of them names, told by the names of their tensors."""
+"""Diffusion models: architecture of a GGUF by its tensor names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _table() -> dict[str, Any]:
 
 
 def diffuses(architecture: str) -> bool:
-    """A GGUF of this ``general.architecture`` holds no language model, but one that diffuses."""
+    """Whether this ``general.architecture`` is a diffusion model's."""
     return architecture in _table()["architectures"]
 
 
 def diffusion_of(names: Collection[str]) -> Diffusion | None:
-    """What has tensors of these names; ``None`` for anything else."""
+    """Diffusion architecture with these tensor names, or ``None``."""
     for name, row in _table()["architectures"].items():
         if any(all(one in names for one in each) for each in row["holds"]):
             return Diffusion(name, tuple(row.get("full", ())), tuple(row.get("ignored", ())))
@@ -44,10 +44,10 @@ def diffusion_of(names: Collection[str]) -> Diffusion | None:
 
 
 def is_of_diffusion(names: Collection[str]) -> bool:
-    """Tensors of these names are those of a model that diffuses, whether or not its architecture is known."""
+    """Whether tensor names are a diffusion model's, known or not."""
     return diffusion_of(names) is not None or any(name.startswith(tuple(_table()["parts"])) for name in names)
 
 
 def has_names_of_diffusers(names: Collection[str]) -> bool:
-    """The tensors are called and fused as in diffusers, where GGUF has the original checkpoint's names."""
+    """Whether tensors have diffusers' names, not the original checkpoint's."""
     return any(name in names for name in _table()["diffusers"])

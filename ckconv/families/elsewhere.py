@@ -1,4 +1,4 @@
-"""Which other programs know an architecture: for sentences about one that ckconv does not, and read for those only."""
+"""Programs that know an architecture which ckconv does not know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _names() -> dict[str, frozenset[str]]:
 
 
 def known_by(architecture: str, classes: Iterable[str] = ()) -> str:
-    """Who knows an architecture, as a clause: ``llama.cpp and transformers know it``.
+    """Clause on programs: ``llama.cpp and transformers know it``.
 
     Args:
         architecture: ``general.architecture`` or ``model_type``.
@@ -40,7 +40,7 @@ def known_by(architecture: str, classes: Iterable[str] = ()) -> str:
 
 
 def classes_of(document: Mapping[str, Any]) -> list[str]:
-    """What ``config.json`` calls the model's classes."""
+    """Class names in ``config.json``."""
     named = document.get("architectures")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
@@ -66,10 +66,10 @@ def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
 
 
 def tower_known_by(classes: Iterable[str]) -> str:
-    """Whether llama.cpp's converter has the tower of a model of these classes, as the end of a sentence."""
+    """Clause on whether llama.cpp's converter has the tower of these classes."""
     return "; llama.cpp does" if not _names()["towers"].isdisjoint(classes) else ""
 
 
 def projector_known_by(name: str) -> str:
-    """Whether llama.cpp has towers of this ``clip.projector_type``, as the end of a sentence."""
+    """Clause on whether llama.cpp has this ``clip.projector_type``."""
     return "; llama.cpp does" if name in _names()["projectors"] else ""

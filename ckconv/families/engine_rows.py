@@ -1,4 +1,4 @@
-"""Section ``[engines]`` of a family file: what an engine's loader does with the family.
+"""Section ``[engines]``: how the loader of an engine treats a family.
 
 ``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3``, ``bump5`` and ``bump_trained`` (what
 trains). No row: the engine is not known to compute the family, and the conversion is refused; ``absent``: the engine is
@@ -21,7 +21,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 class Condition(NamedTuple):
-    """What must hold for the engine to compute the model.
+    """Condition for an engine to compute a model right.
 
     Attributes:
         sentence: why it does not where it does not hold; ``{name}`` stands for a parameter's value. Empty for none.

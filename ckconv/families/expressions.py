@@ -1,4 +1,4 @@
-"""Expressions of family files: arithmetic over parameters, parsed once into a syntax tree and never executed as code.
+"""Expressions of family files, parsed into a syntax tree, never run.
 
 Names are parameters, ``n`` the layer, ``it`` the value that a cell reads or writes; ``true``, ``false`` and ``null``
 are constants. Allowed besides: numbers, strings, lists, ``+ - * / // % **``, comparisons, ``in``, ``and or not``,
@@ -29,7 +29,7 @@ _CONSTANTS: dict[str, object] = {"true": True, "false": False, "null": None}
 
 
 class ExpressionError(ValueError):
-    """What an expression may not hold, or why it has no value.
+    """Error in an expression, or the reason for its missing value.
 
     Attributes:
         why: the same for who has not written the expression, "" for nothing but that it has no value.
@@ -92,7 +92,7 @@ class Expression(NamedTuple):
 
     @property
     def asked(self) -> list[str]:
-        """The metadata keys of which it asks whether there are any: ``has('expert_count')``."""
+        """Metadata keys in calls of ``has``: ``has('expert_count')``."""
         calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]
         return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]

@@ -1,4 +1,4 @@
-"""Checks that every section of a family file shares: known fields, expressions, texts; each fault names its key."""
+"""Checks shared by sections of a family file; faults name their key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckconv.families.merge import fault
 
 
 class Fields:
-    """What is read of one file.
+    """Reader of checked fields of a file.
 
     Attributes:
         where: the row that is read, for faults.
@@ -27,7 +27,7 @@ class Fields:
         return fault(self.path, f"{self.where}: {message}")
 
     def expression(self, text: object, *where: str) -> Expression | None:
-        """An expression, or ``None`` for what is not said; a boolean or number of TOML is a constant."""
+        """Parsed expression, or ``None`` if absent; booleans and numbers count."""
         if where:
             self.where = ".".join(where)
         if text is None:
@@ -46,7 +46,7 @@ class Fields:
         return row
 
     def word(self, row: Mapping[str, Any], field: str, known: Mapping[str, Any], default: str) -> Any:
-        """What one of several words stands for."""
+        """Value that a word out of a fixed set stands for."""
         found = row.get(field, default)
         if found not in known:
             raise self.fault(f"{field} is {found!r} (known: {', '.join(word or repr(word) for word in known)})")
@@ -59,7 +59,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def has_section(text: str, name: str) -> bool:
-    """Whether the text of a TOML file has this table, however it is written: inline, by dotted keys, under a header.
+    """Whether TOML text has this table: inline, dotted or with a header.
 
     A table of the same name inside of another one counts, too: the text is searched, not parsed.
     """

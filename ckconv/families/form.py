@@ -1,4 +1,4 @@
-"""Of which type everything in a family file is, checked before anything is looked at."""
+"""Types of all fields of a family file, checked before use."""
 
 from __future__ import annotations
 
@@ -232,6 +232,6 @@ _FORMS: dict[str, Form] = {
 
 
 def misformed(table: Mapping[str, Any]) -> str | None:
-    """The first key whose value is of another type, with what is expected; ``None`` where there is none."""
+    """First key with a value of a wrong type, and the expected type."""
     found = _fields(_FORMS, table)
     return found.removeprefix(".") if found else None

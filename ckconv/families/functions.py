@@ -1,4 +1,4 @@
-"""Rules that no table can say, by the name that family files call them with; each a pure function of parameters."""
+"""Functions for expressions of family files, pure in their parameters."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def spelled(pattern: Sequence[str], letters: str, words: list[str]) -> list[str]
 
 
 def overlaid(items: list[Any], others: list[Any]) -> list[Any]:
-    """The items of one list, and where they say nothing those of another."""
+    """Items of a list, with gaps filled from a second list."""
     return [item or other for item, other in zip(items, others, strict=True)]
 
 
 def spread(count: int, it: Any) -> list[Any]:
-    """What every layer has: a list, or one value for all."""
+    """List for every layer, made of a list or a single value."""
     return it if isinstance(it, list) else [it] * count
 
 
 def of_kind(items: list[Any], kinds: Sequence[str], kind: str) -> Any:
-    """The one item that all layers of a kind have, that of all layers where none is of it."""
+    """Common item of all layers of a kind, or of all layers without any."""
     found = [item for item, own in zip(items, kinds, strict=True) if own == kind] or items
     if found.count(found[0]) < len(found):
         raise ValueError(f"{kind} layers have {found}")
@@ -67,7 +67,7 @@ def count(items: list[Any], item: Any) -> int:
 
 
 def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str, key: str, other: Any) -> Any:
-    """What ``per_layer_config`` of transformers says for all layers of a kind, and for no others; else ``other``."""
+    """``per_layer_config`` value of all layers of a kind, else a default."""
     if not all(str(layer).isdecimal() and isinstance(row, dict | None) for layer, row in table.items()):
         raise ValueError("per_layer_config does not name layers")
     own = {int(layer): row for layer, row in table.items() if row}
@@ -79,7 +79,7 @@ def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str
 
 
 def numbered(count: int, numbers: list[int], one: Any, other: Any, start: int = 0) -> list[Any]:
-    """``count`` items, numbered from ``start``: ``one`` at these numbers, ``other`` elsewhere."""
+    """Items from ``start`` on: ``one`` at given numbers, else ``other``."""
     return [one if n in numbers else other for n in range(start, start + count)]
 
 
@@ -89,12 +89,12 @@ def numbers(items: list[Any], item: Any, start: int = 0) -> list[int]:
 
 
 def among(count: int, numbers: list[int]) -> list[int]:
-    """Those of a list that number one of ``count`` items."""
+    """Numbers of a list that are below ``count``."""
     return [n for n in range(count) if n in numbers]
 
 
 def every(count: int, period: int, one: Any, other: Any, start: int = -1) -> list[Any]:
-    """``count`` items: ``one``, and ``other`` as every ``period``-th of them (Gemma 3's layers of full attention).
+    """``count`` items ``one``, with ``other`` at every ``period``-th.
 
     Args:
         start: the first of those, ModernBERT's 0; the last of the first period otherwise.
@@ -103,33 +103,33 @@ def every(count: int, period: int, one: Any, other: Any, start: int = -1) -> lis
 
 
 def from_first(kinds: Sequence[str], usual: int) -> int | None:
-    """The period of full attention that begins with the first layer; ``None`` where there is none."""
+    """Period of full attention from the first layer on, or ``None``."""
     periods = (usual, *range(1, len(kinds) + 2))
     return next((p for p in periods if list(kinds) == every(len(kinds), p, SLIDING, FULL, 0)), None)
 
 
 def period_of(kinds: Sequence[str]) -> int | None:
-    """The period that gives these layers: above their number where all slide, ``None`` where there is none."""
+    """Period of full attention that gives these layers, or ``None``."""
     period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
     return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
 
 
 def slide_pattern(kinds: Sequence[str], usual: int = PERIOD) -> int | list[bool] | None:
-    """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
+    """Sliding layers as a period or flags, if not llama.cpp's default."""
     if SLIDING not in kinds or list(kinds) == every(len(kinds), usual, SLIDING, FULL):
         return None
     return period_of(kinds) or [kind == SLIDING for kind in kinds]
 
 
 def slides(count: int, pattern: int | list[bool]) -> list[str]:
-    """Kinds of layers out of a period (0: all slide), or a truth value a layer; those behind its end do not slide."""
+    """Kinds of layers from a period (0: all slide) or from flags."""
     if isinstance(pattern, list):
         return [SLIDING if n < len(pattern) and pattern[n] else FULL for n in range(count)]
     return every(count, pattern, SLIDING, FULL) if pattern else [SLIDING] * count
 
 
 def stride(items: list[Any], item: Any) -> int:
-    """From one place of an item in a list to the next, the same throughout; behind the end where there is none."""
+    """Regular distance between places of an item in a list."""
     start = first_of(items, item) if item in items else len(items)
     for period in range(start + 1, len(items) + 2):
         if [found == item for found in items] == every(len(items), period, False, True, start):
@@ -138,7 +138,7 @@ def stride(items: list[Any], item: Any) -> int:
 
 
 def letters(kinds: Sequence[str]) -> str:
-    """``LLLG``: the least that gives these layers over and over, L for one that slides (Exaone 4)."""
+    """Shortest repeated pattern of L (sliding) and G, as in Exaone 4."""
     every_one = "".join("L" if kind == SLIDING else "G" for kind in kinds)
     return next(
         every_one[:n] for n in range(1, len(kinds) + 1) if cycle(len(kinds), list(every_one[:n])) == list(every_one)
@@ -146,19 +146,19 @@ def letters(kinds: Sequence[str]) -> str:
 
 
 def lettered(count: int, pattern: str | int | None) -> list[str]:
-    """Kinds of layers out of ``LLLG``, or of a period; none slides where nothing is said."""
+    """Kinds of layers from ``LLLG`` or a period; by default none slides."""
     if isinstance(pattern, str) and pattern:
         return [SLIDING if letter == "L" else FULL for letter in cycle(count, list(pattern))]
     return every(count, int(pattern or 1), SLIDING, FULL)
 
 
 def longrope_scale(stretch: float, original: int) -> float:
-    """What LongRoPE multiplies cosines and sines by (``_compute_longrope_parameters`` of transformers)."""
+    """Factor of LongRoPE on cosines and sines, as in transformers."""
     return shortest_float32(math.sqrt(1 + math.log(stretch) / math.log(original))) if stretch > 1 else 1.0
 
 
 def yarn_attention(stored: float, taken: float) -> float | None:
-    """The shortest ``attention_factor`` of which this float32 is the part that llama.cpp does not take by itself."""
+    """Shortest ``attention_factor`` that gives llama.cpp's float32 factor."""
     if stored == 1:
         return None
     shortest = (float(f"{stored * taken:.{digits}g}") for digits in range(1, 17))
@@ -176,14 +176,14 @@ def classifies(classes: object) -> bool:
 
 
 def items(table: object) -> list[str]:
-    """The items of ``id2label``, in the order of their numbers, of which none is left out."""
+    """Items of ``id2label`` by number, without gaps."""
     if not isinstance(table, dict) or not table or {str(key) for key in table} != set(map(str, range(len(table)))):
         raise ValueError("a label for every number from 0 on is expected")
     return [str(table.get(str(n), table.get(n))) for n in range(len(table))]
 
 
 def labels_of(count: int) -> list[str]:
-    """What transformers calls labels that have no names."""
+    """Names of transformers for labels without names."""
     return [f"LABEL_{n}" for n in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""ModelConfig -> the hyper-parameter keys of a GGUF, as llama.cpp's converter writes them.
+"""ModelConfig -> hyper-parameter keys of a GGUF, as llama.cpp's.
 
 Source: ``set_gguf_parameters`` of the converter's classes, checked key by key against files that it wrote. llama.cpp
 loads a number only with the type that is given here.
@@ -58,7 +58,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
 
 def own_document(config: ModelConfig) -> Mapping[str, Any]:
-    """The source's document with the decoder's part on top, for a model of several modalities."""
+    """Source document with the keys of its text part on top."""
     nested = config.raw.get(text_key(config.raw))
     return {**config.raw, **nested} if isinstance(nested, dict) else config.raw
 
@@ -91,7 +91,7 @@ def number_tensors(config: ModelConfig, family: Family) -> Mapping[str, Sequence
 
 
 def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, Value]:
-    """The ``{arch}.*`` keys, in order, for another context length: what RoPE is scaled from stays the source's.
+    """``{arch}.*`` keys in order, for a changed context length.
 
     A scaling of RoPE must be one that :func:`ckconv.formats.gguf.entries.engine_reasons` does not refuse.
     """
@@ -118,7 +118,7 @@ def _value(type: str, value: Any) -> Value:
 
 
 def general_keys(family: Family, name: str, size_label: str, kind: str = "model") -> dict[str, Value]:
-    """What stands at the head of the file."""
+    """Keys at the head of a GGUF."""
     return {
         "general.architecture": scalar("str", family.gguf),
         "general.type": scalar("str", kind),
@@ -128,7 +128,7 @@ def general_keys(family: Family, name: str, size_label: str, kind: str = "model"
 
 
 def type_keys(file_type: int) -> dict[str, Value]:
-    """What the types of the tensors are."""
+    """Keys on the types of the tensors."""
     return {
         "general.file_type": scalar("u32", file_type),
         "general.quantization_version": scalar("u32", _QUANTIZATION_VERSION),
@@ -136,7 +136,7 @@ def type_keys(file_type: int) -> dict[str, Value]:
 
 
 def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[str, Value]:
-    """What quantizing was weighed by, as ``tools/quantize/quantize.cpp`` of llama.cpp says it."""
+    """Keys on the importance matrix, as ``quantize.cpp`` writes them."""
     said = {"file": scalar("str", _cut(file))}
     said |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
     said |= {"entries_count": scalar("u32", entries)}
@@ -150,7 +150,7 @@ def _cut(text: str) -> str:
 
 
 def size_label(parameters: int, experts: int, in_experts: int) -> str:
-    """``297K``, ``7B``, ``8x7B``: parameters in words, as ``gguf.utility.size_label`` has them.
+    """``297K``, ``7B``, ``8x7B``: count of parameters as a label.
 
     Args:
         parameters: all of them.
@@ -165,13 +165,13 @@ def size_label(parameters: int, experts: int, in_experts: int) -> str:
 
 
 def display_name(text: str) -> str:
-    """``llama-tied-bf16`` -> ``Llama Tied Bf16``, as llama.cpp's converter names a model after its directory."""
+    """``llama-tied-bf16`` -> ``Llama Tied Bf16``, as llama.cpp names it."""
     words = text.strip().replace("-", " ").replace("_", " ").split()
     return " ".join(word.title() if word.islower() and not word[0].isdigit() else word for word in words)
 
 
 def directory_name(path: Path) -> str:
-    """The name of the directory that a source is, or lies in; of a download cache, the repository's.
+    """Name of the source's directory, or of a cached repository.
 
     The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
     caching").

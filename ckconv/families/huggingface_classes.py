@@ -1,4 +1,4 @@
-"""What the classes of transformers and mlx-lm hold: which tensors a family's class has, and which switch adds biases.
+"""Tensors of transformers' and mlx-lm's classes, and bias switches.
 
 A tensor that a class does not have is ignored by transformers with a warning at most, and one that it misses is made
 up: either is a model that computes something else. mlx-lm refuses both.
@@ -23,7 +23,7 @@ from ckconv.families.schema import Family
 
 
 def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]:
-    """Keys by which the consumer's class is told of biases -> canonical patterns of those biases."""
+    """Bias keys of the consumer's class -> canonical patterns of biases."""
     family = FAMILIES[config.family]
     return {
         key: patterns
@@ -34,7 +34,7 @@ def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]
 
 
 def is_on(config: ModelConfig, key: str, document: Mapping[str, Any], consumer: str) -> bool:
-    """A document switches those biases on, or says nothing where the class has them."""
+    """Whether a document, or the class by default, has these biases."""
     family = FAMILIES[config.family]
     if key in document:
         return document[key] is True
@@ -48,7 +48,7 @@ def _by_default(row: Parameter, config: ModelConfig, consumer: str) -> bool:
 
 
 def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> dict[str, int]:
-    """Canonical pattern of every tensor that the class has, the output head left out -> how many of them.
+    """Canonical pattern -> count of tensors of the class, without the head.
 
     Args:
         on: keys of :func:`switches_of` -> there are those biases; of others, what the class takes.
@@ -80,7 +80,7 @@ class Fit(NamedTuple):
 
 
 def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
-    """Hold canonical names, without the output head, against the class of a model."""
+    """Hold canonical names against the class, without the output head."""
     counts = Counter(parse(name).pattern for name in present)
     on = {key: any(counts[name] for name in names) for key, names in switches_of(config, consumer).items()}
     wanted = expected_of(config, on, consumer)
@@ -92,5 +92,5 @@ def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
 
 
 def needs(family: Family, canonical: str) -> bool:
-    """The family's class cannot do without this tensor, even if it is all zeros."""
+    """Whether the class requires this tensor, even full of zeros."""
     return not family.known_classes or parse(canonical).pattern in always(family, "hf")

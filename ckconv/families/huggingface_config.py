@@ -1,4 +1,4 @@
-"""A Hugging Face or MLX ``config.json``, as transformers 5 or mlx-lm reads it, -> ModelConfig."""
+"""``config.json``, read as transformers 5 or mlx-lm does -> ModelConfig."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.wei
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoder's own part of the configuration of a model of several modalities, else the whole."""
+    """Text part of a multimodal configuration, else the whole."""
     nested = config.get(text_key(config))
     return {**config, **nested} if isinstance(nested, dict) else config
 
 
 def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is said of the decoder alone: of a model of several modalities, keys beside its part are those of others."""
+    """Keys that are about the text part of a model."""
     nested = config.get(text_key(config))
     return nested if isinstance(nested, dict) else config
 
 
 def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: Sequence[StoredTensor]) -> Mapping[str, Any]:
-    """With the outer document's word for a tied head, as transformers 5 goes by it; of older files the text part's."""
+    """Document with ``tie_word_embeddings`` of the outer document."""
     own = text_config(config)
     outer = config.get(_TIED)
     if consumer != TRANSFORMERS or own is config or not isinstance(outer, bool):
@@ -82,7 +82,7 @@ def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: Sequence[S
 
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
-    """The family that ``model_type`` names, or else the class; ``None`` for one without rules."""
+    """Family of ``model_type``, or of the class; ``None`` without rules."""
     own = text_config(config)
     return family_of_model_type(str(own.get("model_type", "")), own) or family_of_class(own)
 
@@ -172,7 +172,7 @@ def huggingface_config(
 
 
 def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: ModelConfig) -> None:
-    """Every parameter that the document says is in the model: rules read some of them, and a file may name none.
+    """Check that every stated parameter is in the model.
 
     Raises:
         InputError: ``family.file``.
@@ -213,7 +213,7 @@ def _model_type(own: Mapping[str, Any], family: Family) -> str:
 
 
 def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tuple[list[str], list[Modifier]]:
-    """Keys that no known class reads, which a note names; and what is refused, as "key = value, why".
+    """Keys without a known reader, and refused keys as "key = value, why".
 
     A class of transformers that is known reads no key that the family's file does not list. Of any other code that is
     not known: of a class that is not the family's, of ``auto_map``, under a ``model_type`` that transformers does not
@@ -241,7 +241,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
 
 
 def flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """What is said, by dotted keys."""
+    """Values by dotted keys."""
     found: dict[str, Any] = {}
     for key, value in document.items():
         found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
@@ -249,7 +249,7 @@ def flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _code_of(config: Mapping[str, Any]) -> str:
-    """The class that ``auto_map`` loads the model with, empty for none: code that comes with the model."""
+    """Class of ``auto_map``, from code beside the model; empty for none."""
     table = config.get("auto_map")
     table = table if isinstance(table, dict) else {}
     named = (name for key in table if key.startswith("AutoModel") for name in _texts_of(table[key]))
@@ -261,13 +261,13 @@ def _texts_of(value: object) -> list[str]:
 
 
 def _is_class_of(name: str, family: Family) -> bool:
-    """A class of the family's modeling file: LlamaModel and LlamaForSequenceClassification beside LlamaForCausalLM."""
+    """Whether a class is in the modeling file of the family's class."""
     stems = {_CLASS.split(one, maxsplit=1)[0].lower() for one in family.in_huggingface.classes}
     return _CLASS.split(name, maxsplit=1)[0].lower().rstrip("_") in {stem.rstrip("_") for stem in stems}
 
 
 def _of_tables(document: ConfigSource, family: Family) -> dict[str, Any]:
-    """What stands in tables of the document, by dotted keys; RoPE's have rules of their own."""
+    """Values in tables of the document by dotted keys, except RoPE's."""
     cells = [cell for row in family.parameters.values() for cell in row.key_cells("hf")]
     words = {cell.key for cell in cells if "." in cell.key and not cell.of_rope}
     return {word: document.value(word) for word in words if document.has(word)}
@@ -309,21 +309,21 @@ def _shown(value: Any) -> str:
 
 
 def _alike(own: Mapping[str, Any], key: str) -> Any:
-    """A number; of a list that the class takes, one number for every layer, the one that all are."""
+    """Number, or the common number of a list that the class takes."""
     value = own[key]
     alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
     return value[0] if alike and takes(str(own.get("model_type")), key, value) else value
 
 
 def _default(row: Parameter, reader: str) -> Any:
-    """A base of RoPE that is not said: the reader's own, or transformers' where the reader has no class for it."""
+    """Default RoPE base of the reader, or of transformers."""
     return row.defaults.get(reader, row.defaults["transformers"]).value({})
 
 
 def _defaults(
     own: Mapping[str, Any], family: Family, reader: str, values: Mapping[str, int | float]
 ) -> dict[str, int | float]:
-    """What the class takes for numbers that are not said.
+    """Defaults of the class for missing numbers.
 
     A key that is null is not left out: classes take null kv heads for as many as there are heads, and a null window
     for none. What follows from other numbers is taken for null, too.
@@ -358,7 +358,7 @@ def _check_switches(own: Mapping[str, Any], family: Family, fail: Fail) -> None:
 
 
 def _stretched(rope: Rope, values: Mapping[str, int | float]) -> float:
-    """The base, as ``compute_ntk_alpha_rope_parameters`` of modeling_hunyuan_v1_dense.py stretches it."""
+    """RoPE base, stretched as in modeling_hunyuan_v1_dense.py."""
     head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
     return rope.theta * rope.alpha ** (head / (head - 2)) if rope.alpha != 1 and head > 2 else rope.theta
 
@@ -378,7 +378,7 @@ def _check_experts(
     names: Mapping[str, str],
     fail: Fail,
 ) -> None:
-    """There are as many experts as are asked for, in layers that are numbered."""
+    """Check counts of experts and numbers of layers with experts."""
     used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
     if not 0 < used <= count:
         counted = dict.fromkeys([names["num_experts"], *(k for k in document_words(family, "num_experts") if k in own)])
@@ -393,7 +393,7 @@ def _check_experts(
 
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
-    """What the consumer takes for said; ``None`` where it asks the tensors."""
+    """Tying as the consumer reads it; ``None`` leaves it to the tensors."""
     if not family.document.keys.reads(_TIED, consumer) or not document_words(family, "tied"):
         return None
     if _TIED in own:
@@ -412,7 +412,7 @@ def _rows(stored: Sequence[StoredTensor], endings: tuple[str, ...]) -> int:
 def _kinds(
     own: Mapping[str, Any], family: Family, reader: str, known: Mapping[str, Any], window: int | None, fail: Fail
 ) -> object:
-    """What the family's row says of each layer."""
+    """Kinds of layers by the family's row."""
     try:
         return Values(family, ConfigSource(own), reader, {**known, "window": window})["layer_types"]
     except (ParameterError, ExpressionError) as error:

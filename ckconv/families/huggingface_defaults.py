@@ -1,4 +1,4 @@
-"""What transformers' configuration classes take for a key that ``config.json`` does not have.
+"""Defaults of transformers' configuration classes for missing keys.
 
 transformers_defaults.json has the values of the classes' fields (``scripts/record_config_defaults.py``). A key without
 a row, and every key of a class that is not recorded, is taken for one that has to be there.
@@ -33,7 +33,7 @@ def is_recorded(document: Mapping[str, Any]) -> bool:
 
 
 def default_of(document: Mapping[str, Any], key: str) -> Any:
-    """What the class of this document takes for a key that it does not have; :data:`UNKNOWN` where that is not known.
+    """Default of the document's class for a missing key, or ``UNKNOWN``.
 
     Args:
         document: that of a text model, or of the part of one that has the key.

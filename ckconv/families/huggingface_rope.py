@@ -1,4 +1,4 @@
-"""How a ``config.json`` makes its reader rotate: base, scaling, the part of a head; and what contradicts itself.
+"""RoPE of a ``config.json``: base, scaling, rotated part, conflicts.
 
 Sources: ``RotaryEmbeddingConfigMixin`` of modeling_rope_utils.py, transformers 5.23, and its overrides by gemma3 and
 phi3; ``ModelArgs`` of mlx-lm 0.32.
@@ -47,7 +47,7 @@ _UNSCALED: Mapping[str, Any] = {"rope_type": "default"}
 
 
 class Rope(NamedTuple):
-    """What was found.
+    """RoPE as read from a document.
 
     Attributes:
         theta: the base.
@@ -79,7 +79,7 @@ def read_rope(
     turns_a_part: bool,
     fail: Fail,
 ) -> Rope:
-    """Read both styles, ``rope_theta`` with ``rope_scaling`` and ``rope_parameters``, as the consumer does.
+    """Read both styles of RoPE keys as the consumer does.
 
     Args:
         default: the base that the class takes where none is said.
@@ -171,7 +171,7 @@ def read_rope(
 
 
 def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, consumer: str, fail: Fail) -> Any:
-    """The document with the part of a head that it says as a count; transformers overrules that by a part."""
+    """Document with the rotated part of a head from a count of elements."""
     if not key or own.get(key) is None:
         return own
     head = values.get("head_dim") or values.get("hidden_size", 0) // values.get("num_heads", 1)
@@ -180,7 +180,7 @@ def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, co
 
 
 def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
-    """``initialize_rope`` of mlx-lm turns a text by ``mrope`` as without any scaling, and wants three sections.
+    """Whether mlx-lm rotates text by ``mrope`` as without scaling.
 
     So do the classes of transformers that know the type.
     """
@@ -195,7 +195,7 @@ def _of_transformers(
     own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
     stated: Mapping[str, float], default: float, where: str,
 ) -> Found:  # fmt: skip
-    """``rope_scaling`` replaces ``rope_parameters`` where it says anything; to tables by kind of layer it adds."""
+    """RoPE table as transformers merges it from both styles."""
     table: Mapping[str, Any]
     if style.by_layer:
         table, name = {**nested, **scaling}, where
@@ -209,7 +209,7 @@ def _of_mlx(
     own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
     stated: Mapping[str, float], default: float, where: str,
 ) -> Found:  # fmt: skip
-    """The keys at the top, which few classes look for in ``rope_parameters`` too, or only there."""
+    """RoPE table as the class of mlx-lm reads it."""
     if style.mlx_lm == "only_rope_parameters":
         return stated.get(f"{where}.rope_theta", default), nested, where
     theta = stated.get("rope_theta")
@@ -234,7 +234,7 @@ def _object(value: object, name: str, fail: Fail) -> Mapping[str, Any]:
 
 
 def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tuple[str, dict[str, str]]:
-    """The type, ``default`` where none is said, and a key that says another one -> the key that is read.
+    """Type of scaling, and keys that name a different type.
 
     transformers reads ``rope_type`` first (``standardize_rope_params``), mlx-lm ``type`` (``initialize_rope``).
     """
@@ -250,7 +250,7 @@ def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tup
 def _part(
     own: Mapping[str, Any], table: Mapping[str, Any], name: str, default: float, fail: Fail
 ) -> tuple[float, str, list[str]]:
-    """The part of a head that the class turns, its key, and keys that say another one; the table's comes first."""
+    """Rotated part of a head, its key, and conflicting keys."""
     stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")}
     stated["partial_rotary_factor"] = own.get("partial_rotary_factor")
     found = {key: value for key, value in stated.items() if value is not None}
@@ -287,7 +287,7 @@ def _mlx_part(
 
 
 def _mlx_numbers(table: Mapping[str, Any], name: str, other: Mapping[str, Any], where: str, kind: str) -> list[str]:
-    """Numbers of a scaling that the table which mlx-lm does not read says otherwise."""
+    """Conflicts between the two tables of RoPE, for mlx-lm."""
     known = ROPE_KEYS.get(kind)
     name_of_other = where if name == "rope_scaling" else "rope_scaling"
     return [
@@ -308,7 +308,7 @@ _BASE_KEYS = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 def _completed(
     own: Mapping[str, Any], table: Mapping[str, Any], kind: str, name: str, consumer: str, context: int, fail: Fail
 ) -> dict[str, Any]:
-    """The scaling with the numbers that its reader takes for those that are not there."""
+    """Scaling, completed by the numbers that its reader assumes."""
     made = {key: value for key, value in table.items() if key != "type"} | {"rope_type": kind}
     if consumer == MLX_LM:
         read = ROPE_KEYS.get(kind)  # the other library must not find what this one takes no notice of

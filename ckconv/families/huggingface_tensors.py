@@ -1,4 +1,4 @@
-"""What another quantizer made of a checkpoint's tensors: told by their names."""
+"""Tensors of foreign quantizers in a checkpoint, recognized by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
 
 
 def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
-    """What another quantizer made of these tensors, for people; empty where none is recognized.
+    """Name of the foreign quantizer of these tensors; empty for none.
 
     It calls itself ``quant_method``, which counts beside names that are known or numbers that are no floats: with that
     word alone the loader quantizes, and the checkpoint holds plain matrices. Names alone only suggest who it was.

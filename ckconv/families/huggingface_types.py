@@ -1,4 +1,4 @@
-"""Which values transformers' configuration classes take: they check the types of their fields, and load nothing else.
+"""Values that configuration classes of transformers accept.
 
 transformers_types.json has the annotations of the classes (``scripts/record_config_types.py``). What counts of them is
 what ``@strict`` of huggingface_hub looks at: a float is no whole number, true is no number, a list holds what it says.
@@ -19,12 +19,12 @@ TYPES = Path(__file__).with_name("transformers_types.json")
 
 
 def _is_labels(value: Any) -> bool:
-    """``id2label``, whose keys are made whole numbers (``PreTrainedConfig.__post_init__``)."""
+    """Whether the value is an ``id2label`` with whole-number keys."""
     return isinstance(value, dict) and all(key.isdecimal() and isinstance(name, str) for key, name in value.items())
 
 
 def _is_factors(value: Any) -> bool:
-    """Lists of factors only for the type that they are of: ``Phi3Config.validate_rope`` counts them for any type."""
+    """Whether lists of factors fit the type (``Phi3Config.validate_rope``)."""
     if not isinstance(value, dict):
         return False
     kind = value.get("rope_type", value.get("type"))
@@ -85,7 +85,7 @@ def unaccepted(document: Mapping[str, Any], model_type: str, *, by_layer: bool =
 
 
 def is_padding(token: Any, vocabulary: Any) -> bool:
-    """A table of so many rows may have this padding token: ``torch.nn.Embedding`` asks for one of its rows."""
+    """Whether a table of so many rows may have this padding token."""
     return not (_is_count(token) and _is_count(vocabulary)) or -vocabulary <= token < vocabulary
 
 
@@ -96,7 +96,7 @@ def takes(model_type: str, key: str, value: Any) -> bool:
 
 
 def accepted_by(model_type: str, key: str) -> Accepts | None:
-    """Which values the class of transformers takes for a key; ``None`` where that is not recorded."""
+    """Check of values of a key by transformers' class, or ``None``."""
     return _types_of(model_type).get(key)
 
 
@@ -121,7 +121,7 @@ def accepts(kinds: str) -> Accepts:
 
 
 def _has_any(table: Any, keys: Collection[str]) -> bool:
-    """A table of RoPE with one of these keys is taken for one by kind of layer (``nested_rope_parameter_keys``)."""
+    """Whether a RoPE table counts as one for each kind of layer."""
     return isinstance(table, dict) and any(key in keys for key in table)
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a ``config.json`` see a sliding window only, as their reader takes it."""
+"""Layers with a sliding window in a ``config.json``, by reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kinds = Callable[[], object]
 
 
 class Windows(NamedTuple):
-    """What was found.
+    """Window and sliding layers as read.
 
     Attributes:
         size: in tokens, ``None`` where no layer slides.
@@ -31,7 +31,7 @@ class Windows(NamedTuple):
 def read_windows(
     own: Mapping[str, Any], family: Family, consumer: str, size: int | None, layers: int, kinds: Kinds, fail: Fail
 ) -> Windows:
-    """Read the window, by the rule that the family's file names for the consumer.
+    """Read the window by the rule of the family for the consumer.
 
     Args:
         size: what ``sliding_window`` says, or the class takes for it; ``None`` for none.
@@ -69,7 +69,7 @@ def _from_a_layer_on(own: Mapping[str, Any], size: int | None, layers: int, fail
 
 
 def _by_period(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, usual: int, fail: Fail) -> Windows:
-    """The class of transformers takes the list where there is one, and no notice of ``_sliding_window_pattern``."""
+    """Kinds by the list, else by period; ``_sliding_window_pattern`` is moot."""
     types = None if consumer == MLX_LM else _listed(own.get("layer_types"), layers, fail)
     if types is None:
         period = own.get("sliding_window_pattern", usual)

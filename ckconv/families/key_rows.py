@@ -1,4 +1,4 @@
-"""Sections ``[config]`` and ``[metadata]`` of a family file: what keys are that no row of a parameter names.
+"""Sections ``[config]`` and ``[metadata]``: keys without a parameter.
 
 ``carried`` (key -> ``transformers``, ``mlx_lm`` or ``both``) are keys that a rule of a reader looks at; ``modifiers``
 (key -> a neutral value, a list of them, or a table of ``neutral``, ``only`` and ``written``) change what is computed
@@ -60,7 +60,7 @@ class RopeStyle(NamedTuple):
 
 
 class WindowStyle(NamedTuple):
-    """Which layers slide; each library by a rule of ``readers/huggingface_windows.py``, "" where none does.
+    """Rules for sliding layers, by library; "" for no window.
 
     Attributes:
         family: whose class is written for a model that has a window, where it is not the family's own.
@@ -122,7 +122,7 @@ class KeyRows(Fields):
         )
 
     def metadata(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Keys:
-        """``[metadata]``; the key of a derived parameter is a modifier that must be what it follows from."""
+        """``[metadata]``; a derived parameter's key must equal its value."""
         self.where = "metadata"
         self.fields(row, _SECTION | {"seen"})
         read = ((p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread)

@@ -1,4 +1,4 @@
-"""What each key of a configuration document, or of a GGUF's metadata, is to those who compute with it.
+"""Role of each configuration and metadata key for its readers.
 
 A key is a parameter, harmless, or a modifier with its neutral values; one that is none of these nobody is known to
 read: a report names it.
@@ -15,12 +15,12 @@ from ckconv.families.expressions import Expression
 
 
 def full_key(architecture: str, name: str) -> str:
-    """The metadata key that a family file calls ``name``: behind the architecture, unless it starts with ``/``."""
+    """Metadata key behind its architecture, unless it starts with ``/``."""
     return name.removeprefix("/") if name.startswith("/") else f"{architecture}.{name}"
 
 
 class Kind(Enum):
-    """What a key does.
+    """Role of a key.
 
     PARAMETER: a hyper-parameter, or what a rule of its own looks at; carried.
     HARMLESS: nothing that is computed depends on it.
@@ -101,13 +101,13 @@ class Keys(NamedTuple):
                 yield key.name
 
     def misread(self, document: Mapping[str, Any], source: str, target: str) -> Iterator[str]:
-        """Modifiers of the document that mean nothing to the one who reads the source, and something to the other."""
+        """Modifiers that only the reader of the output would notice."""
         for name in self.active(document, target):
             if source not in self.keys[name].readers:
                 yield name
 
     def unseen(self, said: Mapping[str, Any]) -> Iterator[str]:
-        """What is said, or not said, otherwise than in every model that the file was made of: "key = value, ..."."""
+        """Values unlike those of all models of the file: "key = value, ..."."""
         if not self.seen:
             return
         for name in sorted({*said, *self.seen}):

@@ -1,4 +1,4 @@
-"""What a part of a stored tensor is, in elements: shapes, and where its rows lie."""
+"""Parts of a stored tensor in elements: shapes and places of rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Kind(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """It is one run of the stored elements, in order."""
+        """Whether the part is a single run of stored elements."""
         return merged(self.axes) in ((), ((math.prod(self.shape), 1),))
 
     def stacked(self, count: int) -> Kind:
-        """As many of them, each in a stored tensor of its own, one behind the other."""
+        """Several equal tensors, each stored alone, as a stack."""
         each = math.prod(self.whole)
         return Kind((count, *self.whole), (count, *self.shape), self.first, ((count, each), *self.axes))
 
@@ -59,7 +59,7 @@ def kind_of(part: Part, size: shapes.Size) -> Kind:
 
 
 def stored_layout(kinds: Sequence[Kind], dtype: DType, *, one: bool = False) -> Layout:
-    """How canonical tensors of one width, rows one after the other, lie in the stored tensor that they share.
+    """Layout of canonical tensors of equal width in a shared stored tensor.
 
     Args:
         one: of a stack, so that a vector is a row.
@@ -77,7 +77,7 @@ def stored_layout(kinds: Sequence[Kind], dtype: DType, *, one: bool = False) -> 
 
 
 def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[int, ...], Layout] | None:
-    """Shape and layout of a stored tensor; ``None`` where it is its canonical tensors, rows one after the other.
+    """Shape and layout of a stored tensor; ``None`` if rows just follow.
 
     Raises:
         AxesError: the parameters give no sizes.
@@ -89,7 +89,7 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
 
 
 def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
-    """What a stored value is multiplied with; of several factors, each a float32, the product.
+    """Factor on stored values, the product of float32 factors.
 
     Raises:
         AxesError: a factor that no value is divided by again.
@@ -119,7 +119,7 @@ def with_factor(tensor: Tensor, factor: float) -> Tensor:
 
 
 def is_regrouped(family: Family, module: str, parameters: Mapping[str, Any] | None) -> bool:
-    """GGUF has the rows or columns of a matrix in an order of its own, besides the interleaving of heads.
+    """Whether GGUF reorders rows or columns beyond interleaved heads.
 
     Args:
         module: canonical, of the matrix or of the whole that it is stored in.
@@ -147,7 +147,7 @@ def has_transposed(family: Family) -> bool:
 
 
 def canonical_shape(family: Family, parameters: Mapping[str, Any], canonical: str) -> tuple[int, ...] | None:
-    """The shape of a canonical tensor; ``None`` for one that the family does not have.
+    """Shape of a canonical tensor, or ``None`` without a row.
 
     Raises:
         AxesError: the parameters give no sizes.

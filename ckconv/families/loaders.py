@@ -1,4 +1,4 @@
-"""Who loads what is written: the engines that have a row in family files."""
+"""Engines with a row in family files, which load what is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Loader(NamedTuple):
 
     @property
     def of_metadata(self) -> bool:
-        """It reads typed metadata; others a document."""
+        """Whether the engine reads typed metadata instead of a document."""
         return self.column == "gguf"
 
 

@@ -1,4 +1,4 @@
-"""Family files as TOML tables: read, with what they extend merged in, key by key, the file itself last."""
+"""Family files as TOML tables, merged with the files they extend."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _extended(path: Path) -> Iterator[Path]:
 
 
 def read_file(path: Path) -> Table:
-    """The file's own table, its sections and types checked. Not to be changed: that of a shipped file is kept."""
+    """Checked table of a file; shared for shipped files, so read-only."""
     return _shipped(path) if path.parent == FOLDER else _read(path)
 
 
@@ -148,7 +148,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _parent(path: Path, name: str, folder: Path) -> Path:
-    """The file that ``extends`` names: of a shipped file one beside it, else a shipped one, or one beside the file."""
+    """File that ``extends`` names: beside the file, or a shipped family."""
     for place in (path.parent, folder) if folder in path.parents else (folder, path.parent):
         if _NAME.fullmatch(name) and (place / f"{name}.toml").is_file():
             return place / f"{name}.toml"
@@ -156,7 +156,7 @@ def _parent(path: Path, name: str, folder: Path) -> Path:
 
 
 def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path] | None = None) -> Table:
-    """The file with everything that it extends; rows of several tensors taken apart, one entry a tensor.
+    """Merged file with rows of several tensors split, an entry a tensor.
 
     ``tensors`` maps a canonical name to its fields, each field that a row writes for several tensors with the
     position among them: ``part`` and ``parts``.
@@ -207,7 +207,7 @@ def _remove(table: Table, patterns: object, path: Path) -> None:
 
 
 def _with_defaults(rows: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]], path: Path) -> Table:
-    """Rows of parameters with what ``[defaults]`` says of each library: it stands for ``default`` in the rows."""
+    """Parameter rows with ``default`` from ``[defaults]`` of each library."""
     result = dict(rows)
     for taker, values in defaults.items():
         for name, value in values.items():
@@ -252,7 +252,7 @@ def _entry(key: str, row: object, part: int, parts: int, path: Path) -> Table:
 
 
 def _form(value: Any, part: int, parts: int) -> Table:
-    """A cell as a table; with its place among the tensors that share it, where its name is one for all."""
+    """Cell as a table, with its place among tensors of a shared name."""
     cell = {"name": value} if isinstance(value, str) else dict(value)
     name = cell.get("name")
     picked = {field: _picked(item, part, parts) for field, item in cell.items()}
@@ -292,7 +292,7 @@ def _merge(into: Table, other: Mapping[str, Any]) -> None:
 
 
 def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
-    """What keys are, over what they were inherited as: a key is one thing."""
+    """Merge roles of keys: the own role replaces an inherited role."""
     groups: dict[str, Table] = {name: other.get(name, {}) for name in ("carried", "modifiers")}
     groups["harmless"] = dict.fromkeys(other.get("harmless", []), True)
     said = {key for group in groups.values() for key in group}
@@ -310,7 +310,7 @@ def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
 
 
 def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
-    """Keys that are a parameter's now are no longer what they were inherited as."""
+    """Remove inherited roles of keys that are parameters now."""
     for format, section in (("hf", "config"), ("gguf", "metadata")):
         cells = [row[format] for row in parameters.values() if isinstance(row, dict) and format in row]
         flat = [cell for item in cells for cell in (item if isinstance(item, list) else [item])]

@@ -1,4 +1,4 @@
-"""The modules of every family: which paths their matrices have, as Hugging Face and as MLX call them.
+"""Paths of the modules of every family, for Hugging Face and MLX.
 
 An adapter that is given without its base names no family: every one is asked for its paths. So that this does not take
 as long as reading them all, ``modules.json`` has the answers of the shipped ones (``scripts/record_modules.py``).
@@ -30,7 +30,7 @@ _MEMORY = "memory"
 
 
 class Rule(NamedTuple):
-    """What a family has at a path.
+    """Canonical module of a family at a path.
 
     Attributes:
         module: canonical pattern.
@@ -61,7 +61,7 @@ class Modules(NamedTuple):
 
 
 def rules_at(path: str) -> dict[str, tuple[Name, Rule]]:
-    """Family -> what it has at the path of a module, of Hugging Face or of MLX, and the path taken apart."""
+    """Family -> rule for a module's path, and the parts of the path."""
     found: dict[str, tuple[Name, Rule]] = {}
     for modules in _in_force():
         for format in (HF, MLX):
@@ -156,7 +156,7 @@ def _frozen(tables: Mapping[str, Mapping[str, Mapping[Any, set[str]]]]) -> dict[
 
 
 def has_module(found: Stored) -> bool:
-    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another.
+    """Whether an adapter can change the module as a single matrix.
 
     And its class does not multiply what comes out of it, which other formats have in the matrix.
     """
@@ -173,7 +173,7 @@ def _rule(found: Stored) -> Rule:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _paths(family: Family, format: str) -> dict[str, str]:
-    """Canonical module -> path, patterns both: of tensors that are written, and of those that are stored as one."""
+    """Canonical module -> path, as patterns, fused modules included."""
     names = names_of(family, format)
     wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
@@ -203,7 +203,7 @@ def _paths(family: Family, format: str) -> dict[str, str]:
 
 
 def document_of(modules: Modules) -> dict[str, Any]:
-    """What ``modules.json`` says of them."""
+    """Contents of ``modules.json`` for these modules."""
     groups: dict[frozenset[str], int] = {}
 
     def number(families: frozenset[str]) -> int:

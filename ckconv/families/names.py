@@ -1,4 +1,4 @@
-"""A family's tensor rows, compiled for one format: patterns of stored names, and what such a tensor holds.
+"""Tensor rows of a family, compiled for a format: names and parts.
 
 A name is looked up with its whole-number segments replaced (:func:`ckconv.core.tensors.parse`: ``{n}``, ``{e}``), so a
 model costs one dictionary look-up a tensor, whatever its length.
@@ -70,7 +70,7 @@ class Stored(NamedTuple):
 
     @property
     def side_by_side(self) -> bool:
-        """What it holds is not mixed head by head: an adapter's rows are those of one part after the other."""
+        """Whether parts of a fused tensor follow each other, not head by head."""
         return all(len(product) == 1 or not shapes.segmented(product) for product in self.parts[0].stored)
 
 
@@ -108,7 +108,7 @@ def names_of(family: Family, format: str) -> Names:
 
 
 def canonical_pattern(family: Family, row: str, kind: str) -> str:
-    """The canonical pattern of a row's tensor: ``L.attention.q`` -> ``layers.{n}.attention.q.weight``."""
+    """``L.attention.q`` -> ``layers.{n}.attention.q.weight``."""
     letter, dot, tail = row.partition(".")
     if dot and letter in family.stacks:
         row = family.stacks[letter].canonical + tail
@@ -168,7 +168,7 @@ class _Compiler:
         return Names(self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros, self.copied)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
-        """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""
+        """Stored names of a fusion; empty if the parts are always fused."""
         name = fusion.cells.get(self.format) or fusion.cells.get("hf" if self.format == "mlx" else self.format)
         rows = [self.family.tensors[part] for part in fusion.parts]
         alone = all(cell.parts == 1 for row in rows for cell in row.cells[self.format])
@@ -251,7 +251,7 @@ def _halves(name: str) -> tuple[str, str]:
 
 
 def has_bias(row: TensorRow) -> bool:
-    """There may be a bias beside the weight."""
+    """Whether a bias may stand beside the weight."""
     return row.bias is not None and not row.whole_name
 
 
@@ -264,7 +264,7 @@ def _full(pattern: str, cell: Cell, kind: str) -> str:
 
 
 def _numbered(name: str) -> str:
-    """The hole of a stack as :func:`ckconv.core.tensors.parse` calls it: outside of layers the only number."""
+    """Placeholder of a stack's number in a parsed name."""
     hole = "{e}" if "{n}" in name else "{n}"
     start = name.find("{")
     while start >= 0:
@@ -283,7 +283,7 @@ def _segments(rows: Sequence[TensorRow], kind: str) -> shapes.Shape:
 
 
 def numbered_on(stored: str, family: Family, layers: int) -> str:
-    """The name of a tensor of a draft layer as layers are called: ``mtp.layers.0.x`` and ``mtp.x`` of the first.
+    """Name of a draft layer's tensor with a layer number: ``mtp.layers.0.x``.
 
     Args:
         layers: how many there are besides.
@@ -295,7 +295,7 @@ def numbered_on(stored: str, family: Family, layers: int) -> str:
 
 
 def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> str:
-    """What :func:`numbered_on` makes of a name, undone; any other as it is."""
+    """Inverse of :func:`numbered_on`; leaves further names alone."""
     layer = parse(canonical).layer
     if not family.of_drafts or layer is None or layer < layers:
         return called
@@ -305,7 +305,7 @@ def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> 
 
 
 def heads_of(family: Family, canonical: str) -> str | None:
-    """The parameter that counts the heads of a tensor whose rows GGUF stores interleaved; ``None`` for any other.
+    """Parameter that counts the heads of interleaved rows, or ``None``.
 
     Args:
         canonical: pattern of the tensor's name.
@@ -323,13 +323,13 @@ def heads_of(family: Family, canonical: str) -> str | None:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _shifts(family: Family) -> Mapping[str, int]:
-    """Canonical patterns of tensors for which GGUF and bump store other values -> what these are."""
+    """Canonical pattern -> shift of stored values in GGUF and bump."""
     written = names_of(family, GGUF).written.values()
     return {part.canonical: VALUES[part.value] for found in written for part in found.parts if part.value}
 
 
 def shift_of(family: Family, canonical: str) -> int:
-    """What GGUF and bump store for the values of a canonical tensor; 0 for these themselves."""
+    """Shift of stored values of a canonical tensor in GGUF and bump, or 0."""
     own = _shifts(family)
     return own.get(parse(canonical).pattern, 0) if own else 0
 

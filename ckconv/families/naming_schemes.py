@@ -1,4 +1,4 @@
-"""Names of checkpoints: a family's own, and others under which the same rows may stand.
+"""Naming schemes of checkpoints: the family's own and alternatives.
 
 ``max``: GPT-2 with linear layers, its matrices ``[out, in]``. ``canonical`` and ``gguf``: other names only, rows and
 values as Hugging Face stores them.
@@ -59,7 +59,7 @@ def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
 
 
 def beside_text(config: Mapping[str, Any], name: str) -> str:
-    """A glob of the part of a model of several modalities that a tensor belongs to; "" for one of the text part."""
+    """Glob of the multimodal part that a tensor belongs to; "" for text."""
     head, _, rest = name.partition(".")
     if not any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config")):
         return f"{head}.*" if rest and head in _BESIDE_IN_GGUF else ""
@@ -70,7 +70,7 @@ def beside_text(config: Mapping[str, Any], name: str) -> str:
 
 
 def part_hint(family: Family | None, pattern: str) -> str:
-    """The flag that leaves out a part that :func:`beside_text` names; empty for a tensor's own name."""
+    """Flag that drops the part of :func:`beside_text`, or empty."""
     if family is None or not pattern.endswith(".*"):
         return ""
     return f"--drop '{pattern}' leaves out what {family.name} does not have"
@@ -78,7 +78,7 @@ def part_hint(family: Family | None, pattern: str) -> str:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def scheme_names(family: Family, scheme: str) -> Names:
-    """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_SCHEMES`."""
+    """Names of a family in ``hf``, ``mlx`` or an alternative scheme."""
     if scheme in (HF, MLX):
         return names_of(family, scheme)
     if scheme == REFERENCE:
@@ -108,7 +108,7 @@ def scheme_names(family: Family, scheme: str) -> Names:
 
 
 def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:
-    """Canonical pattern of a tensor -> what it is written in where ``whole`` is stored as one."""
+    """Canonical pattern -> stored name, where ``whole`` is fused."""
     names = scheme_names(family, scheme)
     found: dict[str, Stored] = {}
     for stored in names.stored.values():
@@ -119,7 +119,7 @@ def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:
 
 
 def fuses_otherwise(family: Family, scheme: str, wholes: Iterable[str]) -> bool:
-    """One of ``wholes`` as one tensor is not what the family has under these names anyway."""
+    """Whether fusing ``wholes`` differs from the family's own storage."""
     written = scheme_names(family, scheme).written
     return any(
         name not in written or written[name].pattern != stored.pattern
@@ -148,7 +148,7 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _gguf_names(family: Family) -> Mapping[str, str]:
-    """Canonical pattern -> GGUF's name of such a tensor alone, even where the family's GGUF stores several as one."""
+    """Canonical pattern -> GGUF's name of the tensor stored alone."""
     own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written
     alone = {name: found.pattern for name, found in own.items() if len(found.parts) == 1 and found.pattern != _FACTORS}
     return {name: found.pattern for name, found in common.items() if found.pattern != _FACTORS} | alone
@@ -159,7 +159,7 @@ _FACTORS = "rope_freqs.weight"
 
 @cache
 def decoder() -> Family:
-    """What decoders share."""
+    """Rows of the decoder fragment."""
     return load(FOLDER / "decoder.toml")
 
 

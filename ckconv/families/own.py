@@ -1,4 +1,4 @@
-"""A user's own family files: what they claim, and for which calls they count.
+"""Family files of a user: claims, and calls for which they count.
 
 They count within :func:`in_force`, in the thread that entered it, and nowhere else: two calls in one process do not
 see each other's.
@@ -58,12 +58,12 @@ _COUNTING: ContextVar[OwnFiles | None] = ContextVar("own family files", default=
 
 
 def own_files() -> OwnFiles:
-    """Those that count here."""
+    """Family files that count here."""
     return _COUNTING.get() or _NONE
 
 
 def is_name(path: Path) -> bool:
-    """What a user gave is the name of a shipped family, and no file: those end in ``.toml``."""
+    """Whether the argument is a shipped family's name, not a ``.toml`` file."""
     return path.suffix != ".toml" and path.name == str(path)
 
 
@@ -128,7 +128,7 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
 
 @lru_cache(maxsize=32)
 def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
-    """The family of a file with these contents; what is derived from a family is kept for it."""
+    """Family of a file with these contents, cached."""
     from ckconv.families.check import check_family
 
     family = load(path)
@@ -137,7 +137,7 @@ def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
 
 
 def _claims(path: Path, name: str, table: Table, other: str, theirs: Table) -> Iterator[str]:
-    """What two families both say that they are."""
+    """Names that two families both claim."""
     if name == other:
         yield f"the file is called {name}"
     for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type"):
@@ -152,7 +152,7 @@ def _words(table: Table, section: str, key: str) -> set[str]:
 
 
 def both_hold(path: Path, *conditions: Any) -> bool:
-    """There may be metadata for which all of the conditions hold."""
+    """Whether some metadata satisfies both conditions."""
     keys = sorted({found[1] for text in conditions for found in re.findall(_HAS, str(text))})
     if len(keys) > _MOST_KEYS:
         return True

@@ -37,7 +37,7 @@ TAKERS = ("transformers", "mlx_lm", "llama_cpp")
 
 
 class ParameterCell(NamedTuple):
-    """Where one format has a parameter, or what its loader takes for it.
+    """Place of a parameter in a format, or the loader's fixed value.
 
     Attributes:
         key: dotted path of a document, or metadata key; "" for the other kinds.
@@ -107,12 +107,12 @@ class Parameter(NamedTuple):
 
     @property
     def read_only(self) -> bool:
-        """No format says it: others follow from it."""
+        """Whether the parameter only serves to derive further parameters."""
         return all(cell.alias or cell.kind == "fixed" for cells in self.cells.values() for cell in cells)
 
     @property
     def of_a_class(self) -> bool:
-        """It follows, and only documents say it: what a class or a processor is called."""
+        """Whether the parameter is derived, and only documents state it."""
         return self.value is not None and not self.cells.get("gguf")
 
     def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
@@ -121,12 +121,12 @@ class Parameter(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """``u32``, ``f32``, ``bool``, ``str``, ... as the metadata has it; empty where no key of it says so."""
+        """Metadata type: ``u32``, ``f32``, ``bool``, ``str``; empty if unsaid."""
         return next((cell.type for cell in self.key_cells("gguf")), "")
 
     @property
     def kind_of_items(self) -> str:
-        """Of a list with one for each layer: empty where the metadata may have something else that is made of them."""
+        """Metadata type of list items, one a layer; empty if ambiguous."""
         made = any(cell.write or cell.read or cell.alias for cell in self.key_cells("gguf"))
         return "" if made else self.kind
 
@@ -156,7 +156,7 @@ class ParameterRows(Fields):
         return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))
 
     def check(self, parameters: Mapping[str, Parameter], formats: Iterable[str]) -> None:
-        """Rows against each other: no two write one key, and a required one has a key in every format of the family."""
+        """Check rows against each other: unique keys, required cells."""
         for format in formats:
             places: dict[str, str] = {}
             for name, parameter in parameters.items():

@@ -1,4 +1,4 @@
-"""Hyper-parameters of a family, both ways: a document or metadata -> values, and values -> what a format says."""
+"""Hyper-parameters of a family: read from, and written to, a format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 class ParameterError(ValueError):
-    """A parameter that is missing, contradicts itself, or cannot be said in a format."""
+    """Missing or contradictory parameter, or no place in a format."""
 
 
 class Source(Protocol):
-    """What parameters are read from."""
+    """Document or metadata that parameters are read from."""
 
     #: ``hf`` or ``gguf``.
     format: str
 
     def value(self, key: str) -> Any:
-        """What stands under a key, ``None`` for nothing: a dotted path, or a metadata key after ``{arch}.``."""
+        """Value of a dotted path, or of a metadata key after ``{arch}.``."""
 
     def has(self, key: str) -> bool:
         """The key is there, be it null."""
@@ -88,7 +88,7 @@ class Values(Mapping[str, Any]):
         return self._known[name]
 
     def _unread(self, parameter: Parameter, error: ExpressionError) -> str:
-        """That the keys which a parameter follows from give no value, without the expression."""
+        """Message on keys that give no value for a parameter."""
         names = () if error.why else sorted(error.names)
         rows = [parameter, *(self._family.parameters[one] for one in names if one in self)]
         cells = [cell for row in rows for cell in row.key_cells(self._source.format) if self._looks_at(cell)]
@@ -129,7 +129,7 @@ class Values(Mapping[str, Any]):
         return not cell.unread and (self._reader == "llama_cpp" or READERS[self._reader][0] in cell.readers)
 
     def _cell(self, cell: ParameterCell, parameter: Parameter) -> Any:
-        """What one cell says, ``None`` for nothing."""
+        """Value of a single cell, or ``None``."""
         if cell.kind in ("present", "absent"):
             return self._there(cell)
         if cell.kind == "shape":
@@ -155,7 +155,7 @@ class Values(Mapping[str, Any]):
         return _checked(cell.key, stored, parameter.kind)
 
     def _there(self, cell: ParameterCell) -> Any:
-        """Whether the tensor is, or is not, in the file; with ``{n}`` in its name, of every layer."""
+        """Whether the tensor is in the file, with ``{n}`` in every layer."""
         layers = range(min(self["layers"], MAX_LAYERS)) if "{n}" in cell.tensor else ()
         names = [cell.tensor.replace("{n}", str(n)) for n in layers] or [cell.tensor]
         said = [(self._source.shape(self._named(name)) is not None) == (cell.kind == "present") for name in names]
@@ -224,7 +224,7 @@ class _With(Mapping[str, Any]):
 
 
 def scope_of(family: Family, config: ModelConfig) -> Mapping[str, Any]:
-    """The parameters of a model; what its source does not say is what llama.cpp takes for it, else the default."""
+    """Parameters of a model, completed by llama.cpp's or other defaults."""
     return _Scope(family, config.scope, config.own)
 
 
@@ -248,7 +248,7 @@ class _Scope(Mapping[str, Any]):
 
 
 class Written(NamedTuple):
-    """What a format says of a model.
+    """Keys and tensors that a format has for parameters.
 
     Attributes:
         entries: key -> (type, value); a document's keys are dotted paths and their type is of no account.
@@ -274,7 +274,7 @@ def nested(entries: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> Written:
-    """What ``format`` says of these parameters.
+    """Write parameters in ``format``.
 
     Args:
         stated: parameters that the source says itself.

@@ -1,4 +1,4 @@
-"""Which tensors a family's models have: always, or where a parameter says so."""
+"""Tensors that models of a family have, always or by parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD = "output"
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def always(family: Family, format: str) -> frozenset[str]:
-    """Canonical patterns of tensors that every model of the family has, in ``hf``, ``mlx`` or ``gguf``."""
+    """Canonical patterns that every model of the family has in a format."""
     constants = Scope(family, {})
     found = set()
     for row in family.tensors.values():
@@ -30,7 +30,7 @@ def always(family: Family, format: str) -> frozenset[str]:
 
 
 def everywhere(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Canonical pattern of every tensor that a GGUF of the family always has -> the layers of its stack."""
+    """Canonical pattern -> layers, of tensors in every GGUF of the family."""
     scope, patterns = Scope(family, parameters), always(family, "gguf")
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
@@ -41,7 +41,7 @@ def _has(row: TensorRow, format: str) -> bool:
 
 
 def conditional(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Canonical pattern of every weight that a GGUF of this model has, and not all of the family -> its layers."""
+    """Canonical pattern -> layers, of weights of this model's GGUF only."""
     scope = Scope(family, parameters)
     rows = (row for row in family.tensors.values() if row.optional and row.cells["gguf"] and row.cells["hf"])
     return {
@@ -53,7 +53,7 @@ def conditional(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequ
 
 
 def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """Canonical pattern of every tensor that a model has, but for the output head -> how many of them there are."""
+    """Canonical pattern -> count of a model's tensors, without the head."""
     scope = Scope(family, parameters)
     counts: dict[str, int] = {}
     for row in family.tensors.values():
@@ -67,7 +67,7 @@ def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict
 
 
 def switches(family: Family) -> dict[str, frozenset[str]]:
-    """Parameter that says whether there are biases -> canonical patterns of those biases."""
+    """Bias parameter -> canonical patterns of its biases."""
     found: dict[str, set[str]] = {}
     for row in family.tensors.values():
         if has_bias(row) and row.bias is not None and row.name != _HEAD:
@@ -77,31 +77,31 @@ def switches(family: Family) -> dict[str, frozenset[str]]:
 
 
 def loaded(family: Family, engine: str) -> frozenset[str]:
-    """Canonical patterns that an engine loads where they are, besides those that it cannot do without."""
+    """Canonical patterns that an engine loads if present."""
     row = family.engines.get(engine)
     return _patterns(family, row.optional if row else ())
 
 
 def required(family: Family, engine: str) -> frozenset[str]:
-    """Canonical patterns without which an engine does not load a model, though not every model has them."""
+    """Canonical patterns that an engine requires, if some models lack them."""
     row = family.engines.get(engine)
     return _patterns(family, row.required if row else ())
 
 
 def narrow(family: Family, engine: str) -> frozenset[str]:
-    """Canonical patterns that an engine's files hold in the type of the other matrices, though in FP32 of others."""
+    """Canonical patterns in matrix type for this engine, in FP32 elsewhere."""
     row = family.engines.get(engine)
     return _patterns(family, row.narrow if row else ())
 
 
 def used(family: Family, engine: str) -> frozenset[str]:
-    """Canonical patterns that a bump engine's operations use besides those of a Llama."""
+    """Canonical patterns that a bump engine uses in addition to a Llama's."""
     row = family.engines.get(engine)
     return _patterns(family, row.tensors if row else ())
 
 
 def added(family: Family, engine: str) -> frozenset[str] | None:
-    """Canonical patterns of the only biases that a bump engine adds; ``None`` for all that there is a place for."""
+    """Canonical patterns of biases that a bump engine adds; ``None``: all."""
     row = family.engines.get(engine)
     return None if row is None or row.biases is None else _patterns(family, row.biases)
 
@@ -116,7 +116,7 @@ def _patterns(family: Family, names: tuple[str, ...]) -> frozenset[str]:
 
 
 def _asks(family: Family, expression: Expression) -> Iterator[str] | frozenset[str]:
-    """The parameters that a value is in the end made of, those that are constants or derived taken apart."""
+    """Parameters at the root of a value, with derived parameters resolved."""
     found: set[str] = set()
     for name in expression.names:
         parameter = family.parameters.get(name)

@@ -1,4 +1,4 @@
-"""Mistral's own checkpoints: ``params.json``, and tensors under the names of its reference implementation.
+"""Mistral's own checkpoints: ``params.json`` and reference names.
 
 Rows of Q and K are in the order of llama.cpp, neighbors turning together, so a tensor is what it is in a GGUF under
 another name; experts are one by one, as in Hugging Face's checkpoints. Source: ``convert_mistral_weights_to_hf.py`` of
@@ -85,7 +85,7 @@ CONTEXT_NOTE = (
 
 
 def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """``config.json`` of a model, and what there is to say; ``None`` and why where there is none."""
+    """``config.json`` of a Mistral checkpoint with notes, or ``None`` and why."""
     given = {key: value for key, value in params.items() if value is not None}
     mixture = given.pop(_MOE, None)
     missing = [key for key in _NEEDED if key not in given]

@@ -1,4 +1,4 @@
-"""What a family file says, as checked data: rows of tensors, of parameters, of the configuration and of engines.
+"""Family file as checked data: tensors, parameters, keys, engines.
 
 The form of the file is described in docs/adding-a-family.md, that of each section in the module that reads it
 (``tensor_rows``, ``parameter_rows``, ``key_rows``, ``engine_rows``). Everything is checked once, when the file is
@@ -31,7 +31,7 @@ _SECTIONS = {"hf": "huggingface", "gguf": "gguf"}
 
 
 class Match(NamedTuple):
-    """Which models are the family's: architectures or model types, the classes, and a condition over the metadata.
+    """Models of the family: architectures, types, classes, a condition.
 
     Attributes:
         text: of a tower: families of text models that see with it, any where there are none, and what stands in a
@@ -52,7 +52,7 @@ class Match(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """Tensors that a checkpoint may hold as one, rows one after the other, though the family's classes do not.
+    """Tensors that a checkpoint may store as a single fused tensor.
 
     Attributes:
         name: row name of the whole (``L.attention.qkv``).
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def gguf(self) -> str:
-        """The ``general.architecture`` that is written; empty for a family that GGUF does not have."""
+        """``general.architecture`` to write; empty without GGUF."""
         return self.in_gguf.names[0] if self.in_gguf.names else ""
 
     @property
@@ -136,24 +136,24 @@ class Family:
 
     @property
     def known_classes(self) -> bool:
-        """What transformers' class has and reads is known; else only names and sizes are."""
+        """Whether transformers' class is known, not just names and sizes."""
         return "transformers" in self.engines
 
     @property
     def turns_a_part(self) -> bool:
-        """The classes turn the part of a head that the configuration says; those of other families all of it."""
+        """Whether the classes rotate a configurable part of a head."""
         row = self.parameters.get("rope_dim")
         return row is not None and bool(row.cells.get("hf"))
 
     @property
     def sizes(self) -> frozenset[str]:
-        """Parameters that the sizes of tensors and the number of layers follow from."""
+        """Parameters behind sizes of tensors and the number of layers."""
         expressions = (*self.axes.values(), *(stack.count for stack in self.stacks.values()))
         return frozenset(name for expression in expressions for name in expression.names)
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Parameters that no field of a configuration holds and no rule of a reader makes."""
+        """Parameters outside of a configuration's fields and readers' rules."""
         return tuple(
             name
             for name, row in self.parameters.items()

@@ -1,4 +1,4 @@
-"""The parameters of one model as the expressions of its family's file ask for them, and the sizes of its axes."""
+"""Parameters of a model as expressions see them, and sizes of axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckconv.families.tensor_rows import TensorRow
 
 
 class Scope(Mapping[str, Any]):
-    """Parameters that are given; of others what follows from the file: a constant, a derived value, a default."""
+    """Given parameters, completed by constants, derived values, defaults."""
 
     def __init__(self, family: Family, given: Mapping[str, Any]) -> None:
         self._family, self._given = family, given
@@ -44,12 +44,12 @@ def layers_of(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> int:
 
 
 def draft_layers(family: Family, scope: Mapping[str, Any]) -> int:
-    """How many layers behind the last predict further tokens; they are of no kind that lists of layers say."""
+    """Number of layers behind the last that predict further tokens."""
     return int(scope["extra_layers"] or 0) if DRAFTS in family.parameters and scope[DRAFTS] else 0
 
 
 def layers_with(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> Sequence[int]:
-    """The layers that have a row's tensors; the one there is for a tensor that is in no layer."""
+    """Layers that have a row's tensors; a single entry outside of layers."""
     count = layers_of(family, row, scope) if row.in_stack(family.stacks) else 1
     kind = row.layers
     return range(count) if kind is None else [n for n in range(count) if _is(family, kind, scope, n)]
@@ -100,7 +100,7 @@ class Sizes:
         return self._layers[row.name]
 
     def has(self, row: TensorRow, layer: int | None) -> bool:
-        """A layer is of the kind that has a row's tensors, or of one that may store them."""
+        """Whether a layer has, or may store, a row's tensors."""
         if row.layers is None or layer is None:
             return True
         if (row.name, layer) not in self._has:

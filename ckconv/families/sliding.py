@@ -1,4 +1,4 @@
-"""Layers with a sliding window and a RoPE base of their own, as engines that have such layers want them said."""
+"""Layers with a window and a RoPE base, as engines expect them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL_ROPE_THETA = 10_000.0
 
 
 def periodic(layers: int, period: int) -> tuple[str, ...]:
-    """Every ``period``-th layer attends to everything; 1: all of them, 0: none."""
+    """Every ``period``-th layer has full attention; 1: all, 0: none."""
     return tuple(slides(layers, period))
 
 
@@ -29,7 +29,7 @@ def local_theta_of(config: ModelConfig) -> float:
 
 
 def unusual(config: ModelConfig) -> Iterator[str]:
-    """Directions, caps and scales of attention that are not a head's, for engines that take these for granted."""
+    """Causality, caps and scales of attention that engines assume."""
     family = FAMILIES[config.family]
     scope = scope_of(family, config)
     if "causal" in family.parameters and not scope["causal"]:

@@ -1,4 +1,4 @@
-"""Models that hear speech, as whisper.cpp loads them: numbers of the header, names and order of the tensors."""
+"""Speech models of whisper.cpp: header, names and order of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL = "those of its converter"
 
 
 class Speech(NamedTuple):
-    """What such a file holds; see ``speech/whisper_cpp.toml``.
+    """Contents of a whisper.cpp file; see ``speech/whisper_cpp.toml``.
 
     Attributes:
         family: the only one that it is for.
@@ -84,7 +84,7 @@ def speech_names() -> Names:
 
 
 def speech_tensors(layers: int, encoder_layers: int) -> Iterator[tuple[str, str]]:
-    """Canonical name and name in the file of every tensor, in the order of the file."""
+    """Canonical name and stored name of every tensor, in file order."""
     for layered, rows in groupby(speech().tensors.items(), lambda row: row[0].partition("{n}")[0] * ("{n}" in row[0])):
         group = list(rows)
         count = (encoder_layers if layered.startswith("enc.") else layers) if layered else 1
@@ -98,7 +98,7 @@ def is_usual(facts: Mapping[str, Any]) -> bool:
 
 
 def speech_settings(mels: int) -> dict[str, Any]:
-    """``preprocessor_config.json``: what ``WhisperFeatureExtractor`` does by default, with so many filters."""
+    """``preprocessor_config.json`` with defaults of Whisper's extractor."""
     return {**speech().extractor, "feature_size": mels}
 
 

@@ -55,7 +55,7 @@ class Cell(NamedTuple):
 
     @property
     def stack(self) -> str:
-        """The axis of which every index has a stored tensor of its own, "" where there is none."""
+        """Axis with a stored tensor for every index, or ""."""
         start = self.name.find("{")
         while start >= 0:
             letter = self.name[start + 1 : self.name.index("}", start)]
@@ -109,24 +109,24 @@ class TensorRow(NamedTuple):
     key: str = ""
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
-        """There is one in every layer of the decoder, or of another stack."""
+        """Whether every layer of the decoder or of a stack has the row."""
         letter, dot, _ = self.name.partition(".")
         return bool(dot) and (letter == "L" or letter in stacks)
 
     @property
     def optional(self) -> bool:
-        """There are models of the family without it."""
+        """Whether models of the family may lack the row."""
         return self.when is not None or self.layers is not None
 
     @property
     def whole_name(self) -> bool:
-        """Where it is written it is no module: there is neither ``.weight`` nor ``.bias`` behind its name."""
+        """Whether the name is complete, without ``.weight`` or ``.bias``."""
         return any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Layers besides the decoder's: rows whose names start with its letter are in each of them.
+    """Stack of layers apart from the decoder's, with a letter for rows.
 
     Attributes:
         canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
@@ -222,7 +222,7 @@ class TensorRows(Fields):
         return cell
 
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
-        """The atoms of a cell are the tensor's own, an axis that is stacked left out."""
+        """Check that a cell's axes are the row's, without a stacked axis."""
         canonical = axes[1:] if cell.stack else axes
         if cell.stack and (axes[:1] != ((cell.stack,),) or format == _KEYED):
             raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_KEYED}")

@@ -1,4 +1,4 @@
-"""The embedding as the output head that it is, too: a class may multiply what goes in otherwise than what comes out."""
+"""Embedding as output head: classes may scale input and output apart."""
 
 from __future__ import annotations
 

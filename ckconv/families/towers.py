@@ -1,4 +1,4 @@
-"""Towers: what a model that sees has beside its text model, and llama.cpp keeps in a file of its own (``mmproj``).
+"""Towers of multimodal models, which llama.cpp keeps in an ``mmproj``.
 
 Their files have the form of a family's and lie in a folder of their own, as no model is a tower alone.
 """
@@ -53,7 +53,7 @@ def tower_family(name: str) -> Family:
 
 
 def tower_of_document(document: Mapping[str, Any]) -> Family | None:
-    """The tower of a model that sees, by the ``model_type`` of the whole; ``None`` for one that is not known."""
+    """Tower of a whole document's ``model_type``, or ``None``."""
     word = f'"{document.get("model_type")}"'
     found = (tower_family(name) for name, text in _texts().items() if word in text)
     fits = (one for one in found if document.get("model_type") in one.in_huggingface.names)
@@ -72,7 +72,7 @@ def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | N
 
 
 def tower_within(tower: Tower, text: str) -> Tower:
-    """The tower as the model has it whose text is of this family: several classes may see with one projector."""
+    """Tower as stored beside the text model of this family."""
     own = tower_family(tower.family)
     kind, known = own.parameters["kind"].value, own.in_huggingface.text[0]
     for family in map(tower_family, _texts() if known and text not in known else ()):
@@ -116,13 +116,13 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
 
 
 def _said(source: Source, table: str) -> Mapping[str, Any]:
-    """Keys of the tower's table, and those of the document beside it with that one's name before them."""
+    """Keys of the tower's table, and of the document beside it."""
     own, beside = (found if isinstance(found := source.value(name), dict) else {} for name in (table, PREPROCESSOR))
     return {**own, **{f"{PREPROCESSOR}.{key}": value for key, value in beside.items()}}
 
 
 def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that no row reads: those that change what is computed, and those that nobody is known to read."""
+    """Keys without a row: modifiers, and keys without a known reader."""
     keys = family.document.keys
     cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
     read = {".".join(cell.key.split(".")[:2]).removeprefix(f"{table}.") for cell in cells}
@@ -133,7 +133,7 @@ def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple
 
 
 def taken_otherwise(tower: Tower, written: Written, format: str, engine: str) -> Iterator[str]:
-    """Sentences about parameters for which an engine takes another value than the tower has, whatever its file says.
+    """Sentences on tower parameters for which an engine assumes a value.
 
     Args:
         written: the parameters, written in ``format``.
@@ -156,7 +156,7 @@ _NUMBERS: Mapping[str, tuple[tuple[type[int | float], ...], float]] = {
 
 
 def _check(row: Parameter, value: Any) -> None:
-    """A value is of the type of its key: a list where that is one, of numbers that it holds."""
+    """Check the type of a value: lists where due, of finite numbers."""
     type = next((cell.type for cell in row.key_cells("gguf") if not cell.alias), "")
     kind, many = type.removesuffix("[]"), type.endswith("[]")
     if value is None or kind not in _NUMBERS:

@@ -1,4 +1,4 @@
-"""Which keys of a source a field stands under, for messages that name them."""
+"""Source keys of a field, for messages that name them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARAMETER_OF = {field: name for name, field in FIELD_OF.items()}
 
 
 def family_of(config: ModelConfig) -> Family | None:
-    """The family file of a model: that of its own ``model_type``, else that of its family."""
+    """Family file of a model, by its own ``model_type`` or its family."""
     family = FAMILIES.get(config.family)
     if family is not None and config.model_type in family.in_huggingface.names:
         return family
@@ -26,14 +26,14 @@ def family_of(config: ModelConfig) -> Family | None:
 
 
 def document_words(family: Family, field: str) -> list[str]:
-    """What a family's configuration calls a field."""
+    """Keys of a field in a family's configuration."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
     cells = parameter.key_cells("hf") if parameter else ()
     return [cell.key for cell in cells if not cell.of_rope and not cell.unread]
 
 
 def written_words(family: Family, field: str) -> list[str]:
-    """Those that its class goes by; others it understands."""
+    """Keys that the family's class itself uses, without aliases."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
     cells = parameter.key_cells("hf") if parameter else ()
     own = [cell.key for cell in cells if not cell.of_rope and not cell.alias and not cell.unread]
@@ -41,7 +41,7 @@ def written_words(family: Family, field: str) -> list[str]:
 
 
 def gguf_words(family: Family, field: str) -> list[str]:
-    """What a GGUF calls a field."""
+    """Keys of a field in a GGUF."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
     return [full_key(family.gguf, cell.key) for cell in parameter.key_cells("gguf")] if parameter else []
 
@@ -54,7 +54,7 @@ def window_words(config: ModelConfig) -> str:
 
 
 def said(config: ModelConfig, *fields: str, format: str = "") -> str:
-    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document, but for a GGUF.
+    """`` (num_attention_heads, head_dim)``; empty without a document.
 
     Args:
         fields: of the configuration, or parameters; ``family`` is what says which class it is of.
@@ -76,12 +76,12 @@ def _names(config: ModelConfig, field: str, format: str) -> list[str]:
 
 
 def of_class(config: ModelConfig | None) -> str:
-    """`` of a llama (model_type)``: which class's tensors a sentence is about, where a document names one."""
+    """`` of a llama (model_type)``: class behind a sentence, if named."""
     return f" of a {config.model_type} (model_type)" if config is not None and config.raw else ""
 
 
 def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
-    """:func:`of_class`, with what says which layers have such a tensor; of a GGUF what tells families apart by it."""
+    """:func:`of_class`, with the keys that say which layers have a tensor."""
     if config is None:
         return ""
     if format != "gguf":
@@ -110,12 +110,12 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
 
 
 def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
-    """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
+    """:func:`said` of parameters of family files; ``family`` is none."""
     return lambda *names: said(config, *(FIELD_OF.get(name, name) for name in names), format=format)
 
 
 def without_noted(config: ModelConfig) -> ModelConfig:
-    """Without what a note says of the scaling, and what some formats and libraries have in tensors: not all have it."""
+    """Configuration without scaling keys that a note covers."""
     family = family_of(config)
     rows = family.parameters if family else {}
     own = {name: it for name, it in config.own.items() if name not in rows or not rows[name].folded}
