@@ -1,4 +1,4 @@
-"""The one table of formats: what each is recognized by, what reads it, and what plans each kind of its outputs.
+"""Table of formats: how each is recognized, read and planned.
 
 A new format is a folder beside this file and a row in :data:`FORMATS`. Everything else asks the table: detection, the
 command line, the choice of a planner, which options have a say, and what loaders of an output begin with.
@@ -41,7 +41,7 @@ class Reader(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One kind of output of a format: its models, those of one version, or its adapters.
+    """Kind of output of a format: models, a version of them, or adapters.
 
     Attributes:
         name: ``bump 3``, ``gguf adapter``.
@@ -327,7 +327,7 @@ def model_outputs() -> list[Output]:
 
 
 def adapter_outputs() -> dict[str, Output]:
-    """Format -> what an adapter becomes in it; a format of adapters alone first."""
+    """Format -> its output of adapters; formats of adapters alone first."""
     found = sorted(FORMATS, key=lambda format: format.read is not None)
     return {format.name: output for format in found for output in format.outputs if output.adapter}
 

@@ -1,4 +1,4 @@
-"""A checkpoint directory, index or file of safetensors or of torch.save, whether transformers or MLX wrote it."""
+"""Checkpoints of safetensors or torch.save: directory, index or file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_checkpoint(
     follow_links: bool = False,
     drop: Sequence[str] = (),
 ) -> TensorIndex:
-    """Read the headers and configuration of a checkpoint and apply its family's rules.
+    """Read headers and configuration; apply the rules of the family.
 
     A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
 
@@ -83,7 +83,7 @@ def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False, drop
 
 
 def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None) -> TensorIndex:
-    """The index of a checkpoint of which only headers and ``config.json`` are there.
+    """Index of a checkpoint of which headers and config.json are there.
 
     Raises:
         InputError: ``st.*``, ``pt.*``, ``mlx.quant`` or ``model.config``.

@@ -1,4 +1,4 @@
-"""The place and format of an output, the flags that have a say in it, and the types that it keeps."""
+"""Place, format and types of an output, and the flags that decide them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_STDOUT = (STDOUT, ARCHIVED)
 
 
 class Destination(NamedTuple):
-    """What the user named.
+    """Place and format that the user named.
 
     Attributes:
         format: what is written there.
@@ -49,23 +49,23 @@ class Destination(NamedTuple):
 
     @property
     def archived(self) -> bool:
-        """A tar archive of the directory goes to standard output: no loader opens a file of such a format alone."""
+        """Say whether stdout gets a tar archive: no loader reads such a file."""
         alone = format_of(self.format)
         return self.parent is None and (self.name == ARCHIVED or not (alone.suffix or alone.file))
 
     @property
     def file_name(self) -> str:
-        """What the user calls the file; empty where nobody named one."""
+        """File name that the user gave; empty where nobody gave one."""
         return self.file.name if self.file else ""
 
 
 def says_nothing(target: str) -> bool:
-    """A directory, or standard output: its name does not say what is to be written there."""
+    """Say whether the name is a directory or stdout, and names no format."""
     return target in ON_STDOUT or (_is_directory(target) and not named_by_directory(target))
 
 
 def named_by_directory(target: str) -> str:
-    """The format that the name of a directory ends in (``x-mlx/``, ``x.mlx``, ``x-hf/``); empty for none."""
+    """Format that a directory's name ends in (``x-mlx/``); empty for none."""
     word = re.search(r"[-_.]([a-z]+)/*$", target.lower())
     found = named(word[1]) if word else ""
     if word is None or all(format.single or format.name != found for format in FORMATS):
@@ -89,7 +89,7 @@ def _is_same(target: str, source: str) -> bool:
 
 
 def destination(target: str, to: str | None, *, source: str = "") -> Destination:
-    """What ``target`` is to be: of the format asked for, or of the one that its name says.
+    """Format of ``target``: the one asked for, or that of its name.
 
     Args:
         source: what is read; a file that is written in its own place keeps its name, whatever that says.
@@ -256,7 +256,7 @@ def model_sources() -> list[str]:
 
 
 def kept_types() -> dict[tuple[str, str], tuple[str, ...]]:
-    """Source and target -> block types of a model that the target holds without decoding a block.
+    """Source and target -> block types that pass without being decoded.
 
     Those of MLX are named by the GGUF type that has the same numbers. Floats go from every format to every other.
     """

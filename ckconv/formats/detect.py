@@ -1,4 +1,4 @@
-"""The format of a path, by its content; files of other programs by their first bytes."""
+"""Format of a path by its content; files of other programs by magic."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _in(names: Collection[str], row: Foreign) -> bool:
 
 
 def foreign_file(path: Path, head: bytes, *, by_name: bool = True) -> CkconvError | None:
-    """The refusal of a file of another program; ``None`` for one that is not known.
+    """Refusal of another program's file; ``None`` for an unknown one.
 
     Args:
         head: its first :data:`HEAD` bytes, or all.
@@ -134,7 +134,7 @@ def foreign_file(path: Path, head: bytes, *, by_name: bool = True) -> CkconvErro
 
 
 def foreign_directory(path: Path, names: Collection[str]) -> CkconvError | None:
-    """The refusal of a directory of another program, which holds these names; ``None`` for one that is not known."""
+    """Refusal of another program's directory, by the names in it."""
     found = next((row for row in FOREIGN if _in(names, row)), None)
     return _refusal(found, path) if found else None
 
@@ -264,7 +264,7 @@ def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Ident
 
 
 def _within(path: Path) -> Path:
-    """The stand-in of a model that is in other files; the path itself where there is none."""
+    """Stand-in of a model in other files; else the path itself."""
     kind = ""
     if path.is_dir():
         kind = "directory" if any(fnmatchcase(e.name, glob) for e in path.iterdir() for glob in _PARTS) else ""
@@ -280,13 +280,13 @@ def _within(path: Path) -> Path:
 
 
 def _may_be_named(path: Path) -> bool:
-    """Not a path, but an address, or OWNER/NAME: what is there as it stands is a path, whatever it looks like."""
+    """Say whether a path that is not there is an address or OWNER/NAME."""
     text = path.as_posix()
     return (":" in text or text.count("/") == 1) and not os.path.lexists(path)
 
 
 def _identities(files: Iterable[Path], opened: Mapping[Path, Identity]) -> dict[Path, Identity]:
-    """What the files are: those that were read by their descriptors, side files that are read later by their names."""
+    """Identities of the files, by descriptor or, of side files, by name."""
     found = {}
     for path in files:
         with suppress(OSError):  # whoever reads it will say so
@@ -343,7 +343,7 @@ def _read(reader: Reader | None, path: Path, given: Mapping[str, Any]) -> Tensor
 
 
 def adapter_format(path: Path, format: str | None = None) -> str | None:
-    """``peft`` or ``mlx`` where the path is such an adapter, by the files that are there; else ``None``.
+    """Kind of adapter in the path, ``peft`` or ``mlx``; else ``None``.
 
     A directory that holds a whole model besides is a model.
 
@@ -378,7 +378,7 @@ def _open_base(path: Path, *, follow_links: bool) -> TensorIndex:
 
 
 def _model_in(path: Path, format: str | None) -> Path | None:
-    """The one model that is a file in the directory, ``None`` where the directory is a checkpoint."""
+    """Only model file in a directory; ``None`` where it is a checkpoint."""
     with readable(path):
         names = sorted(entry.name for entry in path.iterdir())
     if format is None or format_of(format).single:

@@ -1,4 +1,4 @@
-"""Code that travels with a model, and characters that hide: said of a source, run by nobody here.
+"""Code that travels with a model, and hidden characters: reported only.
 
 Whoever loads the model may run it: transformers what ``auto_map`` names (with ``trust_remote_code``), programs whose
 Jinja is in no sandbox what a chat template reaches for, ``torch.load`` pickles. A sound template needs none of this.
@@ -129,7 +129,7 @@ def _of_files(index: TensorIndex) -> Iterator[Hazard]:
 
 
 def _modules(named: object) -> Iterator[str]:
-    """Files that ``auto_map`` names: ``[REPOSITORY--]MODULE.CLASS``, or a list of these."""
+    """Files that ``auto_map`` names: ``[REPOSITORY--]MODULE.CLASS``."""
     for item in named.values() if isinstance(named, dict) else ():
         for path in item if isinstance(item, list) else [item]:
             if isinstance(path, str) and "." in path.rpartition("--")[2]:

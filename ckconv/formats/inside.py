@@ -1,4 +1,4 @@
-"""Models within other files: what reads a path finds stand-ins of the files that are in it (:mod:`ckconv.io.pieces`).
+"""Stand-ins of models that lie in other files (:mod:`ckconv.io.pieces`).
 
 =============================================  =========================================================
 ``.metadata`` and ``*.distcp``                 tensors of torch.distributed, put together as a checkpoint
@@ -47,7 +47,7 @@ _FSDP = "pytorch_model_fsdp_*"
 
 
 def inside(path: Path, kind: str) -> Path:
-    """The stand-in of a model that is in a file or a directory; the path itself where there is none.
+    """Stand-in of a model in a file or directory; else the path itself.
 
     Args:
         kind: ``directory``, or a file's (:mod:`ckconv.formats.detect`).
@@ -88,7 +88,7 @@ def _distributed(path: Path, places: tuple[Path, ...]) -> Path:
 
 
 def _beside(places: tuple[Path, ...]) -> dict[str, Path]:
-    """Name -> place of what goes along with a model: that of the directory above, where the nearest says nothing."""
+    """Name -> place of side files; the nearest directory goes first."""
     near = (places[0] / CONFIG_NAME).is_file()
     return {
         entry.name: entry
@@ -99,7 +99,7 @@ def _beside(places: tuple[Path, ...]) -> dict[str, Path]:
 
 
 def _checkpoint(url: Path, tensors: Sequence[_Tensor], beside: Mapping[str, Path]) -> Path:
-    """A directory with a file of these tensors, wide types first, and what lies beside it."""
+    """Directory with a file of these tensors, wide types first."""
     tensors = sorted(tensors, key=lambda one: (-one[1].size, one[0]))
     sizes = [
         (name, dtype.safetensors or "", shape, dtype.nbytes(_elements(shape))) for name, dtype, shape, _ in tensors

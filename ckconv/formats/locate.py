@@ -1,4 +1,4 @@
-"""Where a model is that is not named by a path: in a cache, by its name, or on another machine.
+"""Places of models that no path names: caches, other machines.
 
 What is there as it stands is a path, whatever it looks like.
 """
@@ -47,7 +47,7 @@ _NOT_READ = (".gitattributes", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot"
 
 
 def located(path: Path) -> Path:
-    """The path of what is named: a file of a cache, a stand-in of what is elsewhere, or the path itself.
+    """Path of what is named: in a cache, a stand-in, or the path itself.
 
     Raises:
         InputError: there is no such model.
@@ -71,7 +71,7 @@ def located(path: Path) -> Path:
 
 
 def _ollama(_: str, name: str) -> Path:
-    """The file of a model of Ollama: ``manifests/HOST/OWNER/NAME/TAG`` lists blobs by their digests."""
+    """File of an Ollama model: ``manifests/HOST/OWNER/NAME/TAG`` lists blobs."""
     home = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
     short, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
     parts = short.split("/")
@@ -105,7 +105,7 @@ def _digests(layers: object, kind: str, path: Path) -> Iterator[str]:
 
 
 def _cached(owner: str, name: str, revision: str | None) -> Path | None:
-    """The snapshot of a repository in the download cache: ``refs/REVISION`` names the commit, if it is none itself."""
+    """Snapshot of a repository in the download cache, by ``refs/REVISION``."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or Path(home, "huggingface"), "hub")
     repository = Path(hub, f"models--{owner}--{name}")
@@ -122,7 +122,7 @@ def _cached(owner: str, name: str, revision: str | None) -> Path | None:
 
 
 def _hub(_: str, rest: str) -> Path:
-    """``hf://OWNER/NAME[@REVISION][/FILE]``: a repository of the hub, read at one commit."""
+    """Repository of the hub at one commit: ``hf://OWNER/NAME[@REVISION]``."""
     parts = rest.split("/", 2)
     found = _REPOSITORY.fullmatch("/".join(parts[:2]))
     url = f"hf://{rest}"
@@ -145,7 +145,7 @@ def _hub(_: str, rest: str) -> Path:
 
 
 def _web(scheme: str, rest: str) -> Path:
-    """One file behind HTTP; of a GGUF, with the other shards of its set, as of a checkpoint."""
+    """File behind HTTP, with the other shards of its set."""
     from ckconv.io.remote import HttpFile
 
     url = f"{scheme}://{rest}"
@@ -170,7 +170,7 @@ def _web(scheme: str, rest: str) -> Path:
 
 
 def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[str, Origin]:
-    """The files of a checkpoint of several: its index, what that names, and what else is there of what lies beside."""
+    """Files of a checkpoint: its index, the shards, and side files."""
     part = parse_part_name(named)
     name = f"{part[0]}.safetensors{INDEX_SUFFIX}" if part else named
     index = _if_there(name, file) if part else file(name)
@@ -207,7 +207,7 @@ def _if_there(name: str, file: Callable[[str], Origin]) -> Origin | None:
 
 
 def _is_part(name: str) -> bool:
-    """Nothing without the files beside it: one of several files of tensors, or their index."""
+    """Say whether a file is a shard or an index, and no model alone."""
     shard = parse_part_name(name)
     return name.endswith(INDEX_SUFFIX) or (shard is not None and shard[2] > 1)
 

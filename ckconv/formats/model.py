@@ -1,4 +1,4 @@
-"""An open model as programs see it: tensors and metadata by name, text model or tower."""
+"""Open models for programs: tensors, metadata and towers by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """One tensor of an open model; its data is read when it is asked for."""
+    """Tensor of an open model; data is read when it is asked for."""
 
     tensor: Tensor
     identities: Mapping[Path, Identity] = field(default_factory=dict, repr=False)
@@ -66,7 +66,7 @@ class ModelTensor:
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, at: int | slice) -> NDArray[np.float32]:
-        """Values of some of the outermost rows, which alone are read: ``tensor[10:20]``, ``tensor[-1]``."""
+        """Values of outermost rows, read alone: ``tensor[10:20]``."""
         count = len(self)
         if len(self.shape) < 2:
             part: NDArray[np.float32] = self.values()[at]
@@ -81,7 +81,9 @@ class ModelTensor:
         return one
 
     def rows(self) -> NDArray[np.uint8]:
-        """The canonical rows as stored bytes, ``[rows, bytes of a row]``: un-permuted, un-packed, blocks as they are.
+        """Canonical rows as stored bytes, ``[rows, bytes of a row]``.
+
+        Rows are un-permuted and un-packed; blocks stay as they are.
 
         Of blocks that hold values of several rows: the values, as float32.
 
@@ -124,7 +126,7 @@ class ModelTensor:
 
 
 class Metadata(Mapping[str, Any]):
-    """A file's own key/value pairs as Python values. An array of a GGUF is decoded when its key is asked for."""
+    """Key/value pairs of a file as Python values; arrays decode on access."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -135,7 +137,7 @@ class Metadata(Mapping[str, Any]):
         return value.decode() if hasattr(value, "decode") else value
 
     def type(self, key: str) -> str:
-        """The type that the file gives a value (``u32``, ``str``, ``arr[i32]``); empty where it gives none."""
+        """Type of a value in the file (``u32``, ``arr[i32]``); empty for none."""
         return str(getattr(self._values[key], "type", ""))
 
     def __iter__(self) -> Iterator[str]:
@@ -146,7 +148,7 @@ class Metadata(Mapping[str, Any]):
 
 
 class Tensors(Mapping[str, ModelTensor]):
-    """Tensors by canonical name; one is also found by the name that it has in the file."""
+    """Tensors by canonical name, or by the name in the file."""
 
     def __init__(self, index: TensorIndex) -> None:
         self._tensors = {name: ModelTensor(tensor, index.identities) for name, tensor in index.everything.items()}
@@ -167,7 +169,7 @@ class Tensors(Mapping[str, ModelTensor]):
 
 
 class Model:
-    """A model of any format, opened: headers only. ``index`` is everything that is known of it."""
+    """Open model of any format, headers only; ``index`` has all of it."""
 
     def __init__(self, index: TensorIndex) -> None:
         self.index = index
@@ -197,7 +199,7 @@ class Model:
 
     @property
     def config(self) -> ModelConfig | None:
-        """Canonical hyper-parameters, ``None`` where the architecture is not known."""
+        """Canonical hyper-parameters; ``None`` for an unknown architecture."""
         return self.index.config
 
     def __repr__(self) -> str:
@@ -254,7 +256,7 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
 
 
 def check_alone(asked: Mapping[str, object]) -> None:
-    """Refuse what works on one source alone, where a text model and its tower are two.
+    """Refuse an operation for one source where a tower lies beside it.
 
     Args:
         asked: what it is called -> whether it is asked for.

@@ -1,4 +1,4 @@
-"""The directory of an adapter, peft's or mlx-lm's: its configuration, its file of tensors, and its base model."""
+"""Directories of adapters, peft's or mlx-lm's: configuration and tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Opener = Callable[[Path], TensorIndex]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model: its hyper-parameters, and its tensors where it is more than a ``config.json``."""
+    """Base model: hyper-parameters, and tensors where they are there."""
 
     config: ModelConfig
     index: TensorIndex | None = None
@@ -83,7 +83,7 @@ def _from_document(path: Path) -> Base | None:
 def check_fits(
     modules: Mapping[str, AdapterModule], tensors: Mapping[str, Tensor], config: ModelConfig, path: Path
 ) -> None:
-    """Every module is one of the base model's, and its LoRA has the base matrix's shape.
+    """Check that modules and LoRA shapes are those of the base model.
 
     Raises:
         InputError: ``adapter.base``, with every fault.

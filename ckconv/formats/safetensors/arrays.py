@@ -1,4 +1,4 @@
-"""Canonical tensors -> the arrays of a checkpoint: their names, their rows, and which are stored as one."""
+"""Canonical tensors -> arrays of a checkpoint: names, rows, fusions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 class Spelling:
-    """How one family's tensors are named and put together in one kind of checkpoint.
+    """Names and fusions of a family's tensors in one kind of checkpoint.
 
     Args:
         parameters: of the model.
@@ -67,7 +67,7 @@ class Spelling:
             self._written |= fusion_names(family, scheme, whole)
 
     def entries(self, present: Collection[str], packed: Collection[str] = ()) -> tuple[list[Entry], list[str]]:
-        """What a checkpoint of these canonical tensors holds, and the canonical names that it has no name for.
+        """Entries of a checkpoint, and canonical names without a name there.
 
         Args:
             packed: those whose values stay in blocks.
@@ -184,7 +184,7 @@ def spare_of(
     dropped: Sequence[Dropped],
     typed: Callable[[str, DType], DType],
 ) -> Iterator[Module]:
-    """Tensors that nothing of the model needs, and that its class makes up at random where they are not there.
+    """Tensors that a class would fill at random where they are missing.
 
     Args:
         dtype: of zeros, where the source does not have them.
@@ -226,7 +226,10 @@ def _triple(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArr
 
 
 def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArray]:
-    """Those of transformers' ``mxfp4`` (``integrations/mxfp4.py``, 5.23): the codes of a group are an axis."""
+    """Blocks of transformers' ``mxfp4``: codes of a group are an axis.
+
+    Source: ``integrations/mxfp4.py`` of transformers 5.23.
+    """
     q, module = triple.quantization, name.removesuffix(BLOCKS[0])
     groups = (*shape[:-1], shape[-1] // q.group_size)
     shapes = ((*groups, q.row_bytes(q.group_size)), groups)
@@ -236,7 +239,7 @@ def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArr
 def planes(
     entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[StoredArray]
 ) -> Module:
-    """The arrays of a quantized module; those of a triple that is one already are copied."""
+    """Arrays of a quantized module; those of a triple are copied."""
     pieces = []
     for number, array in enumerate(arrays):
         kept = [part.dtype is dtype and bool(part.planes) for part in parts]
@@ -269,7 +272,7 @@ def planes(
 def _runs(
     entry: Entry, parts: Sequence[Tensor], sources: Sequence[Tensor], conversions: Sequence[Conversion]
 ) -> tuple[Run, ...]:
-    """The rows, where they are not all rows of one tensor. ``sources`` are the parts, or one array of each."""
+    """Rows that are not all of one tensor, as runs of ``sources``."""
     if entry.expert is None and len(sources) == 1:
         return ()
     found, number = [], entry.expert or 0

@@ -1,4 +1,4 @@
-"""Planning a checkpoint of safetensors: what transformers and mlx-lm share."""
+"""Plans of checkpoints: rules that transformers and mlx-lm share."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def carried_files(planner: CheckpointPlanner, kept: bool) -> dict[str, Path]:
 
 
 def unpacks(planner: CheckpointPlanner) -> bool:
-    """Packed matrices are decoded: all of them, as the configuration says how all are stored."""
+    """Say whether packed matrices are decoded; only some is refused."""
     index = planner.index
     found = {}
     for stored, tensor in index.packed.items():
@@ -117,7 +117,7 @@ def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
 
 
 def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
-    """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
+    """Stored tensors one by one; decoded matrices under dense names."""
     index = planner.index
     left = {item.stored.name for item in left_by_rules(planner, True)}
     modules: dict[str, list[Piece]] = {}
@@ -169,7 +169,7 @@ def _kept_type(planner: CheckpointPlanner, stored: StoredTensor) -> DType:
 
 
 def _check_needed(planner: CheckpointPlanner, gone: Collection[str]) -> None:
-    """What ``--drop`` leaves out is nothing that the class of a known family has: transformers makes it up."""
+    """Refuse ``--drop`` of a tensor that the family's class has."""
     config, tensors = planner.index.config, planner.index.tensors
     if config is None or not gone:
         return
@@ -191,7 +191,7 @@ def _dropped(
     canonical: tuple[str, ...],
     together: Sequence[str],
 ) -> bool:
-    """``--drop`` names a tensor, by its own name or by all of its canonical ones; of a packed matrix all arrays."""
+    """Say whether ``--drop`` names a tensor or all of its canonical names."""
     own = planner.dropped(stored.name)
     if (packed and planner.dropped(packed.name)) or (own and all(planner.dropped(name) for name in together)):
         return True
@@ -276,7 +276,7 @@ def loader_reasons(
 
 
 def loading_notes(family: Family | None, options: Options, loader: Loader, scheme: str) -> Iterator[str]:
-    """That the loader does not load what other names, or other fused tensors, are asked for.
+    """Notes on names or fusions that the loader does not load.
 
     Args:
         scheme: what ``--names hf`` means here.
@@ -297,7 +297,7 @@ def class_reasons(
     context: int,
     dropped: Mapping[str, int],
 ) -> Iterator[Reason]:
-    """Reasons why the loader's model class does not fit: tensors missing, and tensors it has no place for.
+    """Reasons why the loader's class does not fit the tensors.
 
     Args:
         format: the source's.
@@ -327,7 +327,7 @@ def class_reasons(
 
 
 class CheckpointPlanner(Planner):
-    """A checkpoint under the names of its loader, or under others where they are asked for.
+    """Planner of a checkpoint under the loader's names, or those asked for.
 
     Attributes:
         loader: what loads it.
@@ -358,7 +358,7 @@ class CheckpointPlanner(Planner):
         self._counts: Counter[str] = Counter()
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+        """Plan of the files, or reasons to refuse without files.
 
         Raises:
             UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
@@ -399,7 +399,7 @@ class CheckpointPlanner(Planner):
         return not decoding and source.format == self.format and spelled == "hf" and self._fused_as_its_class()
 
     def _fused_as_its_class(self) -> bool:
-        """What the source stores as one tensor is what the family's class stores so."""
+        """Say whether the source fuses as the family's class does."""
         assert self.family is not None
         written = names_of(self.family, "hf").written
         stored = ((names, written.get(parse(names[0]).pattern)) for names in self.index.canonical_of.values() if names)
@@ -447,7 +447,7 @@ class CheckpointPlanner(Planner):
         return modules
 
     def _select(self) -> None:
-        """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
+        """Select tensors to write; note those left out, and reasons to refuse."""
         assert self.family is not None
         assert self.config is not None
         zero_filled = placeholders(self.index, scheme_names(self.family, self.scheme).written)
@@ -507,7 +507,7 @@ class CheckpointPlanner(Planner):
         return {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
 
     def type_of(self, tensor: Tensor, shift: int = 0) -> DType:
-        """The type in the output; a refused one stands for itself, so that every reason is found."""
+        """Type in the output; a refused type stands for itself."""
         if tensor.dtype.kind is not Kind.BLOCK:
             higher = shift > tensor.layout.shift and self.dtype in ("engine", "keep")
             return F32 if higher else self.plain_type(tensor.source, tensor.dtype)  # 1 + w has more digits than w
@@ -543,7 +543,7 @@ class CheckpointPlanner(Planner):
         return False
 
     def _fault(self, why: str, hint: str, name: str, count: int = 0) -> None:
-        """``count`` is how many there are in the tensor of what ``why`` speaks of, where that is not the tensor."""
+        """Note a reason against a type; ``count`` of groups, where it is of those."""
         self._type_faults.setdefault((why, hint), []).append(name)
         self._counts[why] += count
 
@@ -553,7 +553,7 @@ class CheckpointPlanner(Planner):
             self.refuse(f"{what} {pattern}{also}{whose}", part_hint(self.family, pattern))
 
     def _check_class(self, family: Family) -> None:
-        """The tensors are those that the class has which will load them; other names are for other loaders."""
+        """Check that the tensors are those of the class that loads them."""
         assert self.config is not None
         if CONSUMERS.get(self.index.format) not in (None, self.loader.name):
             self.reasons += surplus_reasons(self.index, self.dropped)

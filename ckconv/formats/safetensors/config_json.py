@@ -1,4 +1,4 @@
-"""The config.json of a checkpoint: the source's own where it has one, changed only where it must be."""
+"""Configuration of a checkpoint: the source's, with needed changes only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _WINDOW = ("sliding_window", "layer_types")
 def agreeing(
     document: Mapping[str, Any], config: ModelConfig, built: Mapping[str, Any], target: str, source: str
 ) -> dict[str, Any]:
-    """The document, changed where the target's reader would take it for another model.
+    """Document, changed where the reader would take another model for it.
 
     Args:
         config: what the source's reader takes it for.
@@ -81,7 +81,7 @@ def agreeing(
 
 
 def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """The document without values that transformers' class does not take: mlx-lm's classes look at no types.
+    """Document without values of types that transformers' class refuses.
 
     Args:
         built: a document made of ``config`` alone, with what is there instead.
@@ -96,7 +96,7 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
 
 
 def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
-    """Raise ``plan.refused`` if transformers' class does not take the document."""
+    """Raise ``plan.refused`` if transformers refuses the document."""
     names = unaccepted(document, str(document.get("model_type")), by_layer=_by_layer(config))
     found = [f"{key} = {reprlib.repr(document[key])}" for key in names]
     if found:
@@ -146,13 +146,13 @@ def _unaccepted(document: Mapping[str, Any], config: ModelConfig) -> list[str]:
 
 
 def _by_layer(config: ModelConfig) -> bool:
-    """RoPE has a table for each kind of layer: by the family's rule, or by keys of its own."""
+    """Say whether RoPE has a table for each kind of layer."""
     tables = (cell.of_rope and cell.key.count(".") > 1 for cell in _cells(config))
     return _family(config).document.rope.by_layer or any(tables)
 
 
 def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that are said to be null because the class has a default that does not go with this model."""
+    """Keys that are null against a default of the class."""
     return {cell.key: None for cell in _cells(config) if cell.unread and cell.key in built and built[cell.key] is None}
 
 
@@ -162,7 +162,7 @@ def _cells(config: ModelConfig) -> Iterator[ParameterCell]:
 
 
 def _class_of(config: ModelConfig) -> str:
-    """What transformers calls the class: mlx-lm's may go by the name of another one there."""
+    """Class in transformers' words; mlx-lm's may have another's name."""
     row = _family(config).engines.get("mlx_lm")
     return _family(config).model_type if row is not None and row.model_type else config.model_type
 
@@ -181,7 +181,7 @@ def _family(config: ModelConfig) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a document besides the hyper-parameters.
+    """Facts of a document that no hyper-parameter says.
 
     Attributes:
         tied: there is no output head of its own.
@@ -234,7 +234,7 @@ def _neutral(family: Family) -> dict[str, Any]:
 
 
 def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rows of the parameters say; tables of a family whose RoPE the reader knows have a rule of their own."""
+    """Keys that rows of parameters write, but for tables of RoPE."""
     entries = write(family, scope, "hf").entries
     of_rope = {path for path in entries if family.rope and path.startswith("rope_") and "." in path}
     return nested({path: said for path, said in entries.items() if path not in of_rope})
@@ -310,7 +310,7 @@ class Said(NamedTuple):
 
 
 def config_json(index: TensorIndex, said: Said) -> bytes:
-    """The bytes of ``config.json``; empty where the source has none and none can be made."""
+    """Bytes of ``config.json``; empty where none can be made."""
     source, config = source_document(index), index.config
     unscaled = FAMILIES[config.family].document.rope.unscaled if config and said.format == "mlx" else {}
     if source:
@@ -329,13 +329,13 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
 
 
 def _quantized(said: Said) -> dict[str, Any]:
-    """What is said of the types of blocks, under the keys that the loader looks for."""
+    """Keys of the loader about types of blocks."""
     found = said.quantization if not said.kept else None
     return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
 
 
 def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -> dict[str, Any]:
-    """With the types of blocks; around the text part the document of several modalities, where a class wants one."""
+    """Document with types of blocks, in the one of a multimodal class."""
     row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" and not said.kept else None
     if row is not None and row.wrapped:
         outer = {key: document[key] for key in _OUTER if key in document}
@@ -344,21 +344,24 @@ def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
-    """The configuration that the source has of its own, or that its header says; empty where it has none."""
+    """Configuration of the source or its header; empty for none."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return {}
     return document_of(index.metadata)
 
 
 def widest(names: frozenset[str]) -> str:
-    """The narrowest float type that holds every number of these types, in torch's words; empty for none."""
+    """Narrowest float type that holds all of these, in torch's words.
+
+    Empty for none.
+    """
     if {"F16", "BF16"} <= names:
         return _TORCH_NAMES["F64" if "F64" in names else "F32"]
     return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
 
 
 def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
-    """What a document says that is built, out of what the source says elsewhere."""
+    """Facts for a document that is built from other sayings of the source."""
     from ckconv.tokenizer.source import special_tokens_of
 
     document = source_document(index)
@@ -413,7 +416,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
 
 
 def _named(config: ModelConfig, format: str) -> dict[str, str]:
-    """What the document calls the model, where mlx-lm's class goes by another name, or the source's is nobody's."""
+    """Names of the model, where mlx-lm's class goes by another."""
     family = FAMILIES[config.family]
     row = engine_of(family, MLX_LM)
     if row is None or not row.model_type:
@@ -423,7 +426,7 @@ def _named(config: ModelConfig, format: str) -> dict[str, str]:
 
 
 def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
-    """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
+    """Switches of biases: those that start at zero do not count."""
     if not FAMILIES[config.family].known_classes:
         return {}
     consumer = CONSUMERS[said.format]
@@ -432,7 +435,7 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
 
 
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
-    """Another context length, beside the one that RoPE was scaled from: the angles stay what they are."""
+    """Document with another context length; RoPE's angles stay."""
     document = dict(source)
     if key := text_key(document):
         return {**document, key: _with_context(document[key], config, context)}
@@ -452,7 +455,7 @@ def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, 
 
 
 def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
-    """Add what mlx-lm needs and the document does not say in the words that mlx-lm reads."""
+    """Add keys that mlx-lm needs, in the words that mlx-lm reads."""
     built = build_document(config, facts)
     row = engine_of(FAMILIES[config.family], MLX_LM)
     needs = row.needs if row else ()
@@ -469,7 +472,7 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    """Equal for documents that say the same: 1 and 1.0 are not, for classes that want a float."""
+    """Text that is equal for equal documents; 1 is not 1.0 there."""
     return json.dumps(document, sort_keys=True)
 
 
@@ -486,7 +489,7 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
 
 
 def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str, Any]:
-    """The document with the numbers that the family has for values that change nothing and JSON does not hold."""
+    """Document with the family's numbers for values that JSON lacks."""
     if config is None:
         return dict(document)
     said = FAMILIES[config.family].document
@@ -498,7 +501,7 @@ def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str
 
 
 def strict(value: Any) -> Any:
-    """What strict JSON holds: a number that is not finite as transformers 5 writes it, and both libraries read it."""
+    """Strict JSON; numbers that are not finite as transformers 5 has them."""
     if isinstance(value, dict):
         return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -525,7 +528,7 @@ class Scaling(NamedTuple):
 
 
 def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scaling:
-    """Recover the scaling; of a source with a configuration document it is there.
+    """Recover RoPE's scaling, or take that of the document.
 
     Args:
         drop: a flag leaves the tensor of factors out.
@@ -605,14 +608,14 @@ def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[s
 
 
 def own_metadata(index: TensorIndex) -> dict[str, str]:
-    """What the headers of a checkpoint say themselves; nothing for another format."""
+    """Metadata in the headers of a checkpoint; nothing for other formats."""
     prefix = f"{METADATA}."
     own = {k.removeprefix(prefix): str(v) for k, v in index.metadata.items() if k.startswith(prefix)}
     return own if index.format in CHECKPOINTS else {}
 
 
 def header_key(index: TensorIndex, key: str) -> str:
-    """The key of the headers that a flag names (``__metadata__.KEY``); empty where it names one of a document.
+    """Header key that a flag names (``__metadata__.KEY``), or empty.
 
     Without a document, every key is one of the headers.
     """

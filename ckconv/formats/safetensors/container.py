@@ -1,4 +1,4 @@
-"""A safetensors file: its JSON header, read entry by entry, and what its tensors must satisfy together."""
+"""Headers of safetensors files, read entry by entry, and their checks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LEVELS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
 class Alike(NamedTuple):
-    """A tensor whose entry is sound in itself; ``begin`` and ``end`` in bytes of the data section."""
+    """Tensor with a sound entry; ``begin`` and ``end`` in bytes of data."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Header:
         self._forms: dict[tuple[bytes, bytes], tuple[DType, tuple[int, ...]]] = {}
 
     def entries(self) -> Iterator[tuple[str, Alike | Any]]:
-        """Every key with its value: ``Alike`` where nothing is wrong with its fields, else as it was parsed.
+        """Keys with values: ``Alike`` for sound fields, else as parsed.
 
         Raises:
             InputError: ``st.header-json``, ``st.duplicate-key``, ``st.fields`` or ``st.metadata``.
@@ -127,7 +127,10 @@ class Header:
         return kind, extents
 
     def _any(self) -> tuple[tuple[str, Any] | None, bool]:
-        """Whatever stands at the position, and whether a comma follows it; no entry at the end of an empty object."""
+        """Value at the position, and whether a comma follows.
+
+        No entry at the end of an empty object.
+        """
         self._buffer = self._buffer[self._at :]
         self._base, self._at = self._base + self._at, 0
         end = self._find_end()
@@ -146,7 +149,7 @@ class Header:
         return parse_object(opening + text, HEADER, self._path, offset=LENGTH_BYTES + before, before=before)
 
     def _find_end(self) -> int:
-        """Where the entry at the window's start ends: at the comma or brace behind it, or where the header does."""
+        """End of the entry at the window's start, or of the header."""
         key = _KEY.match(self._buffer)
         is_metadata = key is not None and key[1] == METADATA.encode()
         most = _MAX_METADATA if is_metadata else _MAX_ENTRY
@@ -173,7 +176,7 @@ class Header:
         raise InputError(code, f"{what} has more than {most:,} bytes", path=self._path, offset=self._base, allowed=most)
 
     def _behind_string(self, at: int) -> int:
-        """The position behind a string whose content starts at ``at``; -1 where the header ends before."""
+        """Position behind a string from ``at`` on; -1 at the header's end."""
         looked = at
         while True:
             quote = self._buffer.find(b'"', looked)
@@ -193,7 +196,7 @@ class Header:
                 return looked
 
     def _extend(self) -> bool:
-        """Read on behind the window, at least as much as is in it; false at the header's end."""
+        """Read on behind the window, doubling it; false at the header's end."""
         behind = self._base + len(self._buffer)
         nbytes = min(max(_WINDOW, len(self._buffer)), self._end - behind)
         if nbytes <= 0:
@@ -231,7 +234,9 @@ PARTIAL = "the file looks like a partial download; fetch it again and compare it
 def check_extents(
     tensors: Sequence[StoredTensor], data_offset: int, source: ByteSource, faults: Faults
 ) -> Sequence[StoredTensor]:
-    """Check sizes and places; returns the tensors in the order of their data. A size below 0 ends before it begins.
+    """Check sizes and places; return the tensors in the order of data.
+
+    A size below 0 ends before it begins.
 
     Raises:
         InputError: ``st.size`` or ``st.offsets``.
@@ -475,7 +480,7 @@ def _header_length(path: Path, source: ByteSource) -> int:
 
 
 def _refuse_foreign(path: Path, start: bytes, length: int) -> NoReturn:
-    """Name the file type that a header length beyond the limit really is, where that can be seen."""
+    """Name the file type that a header length beyond the limit is."""
     # A zip (torch.save since 1.6) or a bare pickle of protocol 2 to 5.
     if start.startswith(b"PK\3\4") or (start[0] == 0x80 and 2 <= start[1] <= 5):
         raise pickle_refusal(path, "the file is a pickle checkpoint, and no safetensors file")
@@ -505,7 +510,7 @@ def _metadata(path: Path, value: object) -> dict[str, str]:
 
 
 def _fields_fault(name: str, value: Any) -> str | None:
-    """What is wrong with a tensor's fields, to follow its name in a sentence."""
+    """Fault of a tensor's fields, to follow its name in a sentence."""
     if len(name.encode()) > MAX_NAME:
         return f" has a name of {len(name.encode()):,} bytes; {MAX_NAME:,} are allowed"
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint or an adapter besides its tensors, and the options that show in them."""
+"""Contents of a checkpoint or adapter that are no tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
 
 
 def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-    """Every file of a checkpoint says the same; what one says else is its own."""
+    """Keys that all files of a checkpoint say, and each file's own."""
     keys: dict[str, Any] = {}
     first: Mapping[str, str] = {}
     for number, header in enumerate(headers):

@@ -1,4 +1,4 @@
-"""What ``--set-meta`` and ``--drop-meta`` change in the JSON documents of a checkpoint.
+"""Edits of JSON documents by ``--set-meta`` and ``--drop-meta``.
 
 A key goes to every document that has it, else to the one whose class reads it: ``config.json``,
 ``generation_config.json`` or ``tokenizer_config.json``. ``FILE:KEY`` names the document, ``a.b`` a key in an object.
@@ -65,7 +65,7 @@ class _Place(NamedTuple):
 
 
 def with_edits(plan: Plan) -> Plan:
-    """The plan of a checkpoint whose documents are as flags want them; ``changes`` and notes say what is another.
+    """Plan with edited documents; ``changes`` and notes name the edits.
 
     Raises:
         UsageError: ``usage.meta``, a value of another type, a key that the tensors decide, a glob that names nothing,
@@ -214,7 +214,7 @@ class _Edits:
     # -- Values
 
     def _value(self, place: _Place, text: str) -> Any:
-        """The text as a value of the type that the class of the document takes, or that the old value has.
+        """Text as a value of the class's type, or of the old value's.
 
         Raises:
             UsageError: it is none, or the tensors decide the key.
@@ -294,7 +294,7 @@ class _Edits:
         return {**changed, **self._texts}
 
     def header_changes(self) -> Iterator[Change]:
-        """What is another in the headers of the files."""
+        """Changes in the headers of the files."""
         before, options = own_metadata(self._index), self._plan.options
         for key, text in options.set_meta:
             if name := header_key(self._index, key):
@@ -309,7 +309,7 @@ def _has(document: dict[str, Any], path: Sequence[str]) -> bool:
 
 
 def _table(document: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | None:
-    """The object that holds the last key of a path; ``None`` where an earlier one is no object."""
+    """Object that holds the last key of a path; else ``None``."""
     for key in path[:-1]:
         inner = document.get(key)
         if not isinstance(inner, dict):
@@ -319,7 +319,7 @@ def _table(document: dict[str, Any], path: Sequence[str]) -> dict[str, Any] | No
 
 
 def _readings(text: str) -> Iterator[Any]:
-    """What a text may mean, in order: a JSON value, a whole number as a real one, the text."""
+    """Meanings of a text, in order: JSON, a real number, the text."""
     try:
         value = json.loads(text, parse_constant=lambda _: math.nan)
     except ValueError:

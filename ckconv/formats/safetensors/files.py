@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which of them hold the tensors, and what lies beside those."""
+"""Files of a checkpoint: tensors, their index, and side files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _path_fault(name: str) -> str | None:
 
 
 def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -> tuple[str, ...]:
-    """Notes about tensors that are not where the index lists them: loaders read the shards whole.
+    """Notes on tensors that are not where the index lists them.
 
     Raises:
         InputError: ``index.mismatch``, two shards hold a tensor of one name.
@@ -159,7 +159,7 @@ _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def parts_of(name: str, names: Sequence[str]) -> list[str]:
-    """The files of ``names`` that hold a model together with the file ``name``; nothing where that holds one alone."""
+    """Files that hold a model together with ``name``; or nothing."""
     return sorted(filter(_PART.fullmatch, names)) if _PART.fullmatch(name) else []
 
 
@@ -186,7 +186,7 @@ def put_together(files: Sequence[SafetensorsFile]) -> tuple[SafetensorsFile, ...
 def described(
     params: Mapping[str, Any], files: tuple[SafetensorsFile, ...]
 ) -> tuple[dict[str, Any] | None, str, tuple[SafetensorsFile, ...]]:
-    """The configuration of another implementation in the words of ``config.json``; the tensors have its names."""
+    """Configuration in the words of ``config.json``; tensors named so."""
     config, note = reference_config(params)
     if config is None:
         return None, f"{note}: tensors keep the names of the file", files
@@ -265,7 +265,7 @@ class CheckpointFiles(NamedTuple):
 def read_checkpoint_files(
     path: Path, *, follow_links: bool = False, read_pickle: PickleReader | None = None
 ) -> CheckpointFiles:
-    """Find and validate the files of a checkpoint. Headers are read, no tensor data.
+    """Find and validate the files of a checkpoint; read headers only.
 
     Args:
         path: a directory, an index file, or one file of tensors (its neighbors count as side files only where
@@ -324,7 +324,7 @@ def names_in(root: Path) -> tuple[str, ...]:
 
 
 class _Chosen(NamedTuple):
-    """The index of a checkpoint, or the files of its tensors where there is none, or one of another set."""
+    """Index of a checkpoint, or the files of tensors where there is none."""
 
     index_path: Path | None
     weights: tuple[str, ...] = ()
@@ -332,7 +332,7 @@ class _Chosen(NamedTuple):
 
 
 def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
-    """What holds the tensors of a directory.
+    """Choose the files or the index that hold a directory's tensors.
 
     ``model*.safetensors`` goes before other names, as transformers and mlx-lm have it. Where they would not
     agree (transformers takes ``model.safetensors`` alone, mlx-lm every ``model*.safetensors``) nothing is guessed.
@@ -372,7 +372,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
 
 
 def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
-    """What holds the tensors where a file is named: an index, a file of its own, or a shard, which names its set.
+    """Choose the tensors' files for a named index, file or shard.
 
     Raises:
         InputError: ``index.missing``.
@@ -391,7 +391,7 @@ def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
 
 
 def _whole(names: Sequence[str]) -> Sequence[str]:
-    """The names, where they are those of one file or of all shards of one set; else none."""
+    """Names of one file or of all shards of a set; else none."""
     if len(names) > 1 and parts_of(names[0], names) == names:
         return names
     shards = [parse_shard_name(name) or (name, 1, 1) for name in names]
@@ -425,7 +425,7 @@ def _fetch(missing: Sequence[str]) -> str:
 
 
 def _index_of(name: str) -> str:
-    """The index of the shards of which ``name`` is one (``diffusion_pytorch_model.safetensors.index.json``)."""
+    """Name of the index of the shard ``name``."""
     shard = parse_shard_name(name)
     return f"{shard[0]}{Path(name).suffix}{INDEX_SUFFIX}" if shard else INDEX_NAME
 
@@ -454,7 +454,7 @@ def read_weights(path: Path, read_pickle: PickleReader | None) -> SafetensorsFil
 def _read_shards(
     root: Path, index_path: Path, names: tuple[str, ...], follow_links: bool, read_pickle: PickleReader | None
 ) -> tuple[tuple[SafetensorsFile, ...], tuple[str, ...]]:
-    """Every shard of an index, and notes; ``names`` of the directory, to find weights it does not name."""
+    """Read every shard of an index; note weights that it does not name."""
     index = read_shard_index(index_path)
     counts = index.tensor_counts
     faults = Faults(index_path)
@@ -482,7 +482,7 @@ def _read_shards(
 
 
 def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) -> SafetensorsFile | None:
-    """One shard; ``None`` with a fault noted for a git-lfs pointer, of which a checkpoint often has many."""
+    """Read a shard; note a fault for a git-lfs pointer."""
     try:
         return read_weights(path, read_pickle)
     except InputError as error:
@@ -493,7 +493,7 @@ def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) ->
 
 
 def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
-    """A regular file of this name is in the directory; ``False`` if there is none.
+    """Say whether the directory has a regular file of this name.
 
     Raises:
         InputError: ``index.path``, the name leads out of the directory and may not, or is not a regular file;
@@ -524,7 +524,9 @@ def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
 
 
 def _is_inside(target: str, root: str) -> bool:
-    """``target`` lies under ``root``, or is a blob of the cache that ``root`` is a snapshot of. Both are resolved.
+    """Say whether ``target`` is under ``root`` or a blob of its snapshot.
+
+    Both are resolved.
 
     The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
     caching"). A ``blobs`` that is itself a link, or a blob that is one, has another resolved directory.
@@ -575,14 +577,14 @@ _DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
 
 
 class Module(NamedTuple):
-    """One of the list: its class without the package, and its directory."""
+    """Module of a list: class without package, and directory."""
 
     kind: str
     path: str
 
 
 def modules_of(root: Path) -> list[Module]:
-    """What ``modules.json`` lists; nothing where there is none.
+    """Modules of ``modules.json``; nothing where there is none.
 
     Raises:
         InputError: ``model.config``, it is malformed.
@@ -631,7 +633,7 @@ def _number(said: Mapping[str, Any]) -> int:
 
 
 def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
-    """Key of a GGUF -> the document that lies beside a checkpoint, word for word.
+    """Key of a GGUF -> document beside a checkpoint, word for word.
 
     Args:
         files: those that belong to the checkpoint, by their names in it.
@@ -647,7 +649,7 @@ def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
-    """The files out of the keys of a GGUF; nothing where they pool otherwise than the file does, or say nothing.
+    """Files out of the keys of a GGUF, where they pool as it does.
 
     Args:
         kept: metadata of a GGUF.
@@ -673,7 +675,7 @@ def pooled(number: object) -> str:
 
 
 def pooling_files(number: int, width: int, context: int) -> Mapping[str, bytes]:
-    """The files of sentence-transformers that pool so, old ones and new ones read them.
+    """Files of sentence-transformers that pool so, for old and new readers.
 
     Args:
         width: of an embedding.
@@ -700,7 +702,7 @@ _PARTS = (CONFIG_NAME, "*.jinja", "*.py")
 
 
 def part_files(root: Path, *, follow_links: bool) -> tuple[Path, ...]:
-    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name.
+    """Files in directories of sentence-transformers' modules and templates.
 
     Raises:
         InputError: ``index.path``, one of them leads out of the directory, a hidden one too; as :func:`regular_file`.
@@ -713,7 +715,7 @@ def part_files(root: Path, *, follow_links: bool) -> tuple[Path, ...]:
 
 
 def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
-    """Directories in a checkpoint's that look like part of a model, but for those that files are carried of."""
+    """Directories that look like part of a model and are not carried."""
     if not path.is_dir() or not carried:
         return ()
     own = {name.partition("/")[0] for name in carried if "/" in name}

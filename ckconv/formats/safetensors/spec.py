@@ -1,4 +1,4 @@
-"""The safetensors container at byte level, and the file names of checkpoints and adapters."""
+"""Safetensors containers in bytes; file names of checkpoints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:saf
 
 
 def shard_name(stem: str, number: int, count: int, suffix: str = SUFFIX) -> str:
-    """The file name of shard ``number`` (from 1) of ``count``, as transformers and mlx-lm write it."""
+    """File name of shard ``number`` (from 1) of ``count``."""
     return f"{stem}-{number:05d}-of-{count:05d}{suffix}"
 
 
@@ -65,13 +65,13 @@ def is_pickle(name: str) -> bool:
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:
-    """``(stem, number, count)`` of a shard's file name, ``None`` for any other name."""
+    """``(stem, number, count)`` of a shard's name; else ``None``."""
     match = _SHARD.fullmatch(name)
     return (match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 
 def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data, its length included, padded so that the data begins at a multiple of 8 bytes.
+    """Header bytes with their length, padded to a multiple of 8.
 
     Args:
         tensors: name, safetensors' name of the type, shape, bytes; one after the other in the file.

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF as files of a checkpoint: whether it is written, and as what."""
+"""Tokenizer files for a GGUF's tokenizer, or why there are none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, spe
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPlan:
-    """What there is to write beside a checkpoint; its words are decoded by the writer.
+    """Tokenizer files to write; the writer decodes the words.
 
     Attributes:
         vocabulary: ``None`` where the tokenizer is left out.
@@ -53,7 +53,7 @@ class TokenizerPlan:
 
 
 def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
-    """Plan the tokenizer files to write where the source (GGUF) embeds its tokenizer. Decodes no array."""
+    """Plan tokenizer files for a GGUF's tokenizer; decode no array."""
     metadata = index.metadata
     if index.format in CHECKPOINTS:
         if not _is_reference(index) or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
@@ -93,12 +93,12 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
 
 
 def _is_reference(index: TensorIndex) -> bool:
-    """A checkpoint of Mistral's own, whose tokenizer no loader of the output knows."""
+    """Say whether the tokenizer is Mistral's own, which no loader knows."""
     return index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE
 
 
 def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
-    """The files of sentence-transformers for a GGUF that says how embeddings are pooled, and what it does not say."""
+    """Files of sentence-transformers for a GGUF's pooling, and notes."""
     if index.metadata_kind is not MetadataKind.TYPED or index.config is None:
         return {}, ()
     values = {key: getattr(value, "value", None) for key, value in index.metadata.items()}
@@ -123,7 +123,7 @@ def left_out(reason: object) -> str:
 
 
 def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str, ...]]:
-    """Name -> content, and what a user should know: that the words are not those of a tokenizer, and why.
+    """Name -> content, and notes where words are no tokenizer's.
 
     Raises:
         OutputError: ``input.changed``, the source is not what it was.

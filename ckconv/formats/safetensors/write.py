@@ -1,4 +1,4 @@
-"""Arrays -> safetensors files: shards, headers, index, and the files beside them."""
+"""Arrays -> safetensors files: shards, headers, index, side files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Shards(NamedTuple):
 def lay_out(
     modules: Sequence[Module], file_name: str, limit: int, metadata: Mapping[str, str], *, always_index: bool
 ) -> Shards:
-    """Deal modules out to files in the order of their names, and put each file together.
+    """Deal modules out to files by name, and put each file together.
 
     Args:
         file_name: of a single file; shards are called after it.
@@ -93,7 +93,7 @@ def lay_out(
 
 
 def single_name(name: str, same: bool) -> str:
-    """What the only file of an output is called that has no name, and its shards after it.
+    """Name of an output's only file, and of its shards.
 
     Args:
         name: of the source's first file.
@@ -118,7 +118,10 @@ def _split(modules: Sequence[Module], limit: int) -> list[Sequence[Module]]:
 
 
 def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Wide types first, so that every tensor is aligned to its own type; then by name, as safetensors' writer does."""
+    """Order of tensors: wide types first, then by name.
+
+    So every tensor is aligned to its own type, as safetensors' writer has it.
+    """
     order = sorted(range(len(pieces)), key=lambda at: pieces[at].name)
     order.sort(key=lambda at: -pieces[at].dtype.size)
     return made(len(order), partial(_nth, pieces, array("I", order)))
@@ -146,7 +149,7 @@ _MAX_HEADER = 16 << 20
 
 
 def check_opens(path: Path) -> None:
-    """Open a file as every program does that loads it with the ``safetensors`` package.
+    """Open a file with the ``safetensors`` package, as loaders do.
 
     Where that is not installed, the system cannot map the file or its header lists very much, nothing is said.
 
@@ -175,7 +178,7 @@ def check_opens(path: Path) -> None:
 
 
 class Checkpoint(NamedTuple):
-    """What stands in and beside the files of a checkpoint.
+    """Bytes in and beside the files of a checkpoint that are no tensors.
 
     Attributes:
         config_json: the bytes of ``config.json``; empty for none.

@@ -32,7 +32,7 @@ class WhisperPlanner(Planner):
     format = NAME
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+        """Plan of the file, or reasons to refuse without files.
 
         Raises:
             InputError: ``tokenizer.json``, a file beside the source is malformed.
@@ -84,7 +84,7 @@ class WhisperPlanner(Planner):
         return header.words, header.file_type
 
     def _keeps(self, tensor: Tensor) -> bool:
-        """Blocks that whisper.cpp's quantize has made stay what they are, and the other tensors with them."""
+        """Say whether blocks of whisper.cpp's quantize stay as they are."""
         return self.index.format == NAME and tensor.dtype.kind is Kind.BLOCK and not self.decoded(tensor)
 
     @cached_property
@@ -120,7 +120,10 @@ class WhisperPlanner(Planner):
         return found
 
     def _placed(self, numbers: Mapping[str, int]) -> list[tuple[str, str, Tensor]]:
-        """Canonical name, name in the file and source of every tensor, in order; any that is over is a reason."""
+        """Canonical name, file name and source of every tensor, in order.
+
+        Any that is over is a reason.
+        """
         tensors = dict(self.index.tensors)
         head = tensors.pop(HEAD, None)
         if head is not None and self.source.head_is_embedding:
@@ -146,7 +149,7 @@ class WhisperPlanner(Planner):
         return [(name, called, tensors[name]) for name, called in names if name in tensors]
 
     def _types(self, tensors: list[Tensor]) -> DType:
-        """The type of matrices: F16, where every one of the source is or a flag says so; FP32 by a flag only."""
+        """Type of matrices: F16 if all are or a flag says so; FP32 by flag."""
         asked, sources = self.dtype, dict[DType, str]()
         for tensor in tensors:
             sources.setdefault(tensor.dtype, tensor.source)

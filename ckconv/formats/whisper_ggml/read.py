@@ -1,4 +1,4 @@
-"""Reads a file of whisper.cpp: headers, filters and words; of tensors only what stands before them."""
+"""Headers, filters and words of whisper.cpp's files; tensors' records."""
 
 from __future__ import annotations
 
@@ -233,5 +233,5 @@ def keys_of(numbers: Mapping[str, int], file_type: int) -> dict[str, int]:
 
 
 def inside(weights: bytes, spoken: tuple[bytes, ...]) -> dict[str, bytes]:
-    """What a file holds besides, by what a person is told it is."""
+    """Parts of a file that are no tensors, by names for people."""
     return {"filters": weights, "words": b"".join(words(len(word)) + word for word in spoken)}

@@ -40,7 +40,9 @@ def words(*numbers: int) -> bytes:
 
 @cache
 def filters(count: int) -> bytes:
-    """The filters as ``librosa.filters.mel(sr=16000, n_fft=400, n_mels=count)`` makes them, one after the other.
+    """Mel filters of ``librosa.filters.mel``, each behind the last.
+
+    ``librosa.filters.mel(sr=16000, n_fft=400, n_mels=count)``
 
     Triangles are rounded to float32 before they are scaled, and the product again. Those of transformers, which are
     rounded once, differ in the last bit of some.
