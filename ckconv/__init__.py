@@ -1,15 +1,24 @@
-"""ckconv converts model weights between formats, exactly, and back.
+"""Convert model weights between formats, exactly, and back.
 
-The library in a few names, each imported when it is first used::
+Each name is imported when it is first used; ``help(ckconv.convert)`` tells more.
 
-    import ckconv
+    open_model(path)               a model: format, config, metadata, tensors with values
+    convert(source, target)        write it in another format, verified; target may be a file object
+    iter_tensors(source, to="mlx") (name, array) in a target's names and order, without files
+    dry_run(source, target)        the plan of a conversion: sizes, notes, refusals
+    targets(path)                  format -> why it cannot hold the model
+    verify(path, source)           checksums; with source every tensor and key
+    diff(a, b, tolerance=0)        compare two models of any formats
+    edit(source, target)           other metadata, the same tensors
+    hash(path)                     one digest of the values, the same in every format
+    batch(sources, into, to=...)   many models, (source, report or error) each
+    convert_tower(source, target)  the vision or audio part, for llama.cpp
 
-    model = ckconv.open_model("model.gguf")
-    report = ckconv.convert("model.gguf", "out.bump")
-    ckconv.verify("out.bump", "model.gguf")
-    ckconv.diff("model.gguf", "checkpoint/").same
+    Options        what convert may be told: Options(quantize="q4_k_m", dequantize=True)
+    Model, ModelTensor, Report, Comparison, Verified     what these functions return
+    CkconvError    code, message, path, tensor, offset, hint, details; a missing file is a FileNotFoundError, too
 
-Nothing is printed. Whatever goes wrong is a :class:`CkconvError` with code, path, tensor, offset and hint.
+Nothing is printed. docs/library.md has recipes.
 """
 
 from __future__ import annotations
@@ -17,14 +26,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.version import __version__
+from ckconv.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ckconv.api import batch as batch
     from ckconv.api import convert as convert
     from ckconv.api import diff as diff
     from ckconv.api import dry_run as dry_run
     from ckconv.api import edit as edit
     from ckconv.api import hash as hash
+    from ckconv.api import iter_tensors as iter_tensors
     from ckconv.api import open_model as open_model
     from ckconv.api import targets as targets
     from ckconv.api import verify as verify
@@ -45,18 +56,18 @@ _HOMES = {
     "Options": "ckconv.options",
     "Report": "ckconv.conversion.run",
     "Verified": "ckconv.comparison.verify",
+    "batch": "ckconv.api",
     "convert": "ckconv.api",
     "convert_tower": "ckconv.conversion.towers",
     "diff": "ckconv.api",
     "edit": "ckconv.api",
     "hash": "ckconv.api",
+    "iter_tensors": "ckconv.api",
     "open_model": "ckconv.api",
     "dry_run": "ckconv.api",
     "targets": "ckconv.api",
     "verify": "ckconv.api",
 }
-
-__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -66,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_HOMES])

@@ -1,4 +1,4 @@
-"""The entry point: runs a command and turns whatever comes out of it into an exit status."""
+"""Entry point: run a command, end with its exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ GARBAGE_THRESHOLD = 50_000
 
 
 def main() -> None:
-    """Run the command line and exit; a user never sees a traceback without ``--debug``."""
+    """Run the command line and exit.
+
+    A user never sees a traceback without ``--debug``.
+    """
     gc.set_threshold(GARBAGE_THRESHOLD)
     # numpy's OpenBLAS starts a thread for every processor, which do nothing for a tenth of a second, as busily as they
     # can: no matrices are multiplied here.
@@ -43,7 +46,7 @@ def main() -> None:
 
 
 class _Memory:
-    """Looks for nothing; where memory is limited, it asks whether there is enough before numpy is imported."""
+    """Import hook: asks for memory before numpy is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing.
@@ -112,7 +115,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _settle_streams() -> None:
-    """A closed stdout fails as a full disk does, a closed stderr swallows; what stdout cannot encode is escaped."""
+    """Make closed streams fail or swallow, and escape on stdout.
+
+    A closed stdout fails as a full disk does, a closed stderr swallows.
+    """
     if sys.stdout is None:  # writing to what was opened for reading is EBADF, as of a closed descriptor
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from inspect import isgeneratorfunction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
-from ckconv.errors import CkconvError, UsageError, counted, quoted
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
+from ckconv.families.gguf_metadata import directory_name
 from ckconv.formats import format_of, named, names, whole_format
-from ckconv.formats.destination import Destination, destination, followable, named_by_directory, says_nothing
+from ckconv.formats.destination import STDOUT, Destination, destination, followable, named_by_directory, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
-from ckconv.options import Options
+from ckconv.options import OPTIONS, Options, Takes
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
 from ckconv.record import record_path
@@ -30,8 +33,11 @@ from ckconv.record import record_path
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from numpy.typing import NDArray
+
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
+    from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
     from ckconv.plan.steps import Late
@@ -40,7 +46,88 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 
+#: Type -> numpy's, of those that numpy has.
+_NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "BOOL": "?"}
 
+
+class SupportsWrite(Protocol):
+    """A binary file object that is open for writing."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write all of ``data``."""
+
+
+# Errors as a Python program meets them: builtin classes where they apply, hints with arguments for flags.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Flag -> the argument of the library's functions.
+_ARGUMENTS = {
+    "--force": "force=True", "--to": "to=", "--from": "source_format=", "--adapter": "adapters=", "--mmproj": "mmproj=",
+    "--no-verify": "verify=False", "--checksums": "checksums=True", "--record": "record=True", "--jobs": "jobs=",
+    "--resume": "resume=True", "--weights": "weights=True", "--tolerance": "tolerance=",
+}  # fmt: skip
+
+
+class NotFoundError(InputError, FileNotFoundError):
+    """A file that is not there."""
+
+
+class ExistsError(OutputError, FileExistsError):
+    """An output that is there already."""
+
+
+_ALSO: dict[str, type[CkconvError]] = {"input.missing": NotFoundError, "output.exists": ExistsError}
+
+
+def in_python(text: str) -> str:
+    """A hint with the arguments of the library where flags stand."""
+    return re.sub(r"--[a-z][a-z0-9-]*", lambda found: _spelled(found[0]), text)
+
+
+def _spelled(flag: str) -> str:
+    row = next((option for option in OPTIONS if option.flag == flag), None)
+    if row is None:
+        return _ARGUMENTS.get(flag, flag)
+    return f"Options({row.name}={row.gives!r})" if row.takes is Takes.NOTHING else f"Options({row.name}=...)"
+
+
+def _made(error: CkconvError) -> CkconvError:
+    kind = _ALSO.get(error.code)
+    if kind is not None and not isinstance(error, kind):
+        plain, error = error, kind.__new__(kind)
+        error.__dict__.update(plain.__dict__)
+        error.args = plain.args
+        error.filename = plain.path  # type: ignore[attr-defined]
+    error.hint = in_python(error.hint) if error.hint else error.hint
+    error.details = tuple(in_python(detail) for detail in error.details)
+    return error
+
+
+def pythonic(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of the library whose errors are those of Python, too."""
+
+    def generate(*args: Any, **more: Any) -> Any:
+        try:
+            yield from function(*args, **more)  # type: ignore[misc]
+        except CkconvError as error:
+            raise _made(error) from error.__cause__
+
+    @wraps(function)
+    def call(*args: P.args, **more: P.kwargs) -> T:
+        try:
+            return function(*args, **more)
+        except CkconvError as error:
+            raise _made(error) from error.__cause__
+
+    return wraps(function)(generate) if isgeneratorfunction(function) else call
+
+
+# The functions.
+
+
+@pythonic
 def open_model(
     path: StrPath,
     *,
@@ -127,7 +214,8 @@ def prepare(
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
-    plan = replace(plan, notes=(*told, *plan.notes, *_kept_blocks(plan), *carried), followable=lead)
+    said = (*_kept_blocks(plan), *_tiny_shards(plan), *carried)
+    plan = replace(plan, notes=(*told, *plan.notes, *said), followable=lead)
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
@@ -144,6 +232,14 @@ def _kept_blocks(plan: Plan) -> Iterator[str]:
         yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
 
 
+def _tiny_shards(plan: Plan) -> Iterator[str]:
+    """Note a shard size below the largest tensor: a unit is missing."""
+    asked, largest = plan.options.max_shard_bytes, max((step.nbytes for step in plan.steps), default=0)
+    if 0 < asked < largest and len(plan.files) > 1:
+        what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
+        yield f"{what}, so there are {len(plan.files):,} files: 5GB, 500MB and the like have a unit"
+
+
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
     if index.facts.get("kind") == "mmproj":
         return whole_format()  # a part of such a checkpoint
@@ -153,9 +249,10 @@ def _format_of_record(index: TensorIndex, options: Options) -> str | None:
     return opened.record.format if opened else None
 
 
+@pythonic
 def convert(
     source: StrPath,
-    target: StrPath,
+    target: StrPath | SupportsWrite,
     *,
     to: str | None = None,
     source_format: str | None = None,
@@ -178,7 +275,8 @@ def convert(
 
     Args:
         target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``); or the address of
-            one, of a system that fsspec knows.
+            one, of a system that fsspec knows; or a binary file object, which gets the file, or a tar archive of a
+            directory's files, and needs ``to``.
         to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
         adapters: (path, weight) of each adapter that is merged into the model, in order.
         mmproj: the tower of the source, a text model in a GGUF: the output is a checkpoint of both.
@@ -213,6 +311,11 @@ def convert(
     check_values(options)
     check_alone({"resume": resume, "executor": executor} if mmproj is not None else {})
     lasting = resume or executor is not None
+    if not isinstance(target, str | os.PathLike):
+        if lasting or checksums or record or attest is not None or mmproj is not None:
+            raise UsageError("usage.target", "a file object takes the output alone: no record, checksums or tower")
+        with own_families(options.families), at_once(jobs):
+            return _into(target, source, to, source_format, adapters, options, watching(progress))
     elsewhere = uploading(os.fspath(target), replacing=force, lasting=lasting)
     with own_families(options.families), at_once(jobs), elsewhere as upload:
         plan, place = prepare(
@@ -240,6 +343,94 @@ def convert(
         return upload.publish(report, watcher) if upload else report
 
 
+def _into(
+    target: SupportsWrite,
+    source: StrPath,
+    to: str | None,
+    source_format: str | None,
+    adapters: Sequence[tuple[StrPath, float]],
+    options: Options,
+    watcher: Watcher,
+) -> Report:
+    """Convert into a file object, by way of a temporary file."""
+    from shutil import copyfileobj
+    from tempfile import TemporaryFile
+
+    from ckconv.conversion.run import run
+
+    plan, place = prepare(source, STDOUT, to=to, source_format=source_format, adapters=adapters, options=options)
+    with TemporaryFile() as held:
+        report = run(plan, place, stdout=held.fileno(), watcher=watcher)
+        held.seek(0)
+        copyfileobj(held, target)
+    return report
+
+
+@pythonic
+def iter_tensors(
+    source: StrPath,
+    *,
+    to: str,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    options: Options | None = None,
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield name and array of each tensor in a target's order.
+
+    No file is made.
+
+    A type that numpy has not comes as its bits: BF16 as ``uint16`` (``torch.from_numpy(a).view(torch.bfloat16)``,
+    ``mx.array(a).view(mx.bfloat16)``), FP8 as ``uint8``, blocks of a GGUF as rows of ``uint8``. One tensor is in memory
+    at a time.
+
+    Raises:
+        UsageError, InputError, UnsupportedError, OutputError: as :func:`convert`.
+    """
+    import numpy as np
+
+    from ckconv.conversion.write import Losses, bytes_of
+    from ckconv.io.files import Files
+    from ckconv.verification.tensors import Soundness
+
+    options = options or Options()
+    with own_families(options.families):
+        plan, _ = prepare(source, STDOUT, to=to, adapters=adapters, options=options)
+        plan.check()
+        with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
+            sound.check()
+            for step in plan.steps:
+                if step.content is not None:
+                    continue
+                losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
+                data = bytes_of(step, files, losses)
+                losses.check()
+                kind = _NUMPY.get(dtype.name, f"<u{dtype.size}" if dtype.block == 1 and dtype.size <= 8 else "u1")
+                array = np.frombuffer(data, kind)
+                blocks = dtype.block > 1
+                yield step.slot, array.reshape(*shape[:-1], -1) if blocks and shape else array.reshape(shape)
+            files.check_unchanged()
+
+
+@pythonic
+def batch(
+    sources: Iterable[StrPath], into: StrPath, *, to: str, options: Options | None = None, **more: Any
+) -> Iterator[tuple[StrPath, Report | CkconvError]]:
+    """Convert models to ``INTO/NAME/``, one after the other.
+
+    An error is given back, and does not stop the others.
+
+    Args:
+        more: arguments of :func:`convert`.
+    """
+    Path(into).mkdir(exist_ok=True)
+    for source in sources:
+        name = directory_name(Path(source)) if os.path.isdir(source) else Path(source).stem  # noqa: PTH112
+        try:
+            yield source, convert(source, f"{os.fspath(into)}/{name}/", to=to, options=options, **more)
+        except CkconvError as error:
+            yield source, error
+
+
+@pythonic
 def dry_run(
     source: StrPath,
     target: StrPath,
@@ -260,6 +451,7 @@ def dry_run(
         return prepare(source, os.fspath(target), to=to, adapters=adapters, options=options)[0]
 
 
+@pythonic
 def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
     """Formats, each with the reason why it cannot hold a model; or empty.
 
@@ -286,6 +478,7 @@ def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
     return found
 
 
+@pythonic
 def hash(path: StrPath, *, progress: Progress | None = None) -> str:
     """The SHA-256 of a model's canonical names, shapes and values.
 
@@ -299,6 +492,7 @@ def hash(path: StrPath, *, progress: Progress | None = None) -> str:
     return hash_index(open_index(as_path(path)), progress).model
 
 
+@pythonic
 def edit(
     source: StrPath,
     target: StrPath | None = None,
@@ -351,6 +545,7 @@ def prepare_edit(
     return plan, place, late_files(plan, place, checksums=summed)
 
 
+@pythonic
 def verify(
     path: StrPath,
     source: StrPath | None = None,
@@ -444,6 +639,7 @@ def check_output(
     return Checked(found, beside.path, beside.sums, check_source_record(out))
 
 
+@pythonic
 def diff(
     a: StrPath,
     b: StrPath,

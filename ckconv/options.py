@@ -1,4 +1,4 @@
-"""What a conversion can be told: the options of a program, and the one table of what each is elsewhere.
+"""Options of a conversion, and the one table of their flags.
 
 Read from that table: the flags of the command line, what a program may give, which outputs an option has a say in (with
 :mod:`ckconv.formats`), and what the records of a conversion keep.
@@ -28,7 +28,9 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for; the defaults are what the target's engine loads and computes correctly.
+    """Options of a conversion.
+
+    The defaults are what the target's engine loads and computes correctly.
 
     Attributes:
         dtype: ``engine``, ``keep``, ``f32``, ``f16``, ``bf16`` or ``source``.
@@ -104,7 +106,7 @@ class Options:
 
 
 class Takes(Enum):
-    """What stands behind a flag."""
+    """Kind of value behind a flag."""
 
     NOTHING = "nothing: the flag alone gives its value"
     WORD = "one of a few words"
@@ -121,7 +123,10 @@ class Takes(Enum):
 
 
 class Records(Enum):
-    """Which records keep an option: they say what the output was made with, not where it lay."""
+    """Records that keep an option.
+
+    They say what the output was made with, not where it lay.
+    """
 
     BOTH = "the conversion record, and a source record: it changes values, or leaves tensors out"
     CONVERSION = "the conversion record"
@@ -129,7 +134,7 @@ class Records(Enum):
 
 
 class Option(NamedTuple):
-    """One row: a field of :class:`Options`, and what it is on the command line, for an output and in a record.
+    """Row of the table: a field of :class:`Options` and its flag.
 
     Attributes:
         name: the field. A field with two rows is two flags that exclude each other.

@@ -1,4 +1,4 @@
-"""What :mod:`ckconv.system` does where a system has no calls of POSIX for it, as Windows has none."""
+"""Substitutes for POSIX calls, for systems such as Windows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_some(fd: int, content: Buffer, offset: int) -> int:
 
 
 def wait_for_reader(fd: int) -> None:
-    """As :func:`ckconv.system.wait_for_reader`: nothing tells when the pipe has room, so it is tried again."""
+    """Wait for a pipe's reader by trying again after a moment."""
     time.sleep(_SOON)
 
 
@@ -62,11 +62,11 @@ def free_space(directory: Path) -> int | None:
 
 
 def sync_directory(path: Path, fd: int | None = None) -> None:
-    """Nothing: a directory is no file that could be opened; NTFS keeps a journal of names."""
+    """Do nothing: NTFS keeps a journal of names."""
 
 
 def become_directory(made: Path, place: Path) -> None:
-    """As :func:`ckconv.system.become_directory`: a rename replaces nothing, not even an empty directory."""
+    """Rename a directory; an empty one in its place goes first."""
     with suppress(FileNotFoundError):
         place.rmdir()
     made.rename(place)
@@ -90,7 +90,10 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Nothing says whose file it is; who may not remove it is told so."""
+    """Assume that a file is the user's own.
+
+    Who may not remove it hears so from the system.
+    """
     return True
 
 

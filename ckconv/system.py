@@ -238,6 +238,15 @@ def limits() -> dict[str, int]:
     return found
 
 
+def limit_process(nbytes: int, seconds: int) -> None:
+    """Give this process at most so many bytes of memory and seconds of processor time, where the system can."""
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
 def require_memory(nbytes: int) -> None:
     """Ask the system for memory and give it back, or raise.
 

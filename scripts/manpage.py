@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ckconv.cli import VERBS, main  # noqa: E402
-from ckconv.cli.sections import GROUPS, Sections  # noqa: E402
+from ckconv.cli.settings import GROUPS, Sections  # noqa: E402
 from ckconv.core.version import __version__  # noqa: E402
 
 PAGE = ROOT / "docs/ckconv.1"

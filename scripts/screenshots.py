@@ -1,4 +1,7 @@
-"""Write docs/screenshots: what real terminals (tmux) show, as SVG; with --pyodide FOLDER the viewer in a browser."""
+"""Write docs/screenshots: what real terminals (tmux) show, as SVG, and pages in Chromium, where there is one.
+
+With --pyodide FOLDER the viewer, too.
+"""
 
 from __future__ import annotations
 
@@ -136,6 +139,37 @@ def browser(pyodide: Path) -> None:
             served.shutdown()
 
 
+#: Name of a picture -> the command that writes a page, with PAGE for where.
+PAGES = {
+    "page-inspect": f"inspect {MODELS[0]} --html PAGE",
+    "page-convert": "convert hf/qwen2-tied-bf16 out.gguf --quantize q8_0 --html PAGE",
+    "page-adapter": "inspect lora/llama-r4-attn-mlp --html PAGE",
+}
+
+
+def pages() -> None:
+    """Pages of --html, on a wide light screen and on a narrow dark one."""
+    from browser import chromium
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        for folder in ("hf", "lora", "kquants"):
+            (place / folder).symlink_to(ROOT / "fixtures" / folder)
+        with chromium(place / "profile") as tab:
+            for title, command in PAGES.items():
+                words = shlex.split(command.replace("PAGE", f"{title}.html"))
+                environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+                subprocess.run([sys.executable, "-m", "ckconv", *words], cwd=place, env=environment, check=True)
+                for width, mode in ((1280, "light"), (400, "dark")):
+                    scheme = [{"name": "prefers-color-scheme", "value": mode}]
+                    tab.call("Emulation.setEmulatedMedia", features=scheme)
+                    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+                    tab.call("Emulation.setDeviceMetricsOverride", **size)
+                    tab.open((place / f"{title}.html").as_uri())
+                    picture = tab.picture(format="webp", quality=50)
+                    (PICTURES / f"{title}-{width}.webp").write_bytes(picture)
+
+
 def main() -> None:
     """Write all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,6 +177,8 @@ def main() -> None:
     arguments = parser.parse_args()
     PICTURES.mkdir(exist_ok=True)
     terminals()
+    if shutil.which("chromium"):
+        pages()
     if arguments.pyodide is not None:
         browser(arguments.pyodide)
 

@@ -1,4 +1,4 @@
-"""Build the folder that serves docs/viewer: the page, Pyodide, and the wheels of this tree and of click."""
+"""Build the folder that serves docs/viewer: the page, Pyodide, and the wheels of this tree, click and PyYAML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,6 +41,9 @@ def build(folder: Path, pyodide: Path | None) -> None:
         for name in ("ckconv", "click"):
             (wheel,) = Path(place).glob(f"{name}-*.whl")
             shutil.copyfile(wheel, folder / f"{name}.whl")
+        with zipfile.ZipFile(folder / "yaml.whl", "w", zipfile.ZIP_DEFLATED) as archive:  # without its compiled half
+            for source in sorted(Path(yaml.__file__).parent.glob("*.py")):
+                archive.write(source, f"yaml/{source.name}")
 
 
 def server(folder: Path, port: int) -> http.server.ThreadingHTTPServer:

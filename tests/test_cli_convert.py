@@ -565,8 +565,8 @@ def test_quiet(source: Path, tmp_path: Path, ckconv) -> None:
 
 def test_verbose_lists_every_step(source: Path, tmp_path: Path, ckconv) -> None:
     out = ckconv("-v", "convert", source, tmp_path / "m.bump").out
-    assert "  copy    F32             layer.0.wq  <- blk.0.attn_q.weight" in out
-    assert "  zero    F32             layer.1.b2" in out
+    assert "  copy      F32             layer.0.wq  <- blk.0.attn_q.weight" in out
+    assert "  zero      F32             layer.1.b2" in out
     digest = (tmp_path / "m.bump").read_bytes()[0x40:0x60].hex()
     assert f"payload sha256 {digest} " in out
     assert f"sha256 {hashlib.sha256((tmp_path / 'm.bump').read_bytes()).hexdigest()} " in out

@@ -9,7 +9,7 @@ import pytest
 from conftest import FIXTURES
 from test_cli_inspect import on_a_terminal
 
-from ckconv.cli.fitted import fitted, shortened
+from ckconv.cli.render import fitted, shortened
 
 MODEL = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 QUANTIZED = FIXTURES / "kquants/llama64.Q4_K_M.gguf"

@@ -14,10 +14,10 @@ import pytest
 from conftest import FIXTURES
 
 from ckconv.cli import VERBS, main
-from ckconv.cli.sections import GROUPS, Sections
+from ckconv.cli.settings import GROUPS, Sections
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
-SECTIONED = [verb for verb in VERBS if isinstance(importlib.import_module(f"ckconv.cli.{verb}").command, Sections)]
+SECTIONED = [verb for verb in VERBS if isinstance(main.get_command(click.Context(main), verb), Sections)]
 
 
 @pytest.mark.parametrize("verb", SECTIONED)

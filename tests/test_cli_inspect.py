@@ -111,12 +111,49 @@ def test_metadata_alone(ckconv: Run) -> None:
 
 def test_long_arrays_are_cut_and_counted(ckconv: Run) -> None:
     (tokens,) = (cells for cells in fields(ckconv("inspect", GEMMA).out, "metadata") if cells[0].endswith(".tokens"))
-    assert tokens[2].startswith("['<pad>', ")
+    assert tokens[2].startswith('["<pad>", ')
     assert tokens[2].endswith(", ... 384 in all]")
-    assert tokens[2].count("', '") == 4
+    assert tokens[2].count('", "') == 4
 
     head = ckconv("inspect", "--json", GEMMA).json["metadata"]["tokenizer.ggml.tokens"]
     assert (head["count"], len(head["head"])) == (384, 5)
+
+
+def test_full_arrays_have_all_of_their_elements(ckconv: Run) -> None:
+    tokens = ckconv("inspect", "--json", "--full", GEMMA).json["metadata"]["tokenizer.ggml.tokens"]
+    assert (tokens["count"], len(tokens["value"]), tokens["value"][0]) == (384, 384, "<pad>")
+    (row,) = (
+        cells for cells in fields(ckconv("inspect", "--full", GEMMA).out, "metadata") if cells[0].endswith(".tokens")
+    )
+    assert json.loads(row[2]) == tokens["value"]
+
+
+def test_booleans_and_objects_are_json_in_a_pipe(ckconv: Run) -> None:
+    rows = {key: value for key, _, value in fields(ckconv("inspect", FIXTURES / "hf/qwen3-tied-bf16").out, "metadata")}
+    assert rows["attention_bias"] == "false"
+    assert json.loads(rows["architectures"]) == ["Qwen3ForCausalLM"]
+
+
+def test_markdown_is_tables_for_a_model_card(ckconv: Run, tmp_path: Path) -> None:
+    name = "a|b <img src=x>"
+    assert ckconv("edit", GEMMA, tmp_path / "m.gguf", "--set-meta", f"general.name={name}").code == 0
+    lines = ckconv("inspect", "--markdown", tmp_path / "m.gguf").out.splitlines()
+    assert lines[2] == r"| Name | a\|b &lt;img src=x> |"
+    assert "| gguf | yes |  |" in lines
+    assert all(line.startswith("|") or not line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "tables"),
+    [("FORCE_COLOR", "1", True), ("CLICOLOR_FORCE", "1", True), ("FORCE_COLOR", "0", False)],
+)
+def test_color_may_be_forced_into_a_pipe(
+    ckconv: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str, tables: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(name, value)
+    out = ckconv("inspect", GEMMA).out
+    assert (out.startswith("\x1b[1m"), out.startswith("model\t")) == (tables, not tables)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +259,10 @@ def test_the_document_of_a_bump_file(ckconv: Run, bump: Path) -> None:
 
     check_document(document)
     assert (document["format"], document["version"], document["architecture"]) == ("bump", 3, "llama")
-    assert document["targets"] == []
+    assert [(target["target"], target["converts"]) for target in document["targets"]] == [
+        ("bump 3", True),
+        ("bump 5", True),
+    ]
     assert {"layers.0.attention.q.weight", "output_norm.weight"} <= {str(t["canonical"]) for t in document["tensors"]}
 
 
@@ -247,7 +287,11 @@ def test_numbers_that_json_does_not_have_are_words(ckconv: Run, tmp_path: Path) 
 
     metadata = json.loads(found.out, parse_constant=pytest.fail)["metadata"]
     assert [metadata["a"]["value"], metadata["b"]["value"], metadata["c"]["head"]] == ["nan", "-inf", [1.0, "inf"]]
-    assert [cells[2] for cells in fields(ckconv("inspect", path).out, "metadata")][1:] == ["nan", "-inf", "[1.0, inf]"]
+    assert [cells[2] for cells in fields(ckconv("inspect", path).out, "metadata")][1:] == [
+        "nan",
+        "-inf",
+        '[1.0, "inf"]',
+    ]
 
 
 def test_control_characters_are_escaped_everywhere(ckconv: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from models import Model
 from test_memory import COMMAND, MB, peak
 
-from ckconv.cli.jsontext import json_parts
+from ckconv.cli.render import json_parts
 from ckconv.core import tensors as made
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.safetensors import container as safetensors_header

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import pickle
+import pydoc
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,10 +30,11 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_every_name_is_there_and_documented() -> None:
-    for name in ckconv.__all__:
+    for name in dir(ckconv):
         assert getattr(ckconv, name) is not None
         assert name == "__version__" or getattr(ckconv, name).__doc__
-    assert dir(ckconv) == sorted(ckconv.__all__)
+    assert ckconv.__doc__
+    assert [name for name in dir(ckconv) if name not in ckconv.__doc__] == ["__version__"]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ckconv.nothing  # noqa: B018
 
@@ -289,3 +294,89 @@ def test_plan_targets_and_hash(source: Path, tmp_path: Path) -> None:
     assert (found["gguf"], len(found["bump 3"])) == ((), 1)
     ckconv.convert(source, tmp_path / "hf", to="hf")
     assert ckconv.hash(tmp_path / "hf") == ckconv.hash(source)
+
+
+def test_a_missing_file_is_also_the_error_of_python(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        ckconv.open_model(tmp_path / "nowhere.gguf")
+    assert isinstance(missing.value, InputError)
+    assert (missing.value.code, missing.value.filename) == ("input.missing", str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(FileNotFoundError):
+        [*ckconv.iter_tensors(tmp_path / "nowhere.gguf", to="mlx")]
+
+
+def test_an_output_that_is_there_is_also_the_error_of_python(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.bump").touch()
+    with pytest.raises(FileExistsError) as there:
+        ckconv.convert(source, tmp_path / "out.bump")
+    assert isinstance(there.value, OutputError)
+    assert there.value.hint == "force=True replaces it"
+    assert str(pickle.loads(pickle.dumps(there.value))) == str(there.value)
+
+
+def test_hints_name_arguments() -> None:
+    with pytest.raises(ckconv.CkconvError) as refused:
+        ckconv.convert(FIXTURES / "kquants/llama64.Q4_K_M.gguf", "never/", to="hf")
+    assert "Options(dequantize=True) decodes" in str(refused.value.hint)
+    assert "--" not in f"{refused.value.hint}{refused.value.details}"
+
+
+@pytest.mark.parametrize(
+    ("model", "to", "name", "options"),
+    [
+        ("hf/llama-bias-f32", "mlx", "model.safetensors", ckconv.Options(quantize="affine:4:32")),
+        ("hf/qwen3-tied-bf16", "hf", "model.safetensors", ckconv.Options()),
+        ("kquants/llama64.Q4_K_M.gguf", "hf", "model.safetensors", ckconv.Options(dequantize=True)),
+        ("gguf/llama-bias-f32.f32.gguf", "hf", "model.safetensors", ckconv.Options(fuse=("qkv",))),
+    ],
+)
+def test_tensors_of_a_target_without_its_files(
+    model: str, to: str, name: str, options: ckconv.Options, tmp_path: Path
+) -> None:
+    made = dict(ckconv.iter_tensors(FIXTURES / model, to=to, options=options))
+    ckconv.convert(FIXTURES / model, f"{tmp_path}/m/", to=to, options=options)
+    data = (tmp_path / "m" / name).read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    assert [*made] == sorted(header, key=lambda key: header[key]["data_offsets"])
+    for key, said in header.items():
+        begin, end = (start + at for at in said["data_offsets"])
+        assert (made[key].tobytes(), list(made[key].shape)) == (data[begin:end], said["shape"])
+
+
+def test_tensors_of_a_gguf_are_rows_of_blocks(tmp_path: Path) -> None:
+    options = ckconv.Options(quantize="q8_0")
+    made = dict(ckconv.iter_tensors(FIXTURES / "hf/llama-bias-f32", to="gguf", options=options))
+    ckconv.convert(FIXTURES / "hf/llama-bias-f32", tmp_path / "m.gguf", options=options)
+    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert made.keys() == stored.keys()
+    assert all(np.array_equal(made[key].reshape(-1), data.reshape(-1)) for key, data in stored.items())
+
+
+def test_an_output_goes_into_a_file_object(tmp_path: Path) -> None:
+    source = FIXTURES / "hf/llama-bias-f32"
+    held = io.BytesIO()
+    ckconv.convert(source, held, to="gguf")
+    ckconv.convert(source, tmp_path / "m.gguf")
+    assert held.getvalue() == (tmp_path / "m.gguf").read_bytes()
+    held = io.BytesIO()
+    ckconv.convert(source, held, to="mlx")
+    with tarfile.open(fileobj=io.BytesIO(held.getvalue())) as archive:
+        names = archive.getnames()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {*names}
+    with pytest.raises(UsageError):
+        ckconv.convert(source, io.BytesIO(), to="gguf", record=True)
+
+
+def test_a_batch_goes_on_behind_an_error(source: Path, tmp_path: Path) -> None:
+    models = [source, FIXTURES / "hf/gpt2-hub-f32", FIXTURES / "hf/llama-tied-bf16"]
+    found = [*ckconv.batch(models, tmp_path / "out", to="bump")]
+    assert [path for path, _ in found] == models
+    assert [isinstance(result, ckconv.Report) for _, result in found] == [True, False, True]
+    assert (tmp_path / "out" / source.stem / "weights.bump").is_file()
+
+
+def test_help_fits_two_screens() -> None:
+    text = pydoc.plain(pydoc.render_doc(ckconv))
+    assert len(text.splitlines()) <= 100

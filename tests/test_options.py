@@ -14,7 +14,7 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.cli import main
-from ckconv.cli.conversion import options_of
+from ckconv.cli.flags import options_of
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Records, Takes, asked
 from ckconv.record.conversion import options_of as recorded_options

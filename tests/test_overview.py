@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES
 
-from ckconv.cli.layermap import VECTORS, layer_map, marks
-from ckconv.cli.overview import overview
-from ckconv.cli.repeated import repeated
+from ckconv.cli.describe import VECTORS, layer_map, marks, overview, repeated
 from ckconv.formats.detect import open_index
 
 K_QUANTS = FIXTURES / "kquants"
@@ -19,7 +17,7 @@ GEMMA = FIXTURES / "hf" / "gemma3-text-bf16"
 def test_a_label_is_what_the_file_says_where_its_tensors_are_that() -> None:
     assert overview(open_index(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf")).types == "BF16"
     found = overview(open_index(K_QUANTS / "llama64.Q4_K_M.gguf")).types
-    assert found == "Q5_0 (said to be Q4_K_M)", "rows of 64 elements are no K-quants"
+    assert found == "Q4_K_M (mostly Q5_0)", "rows of 64 elements are no K-quants"
 
 
 def test_bits_of_a_weight_count_scales() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Result
+from safetensors.numpy import load_file
 
 from ckconv.cli import page
 
@@ -58,11 +61,16 @@ def made(ckconv: Callable[..., Result], tmp_path: Path) -> str:
 def test_the_page_has_headline_targets_map_tensors_and_metadata(made: str) -> None:
     texts = Page(made).texts
     assert [text for tag, text in texts if tag == "h1"] == ["Llama Untied F32"]
-    assert [text for tag, text in texts if tag == "h2"] == ["What it is", "Where it can go", "Types by layer", "Types"]
+    assert [text for tag, text in texts if tag == "h2"] == [
+        "Where it can go", "Bytes", "Types by layer", "One layer of 2", "Types",
+    ]  # fmt: skip
     assert [text for tag, text in texts if tag == "summary"] == ["21 tensors", "27 metadata keys"]
     said = [text for _, text in texts]
-    assert {"Q5_0 (said to be Q4_K_M)", "attention.q", "blk.1.ffn_down.weight", "general.architecture"} <= set(said)
-    assert "123,200" in said
+    assert {"Q4_K_M (mostly Q5_0)", "attention.q", "123.2 K", "blk.1.ffn_down.weight", "general.architecture"} <= set(
+        said
+    )
+    assert "layers.0.attention.q" not in said
+    assert "layer 0, ffn.up: Q5_0, 128 x 64, 5.6 kB" in said  # what a box of the picture says
 
 
 def test_a_page_asks_nobody_and_runs_nothing(made: str) -> None:
@@ -80,7 +88,10 @@ def test_a_page_can_be_read_by_a_screen_reader_and_by_keyboard(made: str) -> Non
     assert all(cell.get("scope") in ("row", "col") for cell in read.of("th"))
     wide = [element for element in read.of("div") if element.get("class") == "wide"]
     assert all(element["tabindex"] == "0" and element["aria-label"] for element in wide)
-    assert {element["aria-label"] for element in read.of("abbr")} == {"Q5_0", "Q8_0", "F32"}
+    pictures = [element for element in read.of("svg") if "aria-hidden" not in element]
+    assert [element["role"] for element in pictures] == ["img", "img"]
+    assert pictures[0]["aria-label"] == "Q5_0 60.5 kB, Q8_0 37.0 kB, F32 1.3 kB"
+    assert "attention.v: Q5_0 in 0; Q8_0 in 1" in str(pictures[1]["aria-label"])
 
 
 def test_what_a_model_says_of_itself_is_text(ckconv: Callable[..., Result], tmp_path: Path) -> None:
@@ -90,6 +101,40 @@ def test_what_a_model_says_of_itself_is_text(ckconv: Callable[..., Result], tmp_
     read = Page((tmp_path / "page.html").read_text("utf-8"))
     assert read.of("script") == []
     assert ("h1", name) in read.texts
+
+
+def test_a_page_shows_areas_in_proportion_to_bytes(made: str) -> None:
+    boxes = re.findall(
+        r'width="([\d.]+)" height="([\d.]+)" class="\w+"><title>(?:layer|emb|head|oth)[^<]*</title>', made
+    )
+    tree = boxes[: made[: made.index("Types by layer")].count("<rect")]
+    assert sum(float(wide) * float(high) for wide, high in tree) == pytest.approx(1000 * 300, rel=1e-3)
+
+
+def test_a_page_of_an_adapter_has_rank_scale_and_norm(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    adapter = ROOT / "fixtures/lora/llama-r4-attn-mlp"
+    assert ckconv("inspect", adapter, "--html", tmp_path / "page.html").code == 0
+    made = (tmp_path / "page.html").read_text("utf-8")
+    assert "Size of the change by module" in made
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    a, b = (
+        tensors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight"].astype("f8") for part in "AB"
+    )
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    norm = np.linalg.norm(config["lora_alpha"] / config["r"] * (b @ a))
+    assert '<th scope="row">layers.0.attention.q</th>' in made
+    assert f"<td>{norm:.4g}</td>" in made
+
+
+def test_force_replaces_a_page_and_nothing_else(ckconv: Callable[..., Result], made: str, tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    place.write_text("<!DOCTYPE html> an older one")
+    assert ckconv("inspect", MODEL, "--html", place, "--force").code == 0
+    assert place.read_text("utf-8") == made
+    place.write_text("mine")
+    done = ckconv("inspect", MODEL, "--html", place, "--force")
+    assert (done.code, "is no page" in done.err, place.read_text()) == (6, True, "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_a_page_replaces_nothing(ckconv: Callable[..., Result], tmp_path: Path) -> None:
@@ -138,7 +183,7 @@ def test_a_browser_draws_it_and_opens_no_connection(made: str, tmp_path: Path) -
     assert asked == ["http://pixel.invalid/x.png"]
     drawn, asked = requests(tmp_path / "page.html", tmp_path)
     assert asked == []
-    assert Page(drawn).of("abbr") == Page(made).of("abbr")
+    assert len(Page(drawn).of("rect")) == len(Page(made).of("rect")) > 30
 
 
 def brightness(color: str) -> float:
@@ -148,7 +193,7 @@ def brightness(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize("pair", page.COLORS)
+@pytest.mark.parametrize("pair", [*page.COLORS, page.HOT])
 def test_characters_stand_out_from_the_grounds_of_types(pair: tuple[str, str]) -> None:
     for ground, ink in zip(pair, ("#1a1a1a", "#f0f0f0"), strict=True):
         darker, lighter = sorted((brightness(ground), brightness(ink)))

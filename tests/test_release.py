@@ -191,3 +191,23 @@ def test_the_action_compares_with_a_source() -> None:
     model = "fixtures/gguf/llama-tied-bf16.auto.gguf"
     done = verify(model, model, "--weights -v")
     assert (done.returncode, "verified 20/20 tensors" in done.stdout) == (0, True)
+
+
+def test_the_address_stands_where_the_page_of_publishing_says() -> None:
+    """A project that gets another one changes these files, and no other."""
+    address, page = "github.com/ckconv/ckconv", (ROOT / "docs/publishing.md").read_text()
+    listed = set(re.findall(r"`([\w./]+\.(?:md|cff|toml|py))`", page.partition("## Each release")[0]))
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not tracked:
+        pytest.skip("not a checkout")
+    texts = (ROOT / name for name in tracked if not name.startswith(("fixtures/", "tests/", "docs/screenshots/")))
+    found = {path.relative_to(ROOT).as_posix() for path in texts if address in path.read_text("utf-8", "replace")}
+    assert found == listed
+
+
+def test_actions_are_used_at_commits() -> None:
+    """A tag may move."""
+    files = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / "action.yml", ROOT / "docs/publishing.md"]
+    used = [use for path in files for use in re.findall(r"uses: (\S+)", path.read_text()) if use != "./"]
+    assert len(used) > 15
+    assert [use for use in used if not re.fullmatch(r"[\w/-]+@([0-9a-f]{40}|COMMIT)", use)] == []

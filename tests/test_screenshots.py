@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "scripts"))
-from screenshots import COMMANDS, WIDTHS, drawn  # noqa: E402
+from screenshots import COMMANDS, PAGES, WIDTHS, drawn  # noqa: E402
 
 PICTURES = sorted((ROOT / "docs/screenshots").iterdir())
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,6 +23,7 @@ def lines(svg: str) -> list[str]:
 
 def test_every_command_has_its_pictures_and_the_pages_lead_to_them() -> None:
     names = {f"{name}-{width}.svg" for name in COMMANDS for width in WIDTHS} | {"viewer.webp"}
+    names |= {f"{name}-{width}.webp" for name in PAGES for width in (400, 1280)}
     assert {path.name for path in PICTURES} == names
     assert set(re.findall(r"\]\(screenshots/([^)]+)\)", (ROOT / "docs/cli.md").read_text())) == names
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Axis, Layout, Strip, merged
 from ckconv.core.tensors import (
@@ -33,7 +31,6 @@ from ckconv.families.naming_schemes import NESTED, decoder
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader, canonical_pieces
 
 # What an adapter changes: of which module, of which rows of a fused one.
 
@@ -363,9 +360,11 @@ def same_rank(one: Tensor, other: Tensor, files: Files) -> tuple[Tensor, Tensor]
 
 
 def _zero_beyond(tensor: Tensor, axis: int, rank: int, files: Files) -> bool:
+    from ckconv.io.rows import RowReader, canonical_pieces  # numpy, which reading an adapter does without
+
     first = rank * tensor.dtype.size if axis else 0
     rest = tensor if axis else rows_of(tensor, rank, tensor.shape[0] - rank)
-    return not any(bool(np.any(rows[:, first:])) for _, rows in canonical_pieces(RowReader(rest, files)))
+    return not any(bool(rows[:, first:].any()) for _, rows in canonical_pieces(RowReader(rest, files)))
 
 
 def _columns_of(tensor: Tensor, cols: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The command line: one module a verb, imported only when it is called."""
+"""Command line: one module a verb, imported when the verb is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from ckconv.cli.settings import CONTEXT, common_options
 from ckconv.core.version import __version__
 
-#: verb -> what `ckconv --help` says of it. The module has the verb's name; its command is called ``command``.
+#: verb -> what `ckconv --help` says of it. Its module has the verb's name and holds ``command``.
 VERBS: dict[str, str] = {
     "convert": "Convert a model; the output's format from its name, or --to.",
     "batch": "Convert many models, each to a directory of its own; goes on where it was interrupted.",
@@ -48,7 +48,10 @@ class ReaderGone(Exception):
 
 
 class Verbs(click.Group):
-    """A group whose commands are found by name, so that start-up imports one of them at most."""
+    """Group of commands that are found by name.
+
+    Start-up imports one of them at most.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, in the order of the help."""
@@ -58,13 +61,18 @@ class Verbs(click.Group):
         """Import the verb's module."""
         if cmd_name not in VERBS:
             return None
+        if cmd_name == completion.name:
+            return completion
         command: click.Command = importlib.import_module(f"ckconv.cli.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, and the defaults of its flags; for another word, name the command that does the work."""
+        """Find the verb and the defaults of its flags.
+
+        For another word, name the command that does the work.
+        """
         word = args[0] if args else ""
         if word == "version":
             click.echo(f"ckconv {__version__}")
@@ -95,18 +103,24 @@ class Verbs(click.Group):
 
             found = defaults_of(command, rest, VERBS)
             ctx.default_map = {name: {key: default.value for key, default in found.items()}}
-            ctx.meta["ckconv.defaults"] = found
+            ctx.meta["ckconv.defaults"], ctx.meta["ckconv.words"] = found, rest
         return name, command, rest
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        """Parse the options, which may print the help; like :meth:`invoke` where nobody reads it."""
+        """Parse the options, which may print the help.
+
+        A reader that went away is met as :meth:`invoke` meets it.
+        """
         try:
             return super().make_context(*arguments, **more)
         except BrokenPipeError as error:
             raise ReaderGone from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; click itself would end the process with status 1 where stdout's reader went away."""
+        """Run the command.
+
+        click itself would end the process with status 1 where stdout's reader went away.
+        """
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -127,3 +141,21 @@ def main(**_: Any) -> None:
     Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a bug, 2 usage, 3 malformed input,
     4 unsupported or lossy, 5 verification failed, 6 the output could not be written, 7 `learn` leaves questions.
     """
+
+
+@click.command("completion", context_settings=CONTEXT)
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: bash, zsh or fish.
+
+    \b
+    bash:  eval "$(ckconv completion bash)"
+    zsh:   eval "$(ckconv completion zsh)"
+    fish:  ckconv completion fish | source
+    """  # noqa: D301 - click's mark for lines that stay as they are
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "ckconv", "_CKCONV_COMPLETE").source())

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ckconv.cli.conversion import adapters_of, cluster_option, conversion_options, options_of, writing_options
-from ckconv.cli.fitted import NARROWEST, shortened, width
-from ckconv.cli.format_name import FormatName
-from ckconv.cli.render import print_lines, size
-from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.errors import InputError, UsageError, counted, listed, shown, unreadable
+from ckconv.cli.flags import (
+    MAP_NAME,
+    FormatName,
+    adapters_of,
+    cluster_option,
+    conversion_options,
+    options_of,
+    writing_options,
+)
+from ckconv.cli.progress import ProgressLine
+from ckconv.cli.render import NARROWEST, Lines, as_error, error_facts, print_error, print_lines, shortened, size, width
+from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, settings_of
+from ckconv.core.version import __version__
+from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, counted, listed, shown, unreadable
+from ckconv.formats import format_of
+from ckconv.io.addresses import as_path
 
 if TYPE_CHECKING:
-    from ckconv.cli.batch_run import Model
+    from concurrent.futures import Executor
+
+    from ckconv.options import Options
+    from ckconv.plan.steps import Written
+
 
 #: Exit statuses, the one that counts most first; those of signals come before all.
 _GRAVITY = (1, 5, 6, 3, 4, 2)
@@ -51,13 +67,14 @@ _EXAMPLES = {
 def command(
     context: click.Context, /, sources: tuple[Path, ...], from_file: Path | None, into: Path, **flags: Any
 ) -> int:
-    """Convert many models, each to DIR/NAME with its conversion record; NAME is that of SRC without its suffix.
+    """Convert many models, each to DIR/NAME with its conversion record.
+
+    NAME is that of SRC without its suffix.
 
     What is there and fits its record is not written again, so the same command goes on with a batch that was
-    interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON; on a
-    terminal a table of all stands at the end.
+    interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON, a
+    terminal one for people.
     """
-    from ckconv.cli.batch_run import Batch
     from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
     from ckconv.plan.choices import check_values
@@ -77,7 +94,7 @@ def command(
             with failing(into):  # it stays, whatever comes of it: another batch may have begun to use it
                 into.mkdir(exist_ok=True)
         try:
-            batch = Batch(flags, options, adapters, settings)
+            batch = Batch(flags, options, adapters, settings, max(len(model.target) for model in models))
             if flags["cluster"]:
                 from ckconv.conversion.cluster import connected
 
@@ -87,7 +104,7 @@ def command(
                 batch.run(models)
         finally:
             if sys.stdout.isatty() and not (settings.json or settings.quiet):
-                print_lines(_table(models, width(err=False)))
+                print_lines([_counts(models)])
     found = {model.exit_status for model in models}
     return next((status for status in _GRAVITY if status in found), 0)
 
@@ -114,13 +131,11 @@ def _listed(path: Path) -> Iterator[Path]:
 
 
 def _models(sources: Sequence[Path], into: Path) -> list[Model]:
-    """What is converted, and where each goes.
+    """List the models, and the place of each.
 
     Raises:
         UsageError: there is none; ``usage.target``, two would go to one place, or one to its own.
     """
-    from ckconv.cli.batch_run import Model
-
     if not sources:
         raise UsageError("usage", "nothing to convert: give SRC... or --from-file LIST")
     named: dict[str, list[Path]] = {}
@@ -138,7 +153,10 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
 
 
 def _name(source: Path) -> str:
-    """What a model is called: a directory as it is (of a download cache, as the repository), a file without suffix."""
+    """Name of a model in the batch.
+
+    A directory as it is (of a download cache, the repository), a file without suffix.
+    """
     from ckconv.families.gguf_metadata import directory_name
     from ckconv.formats import FORMATS
     from ckconv.formats.gguf.values import parse_shard_name
@@ -155,18 +173,262 @@ def _name(source: Path) -> str:
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
 
 
-def _table(models: Sequence[Model], columns: int | None) -> Iterator[str]:
-    """Every model that was come to in a line of at most so many columns, then how many became what."""
-    begun = [model for model in models if model.status]
-    found = [f"[{model.error['code']}]" if model.error else size(model.bytes or 0) for model in begun]
-    ends = [f"  {what:>9}  {model.seconds:>7.1f} s" for model, what in zip(begun, found, strict=True)]
-    room = max((columns or sys.maxsize) - 13 - max(map(len, ends), default=0), NARROWEST // 3)
-    names = [shortened(model.target, room) for model in begun]
-    longest = max(map(len, names), default=0)
-    for model, name, end in zip(begun, names, ends, strict=True):
-        yield f"{model.status:<11}  {name:<{longest}}{end}"
-    counts = {
-        status: sum(model.status == status for model in models) for status in dict.fromkeys(m.status for m in begun)
-    }
-    left = [f"{len(models) - len(begun):,} not begun"] if len(begun) < len(models) else []
-    yield ", ".join([*(f"{count:,} {status}" for status, count in counts.items()), *left])
+def _line(model: Model, longest: int) -> str:
+    """Line for people about a model, as wide as the terminal."""
+    what = f"[{model.error['code']}]" if model.error else size(model.bytes or 0)
+    end = f"  {what:>9}  {model.seconds:>7.1f} s"
+    room = max((width(err=False) or sys.maxsize) - 13 - len(end), NARROWEST // 3)
+    return f"{model.status:<11}  {shortened(model.target, room):<{min(longest, room)}}{end}"
+
+
+def _counts(models: Sequence[Model]) -> str:
+    """How many became what."""
+    found = Counter(model.status for model in models)
+    left = found.pop("", 0)
+    counts = [f"{count:,} {status}" for status, count in found.items()]
+    return ", ".join([*counts, *([f"{left:,} not begun"] if left else [])])
+
+
+#: Flags that a worker is told of.
+_SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify")
+
+#: Version of a line's shape.
+SCHEMA = 1
+
+
+@dataclass
+class Model:
+    """Model of a batch, with the fields of its line.
+
+    Attributes:
+        target: its own directory.
+        status: ``converted``, ``there``, ``planned``, ``failed``, ``interrupted``; empty before it began.
+        exit_status: what ``convert`` would have ended with.
+        verified: tensors compared; ``None`` where none were.
+        error: as ``--json`` prints one.
+    """
+
+    source: str
+    target: str
+    status: str = ""
+    exit_status: int = 0
+    seconds: float = 0.0
+    format: str | None = None
+    version: int | None = None
+    bytes: int | None = None
+    verified: int | None = None
+    files: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+
+class Batch:
+    """Flags and output that all models of a batch share."""
+
+    def __init__(
+        self,
+        flags: Mapping[str, Any],
+        options: Options,
+        adapters: Sequence[tuple[Path, float]],
+        settings: Settings,
+        longest: int = 0,
+    ) -> None:
+        """Nothing is done yet; ``longest`` is how long names of targets are."""
+        self._flags, self._options, self._adapters, self._settings = flags, options, adapters, settings
+        self._longest = longest
+        self._lines = Lines(shown=settings.json or not settings.quiet)
+
+    def run(self, models: Sequence[Model]) -> None:
+        """Convert all; a failure is the model's own.
+
+        Raises:
+            Interrupted: a signal came; its model's line says so.
+            OutputError: ``output.write``, stdout could not be written.
+        """
+        for model in models:
+            started = time.monotonic()
+            try:
+                convert(model, self._flags, self._options, self._adapters, self._settings)
+            except Interrupted as error:
+                _fail(model, error, "interrupted")
+                raise _interrupted(error, models) from error
+            except Exception as error:
+                self._failed(model, error)
+            finally:
+                model.seconds = round(time.monotonic() - started, 3)
+                self._print(model)
+        self._lines.check()
+
+    def run_on(self, executor: Executor, models: Sequence[Model]) -> None:
+        """The same by the processes of an executor, in any order.
+
+        Raises:
+            Interrupted, OutputError: as :meth:`run`; ``cluster.version`` or ``cluster.worker``.
+        """
+        from ckconv.conversion.cluster import dispatched
+        from ckconv.conversion.resume import absolute, absolute_path
+
+        known = {absolute_path(model.source): number for number, model in enumerate(models)}
+        jobs = [
+            Job(
+                __version__,
+                {name: self._flags[name] for name in _SENT},
+                absolute(self._options),
+                [(absolute_path(path), weight) for path, weight in self._adapters],
+                self._flags["jobs"],
+                replace(model, source=absolute_path(model.source), target=os.path.abspath(model.target) + "/"),  # noqa: PTH100
+            )
+            for model in models
+        ]
+        try:
+            for made, error in dispatched(executor, converted, jobs):
+                model = models[known[made.source]]
+                for name, value in asdict(made).items():
+                    if name not in ("source", "target"):
+                        setattr(model, name, value)
+                self._print(model)
+                if error is not None:
+                    print_error(error, self._settings)
+        except Interrupted as error:
+            raise _interrupted(error, models) from error
+        self._lines.check()
+
+    def _print(self, model: Model) -> None:
+        if sys.stdout.isatty() and not (self._settings.json or self._settings.quiet):
+            print_lines([_line(model, self._longest)])
+        else:
+            self._lines.print({"schema": SCHEMA, **asdict(model), "source": shown(model.source)})
+
+    def _failed(self, model: Model, error: Exception) -> None:
+        from ckconv.signals import check
+
+        check()  # a signal's exception may come out of an import as an ImportError
+        if self._settings.debug:
+            raise error
+        known = as_error(error)
+        _fail(model, known, "failed")
+        print_error(known, self._settings)
+
+
+class Job(NamedTuple):
+    """Model for another process, with all that converts it."""
+
+    version: str
+    flags: Mapping[str, Any]
+    options: Options
+    adapters: Sequence[tuple[str, float]]
+    jobs: int | None
+    model: Model
+
+
+def converted(job: Job) -> tuple[Model, CkconvError | None]:
+    """Convert a model in a fresh process, and report the result.
+
+    Raises:
+        OutputError: ``cluster.version``.
+    """
+    from ckconv.conversion.resume import check_version
+    from ckconv.families.catalog import own_families
+    from ckconv.io.tiles import at_once
+
+    check_version(job.version)
+    model, started, adapters = job.model, time.monotonic(), [(as_path(path), weight) for path, weight in job.adapters]
+    failure: CkconvError | None = None
+    with own_families(job.options.families), at_once(job.jobs or 1):
+        for again in (True, False):
+            try:
+                convert(model, job.flags, job.options, adapters)
+            except Exception as error:
+                failure = as_error(error)
+                if again and failure.code == "output.exists":  # somebody who was taken for dead may have made it
+                    continue
+                _fail(model, failure, "failed")
+            else:
+                failure = None
+            break
+    model.seconds = round(time.monotonic() - started, 3)
+    return model, failure
+
+
+def convert(
+    model: Model,
+    flags: Mapping[str, Any],
+    options: Options,
+    adapters: Sequence[tuple[Path, float]],
+    settings: Settings | None = None,
+) -> None:
+    """Convert a model, or find it there.
+
+    Args:
+        settings: of whoever watches.
+
+    Raises:
+        CkconvError: as ``convert``.
+    """
+    from ckconv.api import prepare
+    from ckconv.comparison.verify import found_there
+    from ckconv.conversion.run import run
+    from ckconv.conversion.sidefiles import Facts, late_files, recorded
+    from ckconv.errors import OutputError
+    from ckconv.publish.checks import followed
+    from ckconv.publish.journal import bring_back
+    from ckconv.signals import declare
+
+    declare(None)  # what was true of the model before
+    bring_back(Path(model.target))
+    plan, place = prepare(
+        as_path(model.source),
+        model.target,
+        to=flags["to"],
+        source_format=flags["source_format"],
+        adapters=adapters,
+        options=options,
+    )
+    place = place._replace(typed=False)
+    followed(Path(model.target), force=False, typed=False)
+    facts = Facts(plan, adapters)
+    late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
+    model.format, model.version = plan.format, plan.version or format_of(plan.format).version or None
+    model.bytes = plan.nbytes
+    model.notes = [*plan.notes]
+    extra = [MAP_NAME] if flags["with_map"] else []
+    needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]
+    there: tuple[Written, ...] = ()
+    try:
+        there = found_there(plan, place, needed, recorded(facts, place))
+    except OutputError:
+        if not flags["force"]:
+            raise
+    if there:
+        names = {file.name for file in plan.files}
+        model.status, model.files = "there", _files(file for file in there if file.path.name in names)
+        return
+    if flags["dry_run"]:
+        model.status = "planned"
+        return
+    with ProgressLine(settings or Settings(quiet=True), model.target) as line:
+        report = run(
+            plan,
+            place,
+            force=flags["force"],
+            verify=not flags["no_verify"],
+            on_request=extra,
+            late=late,
+            watcher=line,
+        )
+    model.status, model.verified, model.notes = "converted", report.verified, [*report.plan.notes]
+    model.files = _files(report.files)
+
+
+def _interrupted(error: Interrupted, models: Sequence[Model]) -> Interrupted:
+    done = sum(one.status in ("converted", "there") for one in models)
+    what = f"interrupted; {done:,} of {len(models):,} models are done; the same command continues"
+    return Interrupted(error.signal_number, what, (error.message, *error.details))
+
+
+def _fail(model: Model, error: CkconvError, status: str) -> None:
+    model.status, model.exit_status, model.error = status, error.exit_code, error_facts(error)
+
+
+def _files(files: Iterable[Written]) -> list[dict[str, Any]]:
+    return [{"path": str(file.path), "bytes": file.nbytes, "sha256": file.sha256} for file in files]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import (
+from ckconv.cli.flags import (
     MAP_NAME,
+    FormatName,
     adapters_of,
     cluster_option,
     conversion_options,
@@ -19,17 +22,35 @@ from ckconv.cli.conversion import (
     sources_and_output,
     writing_options,
 )
-from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of, told_elsewhere
-from ckconv.errors import CkconvError, OutputError, UsageError
+from ckconv.cli.render import print_report_lines, say, size
+from ckconv.cli.settings import (
+    CONTEXT,
+    PATH,
+    Sections,
+    Settings,
+    common_options,
+    page_option,
+    settings_of,
+    told_elsewhere,
+)
+from ckconv.core.metadata import CONFIG_NAME
+from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
+from ckconv.formats import format_of, whole_format
+from ckconv.formats.destination import without_say_beside
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from ckconv.cli.settings import Settings
     from ckconv.conversion.run import Report
+    from ckconv.formats.destination import Destination
     from ckconv.options import Options
+    from ckconv.plan.steps import Plan
+    from ckconv.publish.files import SideFile
+
 
 #: Side file -> the flag that says where it goes.
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
@@ -78,7 +99,7 @@ _EXAMPLES = {
     is_flag=True,
     help="Write configuration, tokenizer and template, and no weights: what vLLM and transformers need beside a GGUF.",
 )
-@page_option("Write a page to FILE, which must be new: source and output, and how far each tensor is apart.")
+@page_option("Write a page to FILE: source and output, and how far each tensor is apart.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -141,6 +162,8 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             options=options,
         )
         plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
+        if plan.format == "mlx" and not options.quantize and "-q" in context.find_root().meta.get("ckconv.words", ()):
+            say("ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n")
         beside, force = flags["mmproj"], flags["force"]
         tower = None
         if beside:
@@ -148,8 +171,13 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
 
             tower, plan = prepare_tower(src, beside, options=options), without_hint(plan)
             tower = tower[0], tower[1]._replace(typed=False)  # beside DST no link is followed
-        for each in (plan, *([tower[0]] if tower else [])):
-            each.check()
+        try:
+            for each in (plan, *([tower[0]] if tower else [])):
+                each.check()
+        except UnsupportedError as error:
+            again = partial(prepare, src, dst, to=flags["to"], source_format=flags["source_format"])
+            error.details = (*error.details, *(() if adapters or seen else _ways_out(plan, again)))
+            raise
         if flags["dry_run"]:
             print_plan(plan, dst, settings, tower=tower)
             return
@@ -194,10 +222,11 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             )
             made, report = report, upload.publish(report, line) if upload else report
         if flags["page"] is not None:
-            from ckconv.cli.pair_page import page_of_conversion
+            from ckconv.cli.page import page_of_conversion, write
 
             try:
-                page_of_conversion(flags["page"], made, directory=target.directory, config=flags["config_out"])
+                drawn = page_of_conversion(made, directory=target.directory, config=flags["config_out"])
+                write(flags["page"], drawn, force=force)
             except CkconvError as error:
                 error.details = (*error.details, f"the output is complete and there: {report.target}")
                 raise
@@ -213,6 +242,45 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 _print(first, beside_it, settings, err=dst in ON_STDOUT)
 
 
+#: What may help a refused conversion, from what loses least: options, their flags, and what is lost.
+_WAYS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"engine": "july"}, "--engine july", "nothing is lost, and only that engine computes it"),
+    ({"dequantize": True}, "--dequantize", "every value is exact, in FP32; the blocks are lost"),
+    (
+        {"dequantize": True, "dtype": "bf16", "allow_lossy": True},
+        "--dequantize --dtype bf16 --allow-lossy",
+        "values are rounded to 8 bits of precision; the blocks are lost",
+    ),
+    (
+        {"dequantize": True, "quantize": "q8_0"},
+        "--dequantize --quantize q8_0",
+        "values are rounded to blocks of 8 bits; the blocks of SRC are lost",
+    ),
+)
+
+
+def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Iterator[str]:
+    """Flags that convert a refused quantized model, by what they lose.
+
+    Args:
+        again: plans the same conversion with other options.
+    """
+    if not any(tensor.dtype.block > 1 for tensor in plan.index.everything.values()):
+        return
+    for changes, flags, lost in _WAYS:
+        if all(getattr(plan.options, name) == value for name, value in changes.items()):
+            continue
+        try:
+            other, _ = again(options=replace(plan.options, **changes, file_name=""))
+        except CkconvError:
+            continue
+        if not other.refusals:
+            kept = (
+                "" if other.record or not format_of(other.format).keeps_source else "; SRC cannot be restored from it"
+            )
+            yield f"way out: {flags}: {size(other.nbytes)}, {lost}{kept}"
+
+
 def _executor(context: click.Context, address: str) -> Executor:
     from ckconv.conversion.cluster import connected
 
@@ -226,12 +294,10 @@ def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:
 
     if dst in ON_STDOUT or flags["dry_run"] or flags["side_files_only"]:
         raise UsageError("usage.flag", "--html shows an output: it excludes -, --dry-run and --side-files-only")
-    check_new(page)
+    check_new(page, force=flags["force"])
 
 
 def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], settings: Settings) -> None:
-    from ckconv.cli.side_files import check_flags, planned, write_side_files
-
     check_flags(flags, options)
     plan, place = planned(src, dst, to=flags["to"], source_format=flags["source_format"], options=options)
     config, force, dry_run = flags["config_out"], flags["force"], flags["dry_run"]
@@ -239,7 +305,10 @@ def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], se
 
 
 def _print(report: Report, tower: Report | None, settings: Settings, *, err: bool) -> None:
-    """Print the report; where that fails the output is there all the same, and the error says so."""
+    """Print the report.
+
+    Where that fails the output is there all the same, and the error says so.
+    """
     from ckconv.cli.report import print_report
 
     try:
@@ -252,3 +321,118 @@ def _print(report: Report, tower: Report | None, settings: Settings, *, err: boo
 
         message = f"the output is complete; only the report could not be printed: {error.strerror}"
         raise OutputError(write_code(error), message, path=report.target) from None
+
+
+#: Flags about weights, and about files that tell of them, beside those of the table of options.
+_ABOUT_WEIGHTS = (
+    "adapters", "attest", "checksums", "cluster", "jobs", "manifest", "mmproj", "no_verify", "record", "resume",
+    "with_map",
+)  # fmt: skip
+
+
+def check_flags(flags: Mapping[str, Any], options: Options) -> None:
+    """Refuse flags that have no say where no weights are written.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    names = {"adapters": "adapter", "with_map": "map"}
+    given = [f"--{names.get(name, name).replace('_', '-')}" for name in _ABOUT_WEIGHTS if flags[name]]
+    given += without_say_beside(options)
+    if given:
+        raise UsageError("usage.flag", f"{given[0]} is about weights, and --side-files-only writes none")
+
+
+def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, options: Options) -> Any:
+    """Plan side files, whatever blocks the weights have.
+
+    Raises:
+        UnsupportedError: ``plan.refused``, the family, the configuration or the tokenizer has no form there.
+        UsageError: ``usage.side-file``, the format has nothing beside its weights that is of use without them, or DST
+            is not a directory.
+    """
+    from ckconv.api import prepare
+    from ckconv.formats.destination import named_by_directory
+
+    to = to or (None if named_by_directory(dst) else whole_format())
+    plan, place = prepare(src, dst, to=to, source_format=source_format, options=options)
+    adapter = plan.index.adapter is not None
+    if adapter or not format_of(place.format).described_beside:
+        raise UsageError(
+            "usage.side-file",
+            f"{plan.format} has no files that are of use without its weights: they describe them, or are inside",
+            hint=None if adapter else "--to hf writes what transformers and vLLM read beside a GGUF",
+        )
+    if place.directory is None:
+        raise UsageError("usage.side-file", "side files have names of their own", hint="name a directory: DST/")
+    if plan.refusals:
+        decoded = replace(options, dequantize=True, allow_lossy=True)
+        plan, place = prepare(src, dst, to=to, source_format=source_format, options=decoded)
+    plan.check()
+    return plan, place
+
+
+def write_side_files(
+    plan: Plan, place: Destination, settings: Settings, *, config: Path | None, force: bool, dry_run: bool
+) -> None:
+    """Publish the side files of a plan, all or none, and list them.
+
+    Args:
+        config: where ``config.json`` goes, if not into the directory.
+
+    Raises:
+        OutputError: as of a conversion.
+    """
+    from ckconv.cli.report import print_plan, print_report
+    from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents
+    from ckconv.conversion.run import Report
+    from ckconv.io.files import Files
+    from ckconv.publish.staging import Outputs, Small
+
+    started = time.monotonic()
+    assert place.directory is not None
+    container = plan.contents()
+    plan = replace(plan, files=(), left_out=(), notes=container.notes)
+    found: dict[str, SideFile] = {
+        name: content
+        for name, content in container.side_files.items()
+        if name not in container.on_request and not name.endswith(INDEX_SUFFIX)
+    }
+    if config is not None and CONFIG_NAME not in found:
+        raise UsageError("usage.side-file", f"{plan.target_name} has no {CONFIG_NAME}")
+    side = {
+        config if config is not None and name == CONFIG_NAME else place.directory / name: Small(name, content)
+        for name, content in found.items()
+    }
+    if not dry_run:
+        inputs = (*plan.index.files, *plan.index.side_files)
+        last = [path for path, small in side.items() if small.name == CONFIG_NAME]
+        gone = left_documents(plan, place, list(side)) if force else []
+        look = partial(check_leftovers, plan, place, (), side, gone)
+        with (
+            Files(plan.index.identities) as files,
+            Outputs({}, side, directory=place.directory, force=force, inputs=inputs, last=last, gone=gone) as outputs,
+        ):
+            look()
+            files.check_unchanged()
+            outputs.publish(look)
+        plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *outputs.notes))
+    paths = tuple(side)
+    if settings.json:
+        if dry_run:
+            print_plan(plan, place.name, settings)
+        else:
+            print_report(Report(plan, place.name, (), paths, None, time.monotonic() - started), settings, err=False)
+    elif not settings.quiet:
+        print_report_lines(_lines(plan, place, paths, dry_run=dry_run), settings)
+
+
+def _lines(plan: Plan, place: Destination, paths: Sequence[Path], *, dry_run: bool) -> list[str]:
+    names = ", ".join(path.name for path in paths)
+    return [
+        f"{place.name}  {counted(len(paths), 'file')} for {shown(plan.index.path.name)} ({plan.index.architecture}),"
+        " no weights",
+        f"  {names}",
+        *(f"  note: {note}" for note in plan.notes),
+        *(["nothing written"] if dry_run else []),
+    ]

@@ -1,4 +1,6 @@
-"""Defaults of flags: ``CKCONV_FLAG`` of the environment, then ``ckconv.toml`` or ``[tool.ckconv]`` of pyproject.toml.
+"""Defaults of flags from the environment and ``ckconv.toml``.
+
+``CKCONV_FLAG`` counts first, then ``ckconv.toml`` or ``[tool.ckconv]`` of pyproject.toml.
 
 A key is a flag without its dashes. At the top it counts for every command that has the flag, in a table named after a
 command for that one alone, in ``[preset.NAME]`` where ``--preset NAME`` asks for it. The file is that of the working
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ def defaults_of(command: click.Command, arguments: Sequence[str], verbs: Mapping
             for key, value in values.items():
                 if key in flags:
                     origin = file.at(key, table)
-                    found[flags[key].name or ""] = Default(_value(flags[key], value, key, origin), origin)
+                    _take(found, flags[key], Default(_value(flags[key], value, key, origin), origin))
                 elif table == command.name:
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
     elif _preset(arguments):
@@ -77,8 +79,30 @@ def defaults_of(command: click.Command, arguments: Sequence[str], verbs: Mapping
     for key, option in flags.items():
         name = f"{_PREFIX}{key.upper().replace('-', '_')}"
         if text := os.environ.get(name):
-            found[option.name or ""] = Default(_value(option, [text] if option.multiple else text, key, name), name)
+            _take(found, option, Default(_value(option, [text] if option.multiple else text, key, name), name))
+    given = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("--")}
+    for key in given & flags.keys():
+        for other in _opposites(key):
+            found.pop(other, None)
     return found
+
+
+def _take(found: dict[str, Default], option: click.Option, default: Default) -> None:
+    """Put a nearer default in the place of farther ones.
+
+    Those of its opposites go, too.
+    """
+    for other in _opposites(option.opts[-1].lstrip("-")) if default.value else ():
+        found.pop(other, None)
+    found[option.name or ""] = default
+
+
+def _opposites(flag: str) -> Iterator[str]:
+    """Parameters whose flags exclude this one: ``--tie`` and ``--untie``."""
+    from ckconv.options import OPTIONS
+
+    names = {row.name for row in OPTIONS if row.flag == f"--{flag}"}
+    yield from (row.flag[2:].replace("-", "_") for row in OPTIONS if row.name in names and row.flag != f"--{flag}")
 
 
 def _fault(where: str, message: str, hint: str = "") -> UsageError:
@@ -86,7 +110,7 @@ def _fault(where: str, message: str, hint: str = "") -> UsageError:
 
 
 def _flags(command: click.Command) -> dict[str, click.Option]:
-    """Flag, without dashes -> the option, of those that a default may be given for."""
+    """Flag, without dashes -> the option, where defaults are allowed."""
     options = [option for option in command.params if isinstance(option, click.Option)]
     left = {"help", _PRESET, "debug"}
     return {flag.lstrip("-"): o for o in options for flag in o.opts if flag.startswith("--") and flag[2:] not in left}
@@ -151,7 +175,7 @@ def _tables(file: _File, name: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _check(file: _File, verbs: Mapping[str, str]) -> None:
-    """Every key is a flag of some command, every table is one of a command or a preset.
+    """Check that keys are flags, and tables commands or presets.
 
     Raises:
         UsageError: ``usage.defaults``.
@@ -167,7 +191,8 @@ def _check(file: _File, verbs: Mapping[str, str]) -> None:
     groups += [(f"{_PRESET}.{name}", {**table}) for name, table in presets.items()]
     if not any(keys for _, keys in groups):
         return
-    known = {flag for verb in verbs for flag in _flags(import_module(f"ckconv.cli.{verb}").command)}
+    own = (import_module(f"ckconv.cli.{verb}").command for verb in verbs if verb != "completion")
+    known = {flag for command in own for flag in _flags(command)}
     for table, keys in groups:
         for key in keys:
             if key not in known:

@@ -1,30 +1,37 @@
-"""What ``inspect`` knows of a model, ready to be printed: facts, tensors, metadata, and what it could become."""
+"""Facts of `inspect`: headline, tensors, metadata, targets."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ckconv.cli.overview import Overview, as_document, as_rows, overview
-from ckconv.cli.render import container, cut
+from ckconv.cli.render import container, count, cut, printable, size
 from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
+from ckconv.core.metadata import Card, document_of
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.errors import CkconvError, shown
-from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
+from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
+from ckconv.errors import CkconvError, counted, listed, shown
+from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
+from ckconv.families.schema import DRAFTS
+from ckconv.formats import Output, adapter_outputs, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
-from ckconv.io.files import head_is_embedding
+from ckconv.io.files import card_of, head_is_embedding
+from ckconv.plan import recipes
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
 
 if TYPE_CHECKING:
     from ckconv.comparison.hash import Hashes
+
 
 #: Elements of an array that are shown before it is cut.
 SHOWN_ELEMENTS = 5
@@ -36,7 +43,7 @@ _CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
 
 
 class Target(NamedTuple):
-    """Whether the model converts to a target as it is, every reason if not, and what there is to know of the output."""
+    """Format that a model may convert to, with reasons and notes."""
 
     name: str
     reasons: tuple[Reason, ...]
@@ -45,7 +52,10 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Description:
-    """Everything ``inspect`` prints, independent of how."""
+    """Facts that ``inspect`` prints, independent of how.
+
+    ``full``: arrays come with all of their elements.
+    """
 
     index: TensorIndex
     shown: Sequence[StoredTensor]
@@ -53,6 +63,7 @@ class Description:
     hashes: Hashes | None
     overview: Overview
     hazards: tuple[Hazard, ...]
+    full: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
@@ -92,7 +103,7 @@ class Description:
 
     @property
     def modules(self) -> list[tuple[str, str, str, int, str, str]]:
-        """(canonical module, its path, method, rank, alpha, effective scale) of an adapter."""
+        """(module, path, method, rank, alpha, scale) of an adapter."""
         adapter = self.index.adapter
         return [
             (m.name, m.path, m.kind, m.rank, "-" if m.alpha is None else f"{m.alpha:g}", repr(m.scale))
@@ -117,9 +128,9 @@ class Description:
         """(key, type, value as text), long arrays and texts cut."""
         for key, item in self.index.metadata.items():
             if isinstance(item, MetaValue):
-                yield key, item.type, cut(_text(item.value))
+                yield key, item.type, cut(_text(item.value, full=self.full))
             else:
-                yield key, _KINDS.get(type(item), type(item).__name__), "null" if item is None else cut(str(item))
+                yield key, _KINDS.get(type(item), type(item).__name__), cut(_text(item))
 
     def document(self) -> dict[str, Any]:
         """The document of ``--json``."""
@@ -140,7 +151,7 @@ class Description:
             "tensors": (self._tensor(tensor) for tensor in self.shown),
             "unknown_tensors": (tensor.name for tensor in index.unknown),
             "hazards": [hazard._asdict() for hazard in self.hazards],
-            "metadata": {key: _json(item) for key, item in index.metadata.items()},
+            "metadata": {key: _json(item, full=self.full) for key, item in index.metadata.items()},
             "targets": [
                 {
                     "target": t.name,
@@ -154,7 +165,7 @@ class Description:
         }
 
     def _adapter(self) -> dict[str, Any]:
-        """What there is to say of an adapter; nothing of a model."""
+        """Fields of an adapter; none of a model."""
         adapter = self.index.adapter
         if adapter is None:
             return {}
@@ -194,6 +205,34 @@ class Description:
         for row in self._rows(only_metadata=only_metadata, only_tensors=only_tensors):
             yield "\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row)
 
+    def markdown(self) -> Iterator[str]:
+        """Lines for a model card: headline, types and targets."""
+        index, o = self.index, self.overview
+        yield from ("| | |", "|---|---|")
+        facts = {
+            "Name": o.name,
+            "Format": container(index.format, index.version, "v"),
+            "Architecture": index.architecture,
+            "Parameters": count(index.parameters),
+            "Size": size(index.nbytes),
+            "Types": o.types,
+            "Bits per weight": f"{o.bits:.2f}",
+            "Context": f"{o.context:,} tokens" if o.context else "",
+            "Tokenizer": o.tokenizer,
+            "Chat template": "; ".join(o.abilities) or {True: "yes", False: "no", None: ""}[o.template],
+            "License": o.card.license_name or o.card.license,
+            "Base model": ", ".join(o.card.base_models),
+            **{f"KV cache at {cache.tokens:,} tokens (F16)": size(cache.nbytes) for cache in o.caches},
+        }
+        yield from (f"| {name} | {_cell(text)} |" for name, text in facts.items() if text)
+        yield from ("", "| type | tensors | size |", "|---|--:|--:|")
+        yield from (f"| {name} | {tensors:,} | {size(nbytes)} |" for name, tensors, nbytes in self.types)
+        if self.targets:
+            yield from ("", "| converts to | | |", "|---|---|---|")
+            for target in self.targets:
+                why = _cell("; ".join(reason.text for reason in target.reasons))
+                yield f"| {target.name} | {'no' if target.reasons else 'yes'} | {why} |"
+
     def _rows(self, *, only_metadata: bool, only_tensors: bool) -> Iterator[tuple[object, ...]]:
         index = self.index
         everything = not (only_metadata or only_tensors)
@@ -227,7 +266,13 @@ class Description:
 
 
 def describe(
-    index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool, everywhere: bool = False
+    index: TensorIndex,
+    *,
+    tensors: str | None,
+    hashes: Hashes | None,
+    piped: bool,
+    everywhere: bool = False,
+    full: bool = False,
 ) -> Description:
     """Gather what is to be shown.
 
@@ -237,13 +282,13 @@ def describe(
     """
     listed = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
-    if index.facts.get("kind", "model") == "model" and not format_of(index.format).keeps_source:
+    if index.facts.get("kind", "model") == "model":
         source = SourceFacts(not piped and head_is_embedding(index))
         outputs = [output for output in model_outputs() if output.judged or (everywhere and output.general)]
         targets = tuple(_target(index, output.name, output, source) for output in outputs)
     if index.adapter is not None:
         targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
-    return Description(index, listed, targets, hashes, overview(index), hazards(index))
+    return Description(index, listed, targets, hashes, overview(index), hazards(index), full)
 
 
 def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:
@@ -254,25 +299,63 @@ def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) 
     return Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 
+def _cell(text: str) -> str:
+    """Text of a model, escaped for a cell of Markdown."""
+    return " ".join(printable(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def norms_of(index: TensorIndex) -> dict[str, float]:
+    """Module of a LoRA -> Frobenius norm of its change.
+
+    Empty where numpy is not installed.
+
+    The norm of scale * B @ A is had from the two small products of the matrices with themselves.
+    """
+    from importlib.util import find_spec
+
+    if index.adapter is None or find_spec("numpy") is None:
+        return {}
+    from ckconv.formats.model import Model
+
+    tensors, found = Model(index).tensors, {}
+    for module in index.adapter.modules.values():
+        if {Role.A, Role.B} <= {*module.roles}:
+            a = tensors[f"{module.name}.{Role.A.value}"].values().astype("f8")
+            b = tensors[f"{module.name}.{Role.B.value}"].values().astype("f8")
+            square = float(((b.T @ b) * (a @ a.T)).sum())
+            found[module.name] = abs(module.scale) * math.sqrt(max(square, 0.0))
+    return found
+
+
 def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:
     return any(fnmatchcase(name, glob) for name in (tensor.name, *index.canonical_of.get(tensor.name, ())))
 
 
-def _text(value: object) -> str:
+def _text(value: object, *, full: bool = False) -> str:
+    """Value as JSON has it, a text as it stands.
+
+    Of a long array the first elements.
+    """
+    if isinstance(value, str):
+        return value
     if not isinstance(value, ArrayRef):
-        return str(value)
-    first = ", ".join(
-        repr(element) if isinstance(element, str) else str(element) for element in value.head(SHOWN_ELEMENTS)
-    )
+        plain = _plain(value)
+        return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
+    if full:
+        return json.dumps([_plain(element) for element in value.head(value.count)], ensure_ascii=False)
+    first = ", ".join(json.dumps(_plain(element), ensure_ascii=False) for element in value.head(SHOWN_ELEMENTS))
     more = f", ... {value.count:,} in all" if value.count > SHOWN_ELEMENTS else ""
     return f"[{first}{more}]"
 
 
-def _json(item: object) -> object:
-    """A metadata value for JSON: arrays as their first elements and their count, bytes that are no text escaped."""
+def _json(item: object, *, full: bool) -> object:
+    """Metadata value for JSON, arrays cut or in full."""
     if not isinstance(item, MetaValue):
         return _plain(item)
     if isinstance(item.value, ArrayRef):
+        if full:
+            values = [_plain(element) for element in item.value.head(item.value.count)]
+            return {"type": item.type, "count": item.value.count, "value": values}
         head = [_plain(element) for element in item.value.head(SHOWN_ELEMENTS)]
         return {"type": item.type, "count": item.value.count, "head": head}
     return {"type": item.type, "value": _plain(item.value)}
@@ -287,3 +370,323 @@ def _plain(value: object) -> object:
     return (
         str(value) if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
     )
+
+
+#: What layers keep of every token: rows of K and of V, or of the vector that latent attention makes both of.
+_CACHED = frozenset(
+    {"layers.{n}.attention.k.weight", "layers.{n}.attention.v.weight", "layers.{n}.attention.kv_a.weight"}
+)
+
+#: Bytes of a number in a cache of F16, which engines have where nothing else is asked for.
+_F16 = 2
+
+#: Contexts for which the cache is said, where the model has so many; its own is the last.
+_CONTEXTS = (4_096, 32_768)
+
+#: Percent of the bytes from which on the headline names a second type.
+_SHOWN_SHARE = 5
+
+_SLIDING = "sliding_attention"
+
+
+class Cache(NamedTuple):
+    """Bytes that the keys and values of so many tokens take."""
+
+    tokens: int
+    nbytes: int
+
+
+class Overview(NamedTuple):
+    """The headline; texts are empty where the model says nothing.
+
+    Attributes:
+        types: a label such as ``Q4_K_M``.
+        bits: stored bits of a weight, scales and padding counted.
+        tokenizer: its kind, or the file that it is in.
+        template: it has a chat template; ``None`` where that is not known.
+        abilities: what each of its chat templates does.
+        heads: what there is besides a text model: layers that predict further tokens, a classifier, a tower.
+    """
+
+    name: str
+    types: str
+    bits: float
+    context: int
+    tokenizer: str
+    template: bool | None
+    card: Card
+    caches: tuple[Cache, ...]
+    heads: tuple[str, ...] = ()
+    abilities: tuple[str, ...] = ()
+
+
+def overview(index: TensorIndex) -> Overview:
+    """Gather it; nothing but headers and documents is read."""
+    parameters, typed = index.parameters, index.metadata_kind is MetadataKind.TYPED
+    return Overview(
+        name=_name(index),
+        types=_label(index),
+        bits=8 * index.nbytes / parameters if parameters else 0.0,
+        context=index.config.context_length if index.config else 0,
+        tokenizer=_tokenizer(index),
+        template=any(key.startswith("tokenizer.chat_template") for key in index.metadata)
+        if typed
+        else _template(index),
+        card=card_of(index),
+        caches=_caches(index),
+        heads=tuple(_heads(index)),
+        abilities=tuple(_abilities(index)),
+    )
+
+
+def as_document(found: Overview) -> dict[str, Any]:
+    """The same for JSON: what the model does not say is null."""
+    facts = {**found._asdict(), "bits": round(found.bits, 3)}
+    facts["card"] = {key: _listed(value) for key, value in found.card._asdict().items()}
+    facts["heads"], facts["abilities"] = [*found.heads], [*found.abilities]
+    facts["caches"] = [cache._asdict() for cache in found.caches]
+    return {key: None if value == "" else value for key, value in facts.items()}
+
+
+def _listed(value: str | tuple[str, ...]) -> list[str] | str | None:
+    return [*value] if isinstance(value, tuple) else value or None
+
+
+def as_rows(found: Overview) -> Iterator[tuple[str, object]]:
+    """(what, value) of everything that the model says, for lines."""
+    yield "name", found.name
+    yield "types", found.types
+    yield "bits", f"{found.bits:.3f}"
+    said = (("context", found.context), ("tokenizer", found.tokenizer))
+    yield from ((key, value) for key, value in said if value)
+    if found.template is not None:
+        yield "chat_template", "yes" if found.template else "no"
+    yield from (("template_does", text) for text in found.abilities)
+    for key, value in found.card._asdict().items():
+        if value:
+            yield key, value if isinstance(value, str) else ", ".join(value)
+    yield from (("heads", head) for head in found.heads)
+    yield from ((f"cache_{cache.tokens}", cache.nbytes) for cache in found.caches)
+
+
+def _name(index: TensorIndex) -> str:
+    """Name that the model has for itself, else that of its place."""
+    own = index.metadata.get("model_name")
+    said = _value(index, "general.name") or (cut(own) if isinstance(own, str) else "")
+    return said or directory_name(index.path) or index.path.name
+
+
+def _value(index: TensorIndex, key: str) -> str:
+    item = index.metadata.get(key)
+    return cut(item.value) if isinstance(item, MetaValue) and isinstance(item.value, str) else ""
+
+
+def _label(index: TensorIndex) -> str:
+    """Name of a GGUF's mix of types, else the largest types."""
+    nbytes: Counter[str] = Counter()
+    for tensor in index.tensors.values():
+        nbytes[tensor.dtype.name] += tensor.nbytes
+    for stored in index.unknown:
+        whole = index.packed.get(stored.name)
+        nbytes[(whole or stored).dtype.name] += stored.extent.nbytes
+    item = index.metadata.get("general.file_type")
+    number = item.value if isinstance(item, MetaValue) and isinstance(item.value, int) else None
+    names = {recipes.file_type(name): (name.upper(), recipes.base(name)) for name in recipes.names()}
+    names = {**{value: (name, name) for name, value in FILE_TYPES.items()}, **names}
+    most = [name for name, _ in nbytes.most_common(2)]
+    if number in names:
+        said, base = names[number]
+        if said != base or base not in most:  # the name of a mix, or of other types than there are
+            return said if base in most or not most else f"{said} (mostly {most[0]})"
+    total = sum(nbytes.values())
+    shares = {name: 100 * nbytes[name] // total for name in most if 100 * nbytes[name] >= _SHOWN_SHARE * total > 0}
+    return ", ".join(f"{name} {share} %" for name, share in shares.items()) if len(shares) > 1 else "".join(most[:1])
+
+
+def _tokenizer(index: TensorIndex) -> str:
+    if index.metadata_kind is MetadataKind.TYPED:
+        model, pre = _value(index, "tokenizer.ggml.model"), _value(index, "tokenizer.ggml.pre")
+        return f"{model} ({pre})" if pre else model
+    names = {path.name for path in index.side_files}
+    return next((name for name in _TOKENIZERS if name in names), "")
+
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer.tiktoken", "vocab.json", "vocab.txt")
+
+
+def _template(index: TensorIndex) -> bool | None:
+    from ckconv.tokenizer.source import texts_of
+
+    try:
+        if index.metadata_kind is MetadataKind.OWN:
+            return True if index.metadata.get("chat_template") else None
+        return "chat_template" in texts_of(index) if index.side_files else None
+    except CkconvError:
+        return None
+
+
+def _abilities(index: TensorIndex) -> Iterator[str]:
+    """Roles, tools and thinking of each chat template, by its text."""
+    from ckconv.tokenizer.source import templates_of
+    from ckconv.tokenizer.templates import abilities_of
+
+    try:
+        found = dict(templates_of(index))
+    except CkconvError:
+        return
+    for where, text in found.items():
+        name = where.rpartition("chat_template")[2].strip(" .")
+        yield f"{name}: {abilities_of(text)}" if name else str(abilities_of(text))
+
+
+def _heads(index: TensorIndex) -> Iterator[str]:
+    own = index.config.own if index.config is not None else {}
+    if own.get(DRAFTS):
+        yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
+    if labels := own.get("labels"):
+        yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
+    if index.tower is not None:
+        yield f"the tower of a {index.tower.family}: {counted(len(index.tensors), 'tensor')}"
+    elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
+        from ckconv.families.naming_schemes import is_beside_text
+        from ckconv.families.towers import tower_of_document
+
+        document = document_of(index.metadata)
+        if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):
+            family = tower_of_document(document)
+            whose = f"the tower of a {family.name}" if family else "a tower that ckconv does not know"
+            yield f"{whose}: {counted(beside, 'tensor')}"
+
+
+def _caches(index: TensorIndex) -> tuple[Cache, ...]:
+    """Bytes of the KV cache, sliding layers by their window."""
+    config = index.config
+    if config is None or not config.context_length:
+        return ()
+    whole = sliding = 0
+    for name, tensor in index.tensors.items():
+        pattern, layer, _ = parse(name)
+        if pattern in _CACHED and layer is not None and layer < config.num_layers:
+            kinds = config.layer_types
+            slides = bool(config.sliding_window) and (
+                kinds is None or (layer < len(kinds) and kinds[layer] == _SLIDING)
+            )
+            rows = tensor.shape[0] * _F16
+            sliding, whole = (sliding + rows, whole) if slides else (sliding, whole + rows)
+    if not whole + sliding:
+        return ()
+    window = config.sliding_window or 0
+    lengths = [*(n for n in _CONTEXTS if n < config.context_length), config.context_length]
+    return tuple(Cache(n, n * whole + min(n, window) * sliding) for n in lengths)
+
+
+#: What names of plain numbers begin with, and what stands for a type whose own characters are taken.
+_PLAIN, _MARKS = "BF", "abcdefghijklmnopqrstuvwxyz"
+
+
+#: What the row of vectors is called.
+VECTORS = "vectors"
+
+
+class LayerMap(NamedTuple):
+    """Role -> the type of every layer, empty where there is none.
+
+    ``outside`` of the layers are embedding and head.
+    """
+
+    layers: tuple[int, ...]
+    rows: Mapping[str, tuple[str, ...]]
+    outside: Mapping[str, str] = {}
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Every type, in the order in which they come."""
+        return tuple(
+            dict.fromkeys(name for row in (self.outside.values(), *self.rows.values()) for name in row if name)
+        )
+
+
+def layer_map(tensors: Mapping[str, Tensor]) -> LayerMap:
+    """Map tensors by role and layer.
+
+    Experts of one role are one, and so are the vectors of a layer.
+
+    Where the experts of a role, or the vectors of a layer, have several types, the last one stands.
+    """
+    cells: dict[str, dict[int, str]] = {}
+    for name, tensor in tensors.items():
+        pattern, layer, _ = parse(name)
+        if layer is not None:
+            role = role_of(pattern) if len(tensor.shape) > 1 else VECTORS
+            cells.setdefault(role, {})[layer] = tensor.dtype.name
+    if VECTORS in cells:
+        cells[VECTORS] = cells.pop(VECTORS)
+    layers = tuple(sorted({layer for row in cells.values() for layer in row}))
+    outside = {role: tensors[name].dtype.name for name, role in OUTSIDE.items() if name in tensors}
+    rows = {role: tuple(row.get(layer, "") for layer in layers) for role, row in cells.items()}
+    return LayerMap(layers, rows, outside)
+
+
+#: Matrices outside of the layers that are often the largest of all -> their roles.
+OUTSIDE = {"token_embedding.weight": "embedding", "output.weight": "head"}
+
+
+def role_of(pattern: str) -> str:
+    """``attention.q`` of ``layers.{n}.attention.q.weight``."""
+    return pattern.rpartition("{n}.")[2].removesuffix(".weight").replace(".{e}", "")
+
+
+def marks(types: Sequence[str]) -> dict[str, str]:
+    """Character for every type: bits of blocks, letter of plain numbers.
+
+    Else the next letter.
+    """
+    found: dict[str, str] = {}
+    for name in types:
+        digits = [c for c in name if c.isdigit()]
+        wanted = (name[:1], *digits[:1]) if name[:1] in _PLAIN else (*digits[:1], name[:1])
+        free = (c for c in (*wanted, *_MARKS) if c not in found.values())
+        found[name] = next(free, "?")
+    return found
+
+
+class Row(NamedTuple):
+    """One tensor, or all of so many equal layers."""
+
+    name: str
+    types: str
+    shape: str
+    nbytes: int
+
+
+def repeated(tensors: Mapping[str, Tensor]) -> list[Row]:
+    """Rows of tensors, those of equal layers in one."""
+    layers: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
+    alone: list[Row] = []
+    for name, tensor in tensors.items():
+        pattern, layer, _ = parse(name)
+        if layer is None:
+            alone.append(Row(name, tensor.dtype.name, " x ".join(map(str, tensor.shape)), tensor.nbytes))
+        else:
+            layers.setdefault((pattern.partition("{n}")[0], layer), []).append((pattern, tensor))
+    alike: dict[tuple[str, object], list[int]] = {}
+    for (stack, layer), held in layers.items():
+        kind = tuple(sorted((pattern, t.dtype.name, t.shape) for pattern, t in held))
+        alike.setdefault((stack, kind), []).append(layer)
+    rows = []
+    for (stack, _), numbers in alike.items():
+        held = layers[stack, numbers[0]]
+        types = ", ".join(dict.fromkeys(tensor.dtype.name for _, tensor in held))
+        nbytes = sum(tensor.nbytes for number in numbers for _, tensor in layers[stack, number])
+        times = f"{len(numbers)} x: " if len(numbers) > 1 else ""
+        rows.append(Row(f"{stack}{runs(numbers)}  {times}{counted(len(held), 'tensor')}", types, "", nbytes))
+    return [*alone[:1], *rows, *alone[1:]]
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """``0-3,7`` of 0, 1, 2, 3 and 7."""
+    runs = (
+        [number for _, number in run]
+        for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    )
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

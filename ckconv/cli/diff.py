@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import flag
+from ckconv.cli.flags import flag
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, page_option, settings_of
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ _SHOWN = 20
     metavar="T",
     help="Count a tensor as the same if its relative error (RMS) is at most T, such as 1e-6.",
 )
-@page_option("Write a page to FILE, which must be new: both models, and how far each tensor is apart.")
+@page_option("Write a page to FILE: both models, and how far each tensor is apart.")
+@force_option
 @common_options
 @click.pass_context
 def command(
@@ -56,8 +57,11 @@ def command(
     weights: bool,
     tolerance: float,
     page: Path | None,
+    force: bool,
 ) -> int:
-    """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
+    """Compare two models of any formats, value by value.
+
+    Exit 0 if they are the same model, 5 if not.
 
     Configuration, metadata, tokenizer and the files beside them count, unless --weights asks for tensors alone.
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
@@ -73,7 +77,7 @@ def command(
     if page is not None:
         from ckconv.cli.page import check_new, check_place
 
-        check_new(page)
+        check_new(page, force=force)
         check_place(page, ())
     context.with_resource(own_families(family))
     with interruptible():
@@ -84,10 +88,11 @@ def command(
             line.begin("comparing", one.nbytes)
             found = diff(one, other, weights=weights, spread=page is not None, tolerance=tolerance, progress=line)
         if page is not None:
-            from ckconv.cli.pair_page import Side, write_pair
+            from ckconv.cli.page import Side, pair_page, write
 
             sides = [Side(shown(path), index) for path, index in ((a, one), (b, other))]
-            write_pair(page, f"{shown(a)} and {shown(b)}", [("verdict", _verdict(found))], sides, found)
+            verdict = (found.same, _verdict(found))
+            write(page, pair_page(f"{shown(a)} and {shown(b)}", verdict, (), sides, found), force=force)
     _print(found, a, b, settings)
     return 0 if found.same else 5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.conversion import flag, pairs_of
+from ckconv.cli.flags import flag, pairs_of
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of, told_elsewhere
 
@@ -34,7 +34,9 @@ def command(
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Write SRC again with other metadata: its tensors stay byte for byte, and each change is printed.
+    """Write SRC again with other metadata, and print each change.
+
+    Its tensors stay byte for byte.
 
     KEY is a key of a GGUF, or of a checkpoint's config.json, generation_config.json or tokenizer_config.json;
     FILE:KEY names one of these, __metadata__.KEY a key of the safetensors headers. A token is set by its text

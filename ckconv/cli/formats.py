@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.render import print_json, print_lines, print_report_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 
 _SCHEMAS = Path(__file__).parent / "schemas"
@@ -31,7 +31,7 @@ _SCHEMAS = Path(__file__).parent / "schemas"
 @common_options
 @click.pass_context
 def command(context: click.Context, family: str | None, resolved: bool, schema: str | None) -> None:
-    """List the directions, architectures and tensor types of this build, from the tables it works with."""
+    """List directions, architectures and tensor types of this build."""
     if schema is not None:
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
@@ -114,18 +114,23 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         return
     lines = [
         "models: floats go to every format that holds the family; this many block types go without being decoded",
-        "  from         " + "".join(f"{target:>13}" for target in targets),
+        "  from         " + "".join(f"  {target:>4}" for target in targets),
     ]
     for source in sources:
         counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in targets)
-        lines.append(f"  {source:<13}" + "".join(f"{n:>13}" for n in counts))
+        lines.append(
+            f"  {source:<13}" + "".join(f"  {n:>{max(len(to), 4)}}" for n, to in zip(counts, targets, strict=True))
+        )
     lines += [
         f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
         f"adapters: between {', '.join(adapters)}, and merged into a model during its conversion",
         "",
         "architectures",
     ]
-    lines += [f"  {f.name:<10} GGUF {f.gguf or '-':<10} Hugging Face {f.model_type}" for f in FAMILIES.values()]
+    wide, gguf = (max(map(len, words)) for words in (FAMILIES, [f.gguf or "" for f in FAMILIES.values()]))
+    lines += [
+        f"  {f.name:<{wide}}  GGUF {f.gguf or '-':<{gguf}}  Hugging Face {f.model_type}" for f in FAMILIES.values()
+    ]
     lines += [
         "",
         f"  {'type':<12}{'block':>6}{'bytes':>7}{'ggml':>6}"
@@ -145,4 +150,4 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     for name, (template, said) in table_of_families().items():
         lines.append(f"  {name:<10} as {template}")
         lines += [f"    {age:<8} {what}" for age, what in said.items()]
-    print_lines(lines)
+    print_report_lines(lines, settings_of(context))

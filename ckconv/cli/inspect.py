@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ckconv.cli.conversion import flag
-from ckconv.cli.format_name import FormatName
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.cli.flags import FormatName, flag
+from ckconv.cli.settings import CONTEXT, PATH, common_options, force_option, settings_of
 from ckconv.io.addresses import as_path
 from ckconv.signals import interruptible
+
+if TYPE_CHECKING:
+    from ckconv.cli.settings import Settings
+    from ckconv.core.tensors import TensorIndex
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -38,10 +42,14 @@ from ckconv.signals import interruptible
     help="The config.json of a bump file, if not beside it.",
 )
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
+@click.option("--full", is_flag=True, help="Arrays of the metadata with all of their elements.")
+@click.option("--markdown", is_flag=True, help="Tables of Markdown, for a model card.")
+@click.option("--template-test", is_flag=True, help="What the chat template makes of samples, in jinja2's sandbox.")
 @flag("--follow-links")
 @flag("--strict")
 @flag("--family")
-@click.option("--html", "page", metavar="FILE", type=PATH, help="Write the same as a page to FILE, which must be new.")
+@click.option("--html", "page", metavar="FILE", type=PATH, help="Write the same as a page to FILE.")
+@force_option
 @common_options
 @click.pass_context
 @interruptible(last=True)
@@ -54,12 +62,18 @@ def command(
     hashes: bool,
     config: Path | None,
     base: Path | None,
+    full: bool,
+    markdown: bool,
+    template_test: bool,
     follow_links: bool,
     strict: bool,
     family: tuple[Path, ...],
     page: Path | None,
+    force: bool,
 ) -> None:
-    """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
+    """Show format, architecture, config, tensors and metadata of a file.
+
+    - reads a header from a pipe.
 
     On a terminal it prints tables; in a pipe tab-separated lines whose first field says what they are.
     """
@@ -111,20 +125,25 @@ def command(
             found = hash_index(index, line)
         if why := numberless(index):
             index = replace(index, facts={**index.facts, "scales": why})
-    on_terminal = (settings.color or sys.stdout.isatty()) and not settings.json
+    if template_test:
+        _test_templates(index, settings)
+        return
+    on_terminal = (settings.color or sys.stdout.isatty()) and not (settings.json or markdown)
     description: Description = describe(
         index,
         tensors=tensors,
         hashes=found,
         piped=piped,
-        everywhere=on_terminal or settings.verbose or page is not None,
+        everywhere=on_terminal or markdown or settings.verbose or page is not None,
+        full=full,
     )
     if tensors is not None and index.stored and not description.shown:
         raise UsageError("usage", f"--tensors {tensors!r} matches no tensor")
     if page is not None:
-        from ckconv.cli.page import write_page
+        from ckconv.cli.page import page as page_of
+        from ckconv.cli.page import write
 
-        write_page(page, description)
+        write(page, page_of(description), force=force)
         if not settings.json:
             return
     if settings.quiet and not settings.json:
@@ -133,6 +152,10 @@ def command(
         from ckconv.cli.render import print_json
 
         print_json(description.document())
+    elif markdown:
+        from ckconv.cli.render import print_lines
+
+        print_lines(description.markdown())
     elif on_terminal:
         from ckconv.cli.tables import print_tables
 
@@ -144,3 +167,32 @@ def command(
         from ckconv.cli.render import print_lines
 
         print_lines(description.lines(only_metadata=metadata, only_tensors=tensors is not None))
+
+
+def _test_templates(index: TensorIndex, settings: Settings) -> None:
+    """Print what every chat template makes of the samples.
+
+    Raises:
+        UnsupportedError: ``system.package``, jinja2 is not installed.
+        UsageError: the model has no chat template.
+    """
+    from ckconv.cli.render import print_json, print_lines
+    from ckconv.errors import UsageError
+    from ckconv.tokenizer.source import special_texts, templates_of
+    from ckconv.tokenizer.templates import abilities_of, render
+
+    templates = dict(templates_of(index))
+    if not templates:
+        raise UsageError("usage", f"{index.path.name} has no chat template")
+    found = [(name, text, [*render(text, special_texts(index))]) for name, text in templates.items()]
+    if settings.json:
+        documents = [
+            {"template": name, **abilities_of(text)._asdict(), "samples": [one._asdict() for one in samples]}
+            for name, text, samples in found
+        ]
+        print_json({"templates": documents})
+        return
+    for name, text, samples in found:
+        print_lines([f"{name}: {abilities_of(text)}"])
+        for one in samples:
+            print_lines([f"--- {one.sample}" + (f": {one.error}" if one.error else ""), *one.text.splitlines()])

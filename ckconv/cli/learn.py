@@ -52,7 +52,7 @@ def command(
     check: str,
     confirm: tuple[str, ...],
 ) -> int:
-    """Make a family file out of a checkpoint and the GGUF that somebody made of it.
+    """Make a family file out of a checkpoint and its GGUF.
 
     Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
     tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.

@@ -1,20 +1,32 @@
-"""Pages that need nothing else, no script, no font, no request to anywhere; and what ``inspect`` knows as one."""
+"""Pages of ``--html``: one design, no script, no request.
+
+Light and dark, for screen, paper and screen readers.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.cli.describe import Description
-from ckconv.cli.layermap import LayerMap, layer_map, marks
-from ckconv.cli.overview import as_rows
-from ckconv.cli.render import container
-from ckconv.errors import OutputError, UsageError, counted
+from ckconv.cli.describe import OUTSIDE, VECTORS, Description, layer_map, marks, norms_of, overview, role_of, runs
+from ckconv.cli.render import container, count, size
+from ckconv.core.tensors import Tensor, TensorIndex, parse
+from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
 from ckconv.formats.destination import STDOUT
 from ckconv.publish.checks import check_parent
 from ckconv.publish.files import close_written, create, failing, removed
+
+if TYPE_CHECKING:
+    from ckconv.api import Checked
+    from ckconv.comparison.compare import Comparison
+    from ckconv.comparison.difference import Difference
+    from ckconv.conversion.run import Report
+    from ckconv.errors import VerifyError
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
 #: character besides. What is written on them stands out by 7:1 at least.
@@ -23,44 +35,51 @@ COLORS = (
     ("#b5e3b0", "#1f5219"), ("#ffb9a8", "#7a2413"), ("#d3d3d3", "#4a4a4a"),
 )  # fmt: skip
 
-#: Grounds of differences, light and dark, from none to the largest; a cell has its number besides.
-SHADES = (
-    ("#f4f4f4", "#1e1e1e"), ("#e3eefa", "#1c2b36"), ("#cfe2f5", "#183648"), ("#b5d3f0", "#143f59"),
-    ("#9bc4ea", "#0f4768"), ("#82b4e4", "#0b4f76"),
-)  # fmt: skip
-
-#: How many there are.
-LEVELS = len(SHADES)
+#: Ground of the largest value of a heat map, light and dark; smaller ones are nearer to the page's.
+HOT = ("#ffb27a", "#7a3000")
 
 _STYLE = """
-:root{color-scheme:light dark;--page:#fff;--ink:#1a1a1a;--line:#8a8a8a;--soft:#f2f2f2;LIGHT}
-@media (prefers-color-scheme:dark){:root{--page:#141414;--ink:#f0f0f0;--line:#8a8a8a;--soft:#242424;DARK}}
-body{background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:75rem;
-padding:1rem}
-table{border-collapse:collapse}caption{text-align:left}
-th,td{border-bottom:1px solid var(--line);padding:.2rem .6rem;text-align:left;vertical-align:top}
-td{overflow-wrap:anywhere}td.n{text-align:right;white-space:nowrap}thead th{background:var(--soft)}
-.wide{overflow-x:auto}.wide:focus-visible,summary:focus-visible,a:focus-visible{outline:3px solid var(--ink)}
-.map th,.map td{border:1px solid var(--page);padding:0 .25rem;text-align:center;font-family:ui-monospace,monospace}
-.map tbody th,.map thead th:first-child{text-align:left;font-weight:normal}
+:root{color-scheme:light dark;--page:#fff;--ink:#1a1a1a;--line:#767676;--soft:#f2f2f2;LIGHT}
+@media screen and (prefers-color-scheme:dark){:root{--page:#141414;--ink:#f0f0f0;--line:#8a8a8a;--soft:#242424;DARK}}
+body{background:var(--page);color:var(--ink);font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:80rem;
+padding:1rem;overflow-wrap:anywhere}
+h1{overflow-wrap:anywhere;margin:.2rem 0}h2{margin:1.6rem 0 .4rem}p{margin:.4rem 0}
+.card{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.6rem;margin:1rem 0}
+.card div{background:var(--soft);border-radius:.4rem;padding:.5rem .7rem;overflow-wrap:anywhere}
+.card dt{font-size:.85rem}.card dd{margin:0;font-size:1.15rem;font-weight:600}
+.verdict{border-left:.5rem solid var(--line);padding:.3rem .8rem;font-size:1.2rem;font-weight:600}
+.ok{border-color:#1a7f37}.bad{border-color:#c62828}
+table{border-collapse:collapse}th,td{border-bottom:1px solid var(--line);padding:.2rem .6rem;text-align:left;
+vertical-align:top;font-weight:normal}
+thead th{background:var(--soft);font-weight:600}th,td{overflow-wrap:break-word}td.n{text-align:right;white-space:nowrap}
+.wide{overflow-x:auto}.wide:focus-visible,summary:focus-visible{outline:3px solid var(--ink)}
+ul.keys{list-style:none;padding:0;margin:.3rem 0}ul.keys li{display:inline-block;margin-right:1.2rem}
 .key{display:inline-block;font-family:ui-monospace,monospace;margin-right:.3rem;min-width:1.4rem;text-align:center}
-ul.keys{list-style:none;padding:0}ul.keys li{display:inline-block;margin-right:1.2rem}
-summary{cursor:pointer;font-size:1.2rem}
-.bar rect{fill:var(--ink)}
+.flow{display:flex;flex-wrap:wrap;gap:.6rem}
+.flow div{border:1px solid var(--line);border-radius:.4rem;padding:.3rem .7rem}
+.flow ul{list-style:none;margin:0;padding:0;font-size:.9rem}
+svg{display:block;max-width:none}svg text{fill:var(--ink);font:12px ui-monospace,monospace}
+svg rect{stroke:var(--page);stroke-width:.5}.bar rect{fill:var(--ink)}.hot{fill:var(--hot)}.fault{fill:#c62828}
+.tree{width:100%;min-width:44rem;height:auto}summary{cursor:pointer;font-size:1.2rem;margin-top:.6rem}
+@media print{.wide{overflow:visible}svg{max-width:100%}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
-
-_REPLACES_NOTHING = "already exists, and a page never replaces a file"
 
 #: No browser asks anybody for anything, whatever a model has in its metadata.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
+#: Rows of a long table that are open: the rest opens when it is asked for.
+_OPEN = 40
 
-def write_page(path: Path, description: Description) -> None:
-    """Write the page of a model to a new file; see :func:`write`."""
-    write(path, page(description))
+#: Sizes of pictures in pixels: the treemap, the cells of a map, the column of names before them.
+_WIDTH, _HEIGHT, _CELL, _NAMES = 1000.0, 300.0, 20, 170
+
+_PAGE_BEGINS = b"<!DOCTYPE html>"
 
 
-def check_new(path: Path) -> None:
+# Where a page goes.
+
+
+def check_new(path: Path, *, force: bool = False) -> None:
     """Refuse what :func:`write` would, before anything is done.
 
     Raises:
@@ -68,8 +87,12 @@ def check_new(path: Path) -> None:
     """
     if str(path) == STDOUT:
         raise UsageError("usage.target", "a page goes to a file, not to stdout")
-    if os.path.lexists(path):
-        raise OutputError("output.exists", _REPLACES_NOTHING, path=path)
+    if not os.path.lexists(path):
+        return
+    if not force:
+        raise OutputError("output.exists", "already exists", path=path, hint="--force replaces a page")
+    if not path.is_file() or path.is_symlink() or not path.read_bytes().startswith(_PAGE_BEGINS):
+        raise OutputError("output.exists", "already exists and is no page: --force replaces pages only", path=path)
 
 
 def check_place(path: Path, outputs: Iterable[Path]) -> None:
@@ -90,108 +113,55 @@ def check_place(path: Path, outputs: Iterable[Path]) -> None:
         raise OutputError("output.write", "cannot be written: nobody may make a file there", path=path)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a page to a new file.
+def write(path: Path, text: str, *, force: bool = False) -> None:
+    """Write a page to a new file, or over an older page.
 
     Raises:
         UsageError: ``usage.target``, it is stdout.
         OutputError: ``output.exists``, ``output.parent``, ``output.write``, ``output.space``.
     """
-    check_new(path)
+    check_new(path, force=force)
     check_parent(path)
-    content = text.encode("utf-8", "backslashreplace")
+    place = path.with_name(f".{path.name}.{os.getpid()}") if os.path.lexists(path) else path
     with failing(path):
         try:
-            fd = create(path)
+            fd = create(place)
         except FileExistsError:
-            raise OutputError("output.exists", _REPLACES_NOTHING, path=path) from None
+            raise OutputError("output.exists", "already exists", path=path, hint="--force replaces a page") from None
         try:
             with open(fd, "wb", closefd=False) as file:
-                file.write(content)
+                file.write(text.encode("utf-8", "backslashreplace"))
             close_written(fd)
+            if place != path:
+                place.replace(path)
         except BaseException:
-            removed(path)
+            removed(place)
             raise
 
 
-def page(description: Description) -> str:
-    """The whole page of a model."""
-    return framed(description.overview.name, _parts(description))
+# Pieces of a page.
 
 
 def framed(title: str, body: Iterable[str]) -> str:
     """A whole page."""
-    return "\n".join([*_head(escape(title)), *body, "</main>\n</body>\n</html>"]) + "\n"
-
-
-def _head(title: str) -> Iterator[str]:
     style = _STYLE
-    grounds = {f"t{n}": pair for n, pair in enumerate(COLORS)} | {f"e{n}": pair for n, pair in enumerate(SHADES)}
+    grounds = {f"t{n}": pair for n, pair in enumerate(COLORS)} | {"hot": HOT}
     for mode, word in enumerate(("LIGHT", "DARK")):
         style = style.replace(word, ";".join(f"--{name}:{pair[mode]}" for name, pair in grounds.items()))
-    style += "".join(f".{name}{{background:var(--{name})}}" for name in grounds)
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>"
+    style += "".join(f".t{n}{{background:var(--t{n});fill:var(--t{n})}}" for n in range(len(COLORS)))
+    head = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>"
+    )
+    return "\n".join([head, *body, "</main>\n</body>\n</html>"]) + "\n"
 
 
-def _parts(found: Description) -> Iterator[str]:
-    index = found.index
-    facts = [
-        ("format", container(index.format, index.version)),
-        ("architecture", index.architecture or ""),
-        *as_rows(found.overview),
-    ]
-    facts += [("parameters", index.parameters), ("bytes", index.nbytes)]
-    facts += [("carries", hazard) for hazard in found.hazards]
-    yield from table("What it is", ("fact", "value"), [row for row in facts if row[1] != ""], heading=True)
-    if found.targets:
-        rows = [
-            (target.name, "no" if target.reasons else "yes", "; ".join(reason.text for reason in target.reasons))
-            for target in found.targets
-        ]
-        yield from table("Where it can go", ("target", "converts", "reasons"), rows, heading=True)
-    yield from mapped(layer_map(index.tensors), "Types by layer", "map")
-    yield from table("Types", ("type", "tensors", "bytes"), found.types, heading=True)
-    stored = [
-        (t.name, found.canonical(t), t.dtype.name, " x ".join(map(str, t.shape)), t.extent.nbytes) for t in found.shown
-    ]
-    yield from folded(counted(len(stored), "tensor"), ("name", "canonical name", "type", "shape", "bytes"), stored)
-    metadata = list(found.metadata())
-    yield from folded(counted(len(metadata), "metadata key"), ("key", "type", "value"), metadata)
-
-
-def mapped(table: LayerMap, title: str, anchor: str) -> Iterator[str]:
-    """The types of roles by layer; a cell says its type to who cannot see its color."""
-    label = escape(title)
-    if not table.rows:
-        return
-    mark = marks(table.types)
-    ground = {name: f"t{number % len(COLORS)}" for number, name in enumerate(table.types)}
-    yield f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{label}</h2>\n<ul class="keys">'
-    for name in table.types:
-        yield f'<li><span class="key {ground[name]}" aria-hidden="true">{escape(mark[name])}</span>{escape(name)}</li>'
-    yield f'</ul>\n<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table class="map">'
-    numbers = "".join(f'<th scope="col">{layer}</th>' for layer in table.layers)
-    yield f'<thead><tr><th scope="col">role</th>{numbers}</tr></thead>\n<tbody>'
-    for role, row in table.rows.items():
-        cells = (
-            f'<td class="{ground[name]}"><abbr title="{escape(name)}" aria-label="{escape(name)}">'
-            f"{escape(mark[name])}</abbr></td>"
-            if name
-            else '<td aria-label="none"></td>'
-            for name in row
-        )
-        yield f'<tr><th scope="row">{escape(role)}</th>{"".join(cells)}</tr>'
-    yield "</tbody></table></div></section>"
-
-
-def folded(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """A long table that opens when it is asked for."""
-    yield f"<details><summary>{escape(title)}</summary>"
-    yield from table(title, head, rows)
-    yield "</details>"
+def card(facts: Iterable[tuple[str, str]]) -> str:
+    """The headline: a few facts, each in a box."""
+    boxes = (f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts if text)
+    return f'<dl class="card">{"".join(boxes)}</dl>'
 
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, heading: bool = False) -> Iterator[str]:
@@ -206,4 +176,492 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, 
             for cell in rest
         )
         yield f'<tr><th scope="row">{escape(str(first))}</th>{cells}</tr>'
+    yield "</tbody></table></div>"
+
+
+def folded(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A long table that opens when it is asked for."""
+    yield f"<details><summary>{escape(title)}</summary>"
+    yield from table(title, head, rows)
+    yield "</details>"
+
+
+def _long(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield from table(title, head, rows, heading=True) if len(rows) <= _OPEN else folded(title, head, rows)
+
+
+def _picture(title: str, anchor: str, drawn: str, label: str, before: str = "") -> Iterator[str]:
+    """Picture with heading, in a frame that scrolls.
+
+    ``label`` says the same in words.
+    """
+    yield f'<h2 id="{anchor}">{escape(title)}</h2>{before}'
+    yield f'<div class="wide" tabindex="0" role="region" aria-label="{escape(title)}">'
+    named = f'<svg role="img" aria-label="{escape(label)}"'
+    yield f"{drawn.replace('<svg', named, 1)}</div>"
+
+
+def _box(x: float, y: float, wide: float, high: float, look: str, title: str) -> str:
+    place = f'x="{x:.2f}" y="{y:.2f}" width="{wide:.2f}" height="{high:.2f}"'
+    return f"<rect {place} {look}><title>{escape(title)}</title></rect>"
+
+
+class Cell(NamedTuple):
+    """Cell of a map: look (attributes), character, and tooltip."""
+
+    look: str
+    mark: str
+    title: str
+
+
+def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
+    """Map as SVG: a row for each role, a column for each layer.
+
+    What lies outside of the layers is in column -1.
+    """
+    places = {layer: _NAMES + _CELL * n for n, layer in enumerate(layers)}
+    places[-1] = _NAMES
+    wide, high = _NAMES + _CELL * max(len(layers), 1) + 2, _CELL * (len(rows) + 1) + 4
+    parts = [
+        f'<text x="{places[layer] + _CELL / 2:.0f}" y="14" text-anchor="middle">{layer}</text>'
+        for n, layer in enumerate(layers)
+        if n % 5 == 0
+    ]
+    for number, (role, cells) in enumerate(rows.items(), 1):
+        y = _CELL * number
+        parts.append(f'<text x="0" y="{y + 15}">{escape(role)}</text>')
+        for layer, cell in cells.items():
+            parts.append(_box(places[layer], y, _CELL, _CELL, cell.look, cell.title))
+            if cell.mark:
+                x = places[layer] + _CELL / 2
+                parts.append(f'<text x="{x:.0f}" y="{y + 15}" text-anchor="middle">{escape(cell.mark)}</text>')
+    return f'<svg width="{wide}" height="{high}">{"".join(parts)}</svg>'
+
+
+def _grounds(*models: TensorIndex) -> dict[str, str]:
+    """Type -> class of its color, the same on a whole page."""
+    types = dict.fromkeys(t.dtype.name for index in models for t in index.everything.values())
+    return {name: f"t{number % len(COLORS)}" for number, name in enumerate(types)}
+
+
+def _legend(grounds: Mapping[str, str]) -> str:
+    keys = (
+        f'<li><span class="key {grounds[name]}" aria-hidden="true">{escape(mark)}</span>{escape(name)}</li>'
+        for name, mark in marks(tuple(grounds)).items()
+    )
+    return f'<ul class="keys">{"".join(keys)}</ul>'
+
+
+def _treemap(index: TensorIndex, grounds: Mapping[str, str]) -> str:
+    """Bytes as areas: layers are columns, roles are boxes."""
+    columns: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    said: dict[tuple[str, str, str], Tensor] = {}
+    for name, tensor in index.everything.items():
+        pattern, layer, _ = parse(name)
+        group = f"layer {layer}" if layer is not None else OUTSIDE.get(name, "other")
+        role = (
+            role_of(pattern) if layer is not None and len(tensor.shape) > 1 else VECTORS if layer is not None else name
+        )
+        columns[group][role, tensor.dtype.name] += tensor.nbytes
+        said[group, role, tensor.dtype.name] = tensor
+    total = sum(sum(column.values()) for column in columns.values()) or 1
+    ends = {"embedding": -1, "other": 1, "head": 2}
+    x, parts = 0.0, []
+    for group, column in sorted(columns.items(), key=lambda item: ends.get(item[0], 0)):
+        wide, y = _WIDTH * sum(column.values()) / total, 0.0
+        for (role, dtype), nbytes in column.items():
+            high = _HEIGHT * nbytes / (sum(column.values()) or 1)
+            shape = " x ".join(map(str, said[group, role, dtype].shape))
+            title = f"{group}, {role}: {dtype}, {shape}, {size(nbytes)}"
+            parts.append(_box(x, y, wide, high, f'class="{grounds[dtype]}"', title))
+            label = f"{OUTSIDE.get(role, role)} {dtype}"
+            if wide > 7.4 * len(label) and high > 15:
+                parts.append(f'<text x="{x + 4:.1f}" y="{y + 13:.1f}">{escape(label)}</text>')
+            y += high
+        x += wide
+    return f'<svg class="tree" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">{"".join(parts)}</svg>'
+
+
+def _types_of(index: TensorIndex) -> Counter[str]:
+    """Type -> bytes."""
+    found: Counter[str] = Counter()
+    for tensor in index.everything.values():
+        found[tensor.dtype.name] += tensor.nbytes
+    return found
+
+
+def _sizes_of(index: TensorIndex) -> str:
+    return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in _types_of(index).most_common())
+
+
+def _models(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iterator[str]:
+    """Pictures of each model: bytes as areas, types by layer."""
+    for number, (title, index) in enumerate(sides):
+        behind = f": {title}" if len(sides) > 1 else ""
+        if not index.everything:
+            continue
+        yield from _picture(
+            f"Bytes{behind}", f"tree{number}", _treemap(index, grounds), _sizes_of(index), _legend(grounds)
+        )
+        found = layer_map(index.everything)
+        if not found.layers:
+            continue
+        mark = marks(tuple(grounds))
+        rows: dict[str, dict[int, Cell]] = {
+            role: {-1: Cell(f'class="{grounds[name]}"', mark[name], f"{role}: {name}")}
+            for role, name in found.outside.items()
+        }
+        for role, row in found.rows.items():
+            rows[role] = {
+                layer: Cell(f'class="{grounds[name]}"', mark[name], f"layer {layer}, {role}: {name}")
+                for layer, name in zip(found.layers, row, strict=True)
+                if name
+            }
+        words = {
+            role: "; ".join(
+                f"{name} in {runs([n for n, has in zip(found.layers, row, strict=True) if has == name])}"
+                for name in dict.fromkeys(filter(None, row))
+            )
+            for role, row in found.rows.items()
+        }
+        label = ". ".join(f"{role}: {text}" for role, text in words.items())
+        yield from _picture(f"Types by layer{behind}", f"map{number}", grid(rows, found.layers), label)
+
+
+def _one_layer(index: TensorIndex) -> Iterator[str]:
+    """Matrices of the first layer with shapes, by block."""
+    blocks: dict[str, list[str]] = defaultdict(list)
+    first = next((layer for name in index.tensors if (layer := parse(name).layer) is not None), None)
+    for name, tensor in index.tensors.items():
+        pattern, layer, expert = parse(name)
+        if layer == first is not None and not expert:
+            block, _, rest = role_of(pattern).partition(".")
+            times = f", {index.config.num_experts} experts" if expert is not None and index.config else ""
+            shape = " x ".join(map(str, tensor.shape))
+            blocks[block].append(f"{rest or block}: {shape}, {tensor.dtype.name}{times}")
+    if blocks and index.config is not None:
+        yield f"<h2>One layer of {index.config.num_layers:,}</h2>\n" + '<div class="flow">'
+        for block, lines in blocks.items():
+            items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+            yield f"<div><strong>{escape(block)}</strong><ul>{items}</ul></div>"
+        yield "</div>"
+
+
+# The page of one model.
+
+
+def page(found: Description) -> str:
+    """The page of ``inspect``."""
+    return framed(found.overview.name, _parts(found))
+
+
+def _parts(found: Description) -> Iterator[str]:
+    index, o, grounds = found.index, found.overview, _grounds(found.index)
+    config = index.config
+    template = {None: "", True: "yes", False: "no"}[o.template]
+    yield card(
+        [
+            ("format", container(index.format, index.version, "v")),
+            ("architecture", index.architecture if index.adapter is None else f"{index.adapter.method} adapter"),
+            ("parameters", count(index.parameters)),
+            ("size", size(index.nbytes)),
+            ("types", o.types),
+            ("bits per weight", f"{o.bits:.2f}" if o.bits else ""),
+            ("layers", f"{config.num_layers:,}, hidden {config.hidden_size:,}" if config else ""),
+            ("context", f"{o.context:,} tokens" if o.context else ""),
+            ("tokenizer", o.tokenizer),
+            ("chat template", template if index.adapter is None else ""),
+            *(("template does", text) for text in o.abilities[:1]),
+            ("license", o.card.license_name or o.card.license),
+            ("base model", ", ".join(o.card.base_models) or (index.adapter.base_name if index.adapter else "")),
+            ("languages", ", ".join(o.card.languages)),
+            ("carries", "; ".join(map(str, found.hazards))),
+            *((f"KV cache, {cache.tokens:,} tokens", size(cache.nbytes)) for cache in o.caches),
+        ]
+    )
+    if found.targets:
+        rows = [
+            (
+                target.name,
+                "no" if target.reasons else "yes",
+                "; ".join(
+                    [*(f"{r.text} ({r.hint})" if r.hint else r.text for r in target.reasons), *target.notes]
+                ),
+            )
+            for target in found.targets
+        ]  # fmt: skip
+        yield from table("Where it can go", ("target", "converts", "reasons and notes"), rows, heading=True)
+    yield from _adapter(found)
+    yield from _models([Side("", index)], grounds)
+    yield from _one_layer(index)
+    total = index.nbytes or 1
+    types = [(name, tensors, size(nbytes), f"{100 * nbytes / total:.1f} %") for name, tensors, nbytes in found.types]
+    yield from table("Types", ("type", "tensors", "size", "share"), types, heading=True)
+    stored = [
+        (t.name, found.canonical(t), t.dtype.name, " x ".join(map(str, t.shape)), t.extent.nbytes) for t in found.shown
+    ]
+    yield from folded(counted(len(stored), "tensor"), ("name", "canonical name", "type", "shape", "bytes"), stored)
+    metadata = list(found.metadata())
+    yield from folded(counted(len(metadata), "metadata key"), ("key", "type", "value"), metadata)
+
+
+def _adapter(found: Description) -> Iterator[str]:
+    """Modules of an adapter, with the norms of their changes as a map."""
+    if found.index.adapter is None:
+        return
+    norms = norms_of(found.index)
+    rows = [(*row, f"{norms[row[0]]:.4g}" if row[0] in norms else "") for row in found.modules]
+    top = max(norms.values(), default=0.0) or 1.0
+    cells: dict[str, dict[int, Cell]] = {}
+    for name, norm in norms.items():
+        pattern, layer, _ = parse(name)
+        look = f'class="hot" fill-opacity="{max(norm / top, 0.05):.3f}"'
+        cells.setdefault(role_of(pattern), {})[-1 if layer is None else layer] = Cell(look, "", f"{name}: {norm:.4g}")
+    layers = sorted({layer for row in cells.values() for layer in row if layer >= 0})
+    if cells:
+        before = (
+            f"<p>Frobenius norm of scale x B x A: the stronger the color, the larger; the strongest is {top:.4g}.</p>"
+        )
+        label = "; ".join(f"{name} {norm:.3g}" for name, norm in norms.items())
+        yield from _picture("Size of the change by module", "norms", grid(cells, layers), label, before)
+    yield from _long(
+        counted(len(rows), "module"), ("module", "path", "method", "rank", "alpha", "scale", "norm of the change"), rows
+    )
+    if found.index.adapter.unsupported:
+        yield from table("Unsupported", ("what",), [(text,) for text in found.index.adapter.unsupported], heading=True)
+
+
+# The page of two models.
+
+
+class Side(NamedTuple):
+    """A model, and what the page calls it."""
+
+    title: str
+    model: TensorIndex
+
+
+def compared(one: TensorIndex, other: TensorIndex, *, weights: bool = False) -> tuple[Comparison | None, str]:
+    """Compare two models with sizes of differences, or say why not."""
+    from ckconv.comparison.compare import diff, require_comparable
+
+    if one.adapter is not None or other.adapter is not None or not one.tensors:
+        return None, "only whole models are compared value by value"
+    try:
+        require_comparable(one, other)
+        return diff(one, other, weights=weights, spread=True), ""
+    except CkconvError as error:
+        return None, error.message
+
+
+def pair_page(
+    title: str,
+    verdict: tuple[bool | None, str],
+    facts: Sequence[tuple[str, object]],
+    sides: Sequence[Side],
+    found: Comparison | None = None,
+    *,
+    why: str = "",
+    faults: Sequence[str] = (),
+) -> str:
+    """The page of what was compared.
+
+    Args:
+        verdict: whether it is right, and the sentence.
+        facts: what was done.
+        sides: one or two models.
+        why: nothing was compared, the reason.
+        faults: everything that is wrong.
+    """
+    return framed(title, _pair(verdict, facts, sides, found, why, faults))
+
+
+def page_of_conversion(report: Report, *, directory: Path | None, config: Path | None) -> str:
+    """Page of an output beside its source.
+
+    Args:
+        directory: that it is in, if it is one.
+        config: where ``config.json`` went, if not beside it.
+    """
+    from ckconv.cli.report import summary
+    from ckconv.formats.detect import open_index
+
+    plan = report.plan
+    out = open_index(directory or report.files[0].path, config_path=config, base=plan.options.base, follow_links=True)
+    found, why = compared(plan.index, out)
+    facts: list[tuple[str, object]] = [("tensors", summary(plan))]
+    facts += [("left out", f"{left.name}: {left.reason}") for left in plan.left_out]
+    facts += [("rounded", f"{name}: {counted(count, 'value')}") for name, count in report.changed.items()]
+    facts += [("changed by adapters", f"{name}: at most {most:.3g}") for name, most in report.merged.items()]
+    facts += [(f"sha256 of {each.path.name}", each.sha256 or each.payload_sha256) for each in report.files]
+    facts += [("beside it", path.name) for path in report.side_files]
+    facts += [("note", note) for note in plan.notes]
+    source = shown(plan.index.path)
+    sides = [Side(source, plan.index), Side(report.target, out)]
+    checked = report.verified is not None
+    verdict = f"verified {counted(report.verified or 0, 'tensor')}" if checked else "not verified"
+    return pair_page(f"{source} to {report.target}", (checked or None, verdict), facts, sides, found, why=why)
+
+
+def page_of_verification(
+    names: tuple[str, str | None], out: TensorIndex, source: TensorIndex | None, result: Checked | VerifyError
+) -> str:
+    """Page of a verification, passed or with every fault.
+
+    Args:
+        names: of the output and of its source.
+    """
+    facts: list[tuple[str, object]] = []
+    faults: list[str] = []
+    if isinstance(result, CkconvError):
+        verdict, faults = (False, "not verified"), [result.message, *result.details]
+    else:
+        verdict = (True, f"verified {counted(result.found.tensors, 'tensor')}")
+        facts += [("rounded", counted(result.found.rounded, "tensor"))] if result.found.rounded else []
+        facts += [("payload sha256", result.found.payload_sha256)] if result.found.payload_sha256 else []
+        facts += [("agrees", path.name) for path in (result.record, result.sums) if path]
+    sides, found, why = [Side(names[0], out)], None, ""
+    if source is not None:
+        found, why = compared(source, out)
+        sides.insert(0, Side(names[1] or "", source))
+    title = names[0] if source is None else f"{names[0]} against {names[1]}"
+    return pair_page(title, verdict, facts, sides, found, why=why, faults=faults)
+
+
+def _pair(
+    verdict: tuple[bool | None, str],
+    facts: Sequence[tuple[str, object]],
+    sides: Sequence[Side],
+    found: Comparison | None,
+    why: str,
+    faults: Sequence[str],
+) -> Iterator[str]:
+    right, sentence = verdict
+    look = {True: " ok", False: " bad", None: ""}[right]
+    yield f'<p class="verdict{look}">{escape(sentence)}</p>'
+    if faults:
+        yield from table("What is wrong", ("number", "fault"), list(enumerate(faults, 1)), heading=True)
+    grounds = _grounds(*(side.model for side in sides))
+    yield from _before_and_after(sides, grounds)
+    if found is not None:
+        yield from _changes(found, sides, faults)
+    rows = [*facts, *([("not compared", why)] if why else [])]
+    yield from table("Result", ("fact", "value"), rows, heading=True) if rows else ()
+    yield from _models(sides, grounds)
+    names = [side.title for side in sides]
+    if found is not None:
+        yield from _differences(found, names)
+    described = [Description(side.model, (), (), None, overview(side.model), ()) for side in sides]
+    yield from _beside("Configuration", names, [each.config for each in described])
+    metadata = [{key: text for key, _, text in each.metadata()} for each in described]
+    yield from _beside("Metadata", names, metadata)
+
+
+def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iterator[str]:
+    """The size of each model as a bar, a color a type."""
+    most = max((side.model.nbytes for side in sides), default=0) or 1
+    parts, y, words = [], 0, []
+    for title, model in sides:
+        bits = 8 * model.nbytes / model.parameters if model.parameters else 0.0
+        share = f", {100 * model.nbytes / (sides[0].model.nbytes or 1):.1f} %" if model is not sides[0].model else ""
+        words.append(f"{title}: {size(model.nbytes)}, {bits:.2f} bits per weight{share}")
+        parts.append(f'<text x="0" y="{y + 14}">{escape(words[-1])}</text>')
+        x = 0.0
+        for name, nbytes in _types_of(model).most_common():
+            wide = _WIDTH * nbytes / most
+            parts.append(_box(x, y + 20, wide, 24, f'class="{grounds[name]}"', f"{name}: {size(nbytes)}"))
+            x += wide
+        y += 54
+    drawn = f'<svg class="tree" viewBox="0 0 {_WIDTH:g} {y}">{"".join(parts)}</svg>'
+    yield from _picture("Sizes", "sizes", drawn, "; ".join(words), _legend(grounds))
+
+
+def _changes(found: Comparison, sides: Sequence[Side], faults: Sequence[str]) -> Iterator[str]:
+    """Map of changes: equal, retyped, or how far away."""
+    errors = {item.name: item for item in (*found.different, *found.near)}
+    sizes = [e.relative_error for e in errors.values() if 0 < e.relative_error < math.inf]
+    low, top = (min(sizes), max(sizes)) if sizes else (0.0, 0.0)
+    steps = math.log(top / low) if top > low else 0.0
+    retyped = {name: f"{one} to {other}" for name, one, other in found.retyped}
+    only = {name: number for number, names in enumerate(found.only) for name in names}
+
+    def cell(name: str) -> tuple[float, Cell]:
+        if any(name in fault for fault in faults):
+            return math.inf, Cell('class="fault"', "!", f"{name}: at fault")
+        if name in only:
+            return math.inf, Cell('class="t6"', "AB"[only[name]], f"{name}: only in {sides[only[name]].title}")
+        item = errors.get(name)
+        if item is None:
+            what = f"the same values, {retyped[name]}" if name in retyped else "the same"
+            return -1.0, Cell('fill="none"', "~" if name in retyped else "=", f"{name}: {what}")
+        if item.reason or not item.relative_error < math.inf:
+            return math.inf, Cell('class="hot"', "?", f"{name}: {item.reason or 'not finite'}")
+        share = 0.2 + 0.8 * (math.log(item.relative_error / low) / steps if steps and item.relative_error else 1)
+        title = f"{name}: relative error {item.relative_error:.3g}, max |d| {item.max_error:.3g}"
+        return item.relative_error, Cell(f'class="hot" fill-opacity="{share:.3f}"', "", title)
+
+    rows: dict[str, dict[int, tuple[float, Cell]]] = {}
+    for name in dict.fromkeys(name for side in sides for name in side.model.tensors):
+        pattern, layer, _ = parse(name)
+        role = role_of(pattern) if layer is not None else OUTSIDE.get(name, name.removesuffix(".weight"))
+        row, made = rows.setdefault(role, {}), cell(name)
+        at = -1 if layer is None else layer
+        row[at] = max(row.get(at, made), made, key=lambda pair: pair[0])
+    layers = sorted({layer for row in rows.values() for layer in row if layer >= 0})
+    scale = f" Color: relative error (RMS), from {low:.2g} (weak) to {top:.2g} (strong)." if sizes else ""
+    before = f"<p>= the same, ~ the same values in another type, A or B only in the first or second.{scale}</p>"
+    counts = f"{found.equal:,} the same, {len(found.different):,} differ, {len(found.near):,} within the tolerance"
+    drawn = grid({role: {at: made for at, (_, made) in row.items()} for role, row in rows.items()}, layers)
+    yield from _picture("What changed", "changes", drawn, counts, before)
+
+
+def _differences(found: Comparison, names: Sequence[str]) -> Iterator[str]:
+    yield from _histogram((*found.different, *found.near))
+    for items, what in ((found.different, "other values"), (found.near, "values within the tolerance")):
+        rows = [(each.name, *each.dtypes, each.values, each.elements, *_errors(each), each.reason) for each in items]
+        head = ("tensor", *names, "values that differ", "of", "largest difference", "relative", "reason")
+        if rows:
+            yield from _long(f"{counted(len(rows), 'tensor')} with {what}", head, rows)
+    if found.retyped:
+        title = f"{counted(len(found.retyped), 'tensor')} with the same values in another type"
+        yield from folded(title, ("tensor", *names), found.retyped)
+    for only, name in zip(found.only, names, strict=True):
+        if only:
+            yield from _long(f"{counted(len(only), 'tensor')} only in {name}", ("tensor",), [(each,) for each in only])
+    said = [(name, str(ours), str(theirs)) for name, (ours, theirs) in found.config.items()]
+    said += [(fact.name, fact.mine or "missing", fact.meant or "missing") for fact in found.facts]
+    if said:
+        yield from _long(f"{counted(len(said), 'other difference')}", ("what", *names), said)
+
+
+def _errors(item: Difference) -> list[str]:
+    return ["" if math.isnan(error) else f"{error:.3g}" for error in (item.max_error, item.relative_error)]
+
+
+def _beside(title: str, names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Table with a row for each key, a column for each model."""
+    rows: list[tuple[object, ...]] = []
+    for key in dict.fromkeys(key for column in columns for key in column):
+        cells = [column.get(key, "") for column in columns]
+        rows.append((key, *cells, *(("yes" if cells[0] != cells[1] else "",) if len(cells) == 2 else ())))
+    if rows:
+        yield from _long(title, ("key", *names, *(("changed",) if len(names) == 2 else ())), rows)
+
+
+def _histogram(different: Iterable[Difference]) -> Iterator[str]:
+    """How many values are how far apart, in powers of two."""
+    counts: Counter[int] = Counter()
+    for item in different:
+        counts.update(dict(item.spread))
+    if not counts:
+        return
+    most = max(counts.values())
+    yield '<h2 id="spread">Size of differences</h2>'
+    yield '<div class="wide" tabindex="0" role="region" aria-label="Size of differences">\n<table><thead><tr>'
+    yield from (f'<th scope="col">{name}</th>' for name in ("difference below", "values", "share"))
+    yield "</tr></thead><tbody>"
+    for power in range(min(counts), max(counts) + 1):
+        bar = f'<rect width="{100 * counts[power] / most:.2f}%" height="14"></rect>'
+        yield f'<tr><th scope="row">{math.ldexp(1.0, power):.3g}</th><td class="n">{counts[power]:,}</td>'
+        yield f'<td><svg class="bar" width="320" height="14" aria-hidden="true">{bar}</svg></td></tr>'
     yield "</tbody></table></div>"

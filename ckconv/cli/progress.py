@@ -1,4 +1,7 @@
-"""Progress of long work on stderr: one rewritten line on a terminal, a plain line every ten seconds elsewhere."""
+"""Progress of long work on stderr.
+
+One rewritten line on a terminal, a plain line every ten seconds elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from ckconv.errors import shown
 
 #: Seconds before a terminal sees a line: short work needs none, nor the import of what draws it.
 _PATIENCE = 0.5
+#: Columns from which on the name of the tensor stands behind the bar.
+_WIDE = 100
 _PLAIN_INTERVAL = 10.0
 
 
 class ProgressLine:
-    """Called with bytes just done and the tensor they belong to; ``begin`` names a phase and its total bytes."""
+    """Progress display: called with bytes done and their tensor.
+
+    ``begin`` names a phase and its total bytes.
+    """
 
     def __init__(self, settings: Settings, file: str = "") -> None:
         """Nothing is shown yet; ``file`` is what a plain line says the work is on."""
@@ -55,7 +63,8 @@ class ProgressLine:
         if self._bar is None and now - self._start >= _PATIENCE:
             self._bar = self._new_bar()
         if self._bar is not None:
-            self._bar.set_postfix_str(printable(name)[:40], refresh=False)
+            if self._bar.ncols is None or self._bar.ncols >= _WIDE:
+                self._bar.set_postfix_str(printable(name)[:40], refresh=False)
             self._bar.update(self._done - self._bar.n)
 
     def _new_bar(self) -> Any:

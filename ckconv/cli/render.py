@@ -1,11 +1,14 @@
-"""The one place that turns facts into lines for a person or into JSON."""
+"""Lines for people, that fit the terminal, and documents of JSON."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from ckconv.cli.settings import Settings
@@ -24,7 +27,10 @@ _SHOWN_CHARACTERS = 100_000
 
 
 class _Escapes(dict[int, str]):
-    """Number of a character -> how it is printed, for :meth:`str.translate`: runs of one take no object each."""
+    """Number of a character -> its printed form.
+
+    For :meth:`str.translate`: runs of one take no object each.
+    """
 
     def __missing__(self, code: int) -> str:
         c = chr(code)
@@ -36,12 +42,12 @@ _ESCAPES = _Escapes()
 
 
 def printable(text: str) -> str:
-    """``text`` without anything a terminal would act on: control characters and lone surrogates are escaped."""
+    """Escape control characters and lone surrogates of ``text``."""
     return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 def cut(text: str) -> str:
-    """A text of a model in a listing; one that is longer than any chat template, with its length."""
+    """Shorten a text that is longer than any chat template."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     return f"{text[:_SHOWN_CHARACTERS]}... {len(text):,} characters in all"
@@ -50,8 +56,6 @@ def cut(text: str) -> str:
 def print_error(error: CkconvError, settings: Settings) -> int:
     """Write an error to stderr and return its exit status."""
     if settings.json:
-        import json
-
         text = json.dumps(each_text({"error": error_facts(error)}, valid), ensure_ascii=True)
     else:
         place = f"{error.path}: " if error.path else ""
@@ -78,7 +82,10 @@ def error_facts(error: CkconvError) -> dict[str, Any]:
 
 
 def as_error(error: Exception) -> CkconvError:
-    """Whatever was raised as an error with a code: what has none of its own is the system's, or a bug."""
+    """Turn any exception into an error with a code.
+
+    What has none of its own is the system's, or a bug.
+    """
     if isinstance(error, CkconvError):
         if error.code == "system" and error.hint is None:
             error.hint = _limit(error.message)
@@ -118,17 +125,20 @@ def _limit(message: str) -> str | None:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """A library could not be loaded, or began and could not go on, for want of memory, as far as that can be told."""
+    """Tell errors of libraries that lacked memory, if possible."""
     return isinstance(error, (ImportError, SystemError)) and not isinstance(error, ModuleNotFoundError)
 
 
 def discard_stdout() -> None:
-    """Nothing more may be flushed into a stdout that failed, not even when the interpreter ends."""
+    """Discard what a failed stdout would flush, at the end too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Lines:
-    """JSON documents on stdout, a line each, while work goes on that does not end because nobody reads them."""
+    """JSON documents on stdout, a line each.
+
+    Work goes on where nobody reads them.
+    """
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown
@@ -158,7 +168,7 @@ class Lines:
 
 
 def say(text: str) -> None:
-    """Write to stderr. Where that fails nobody can be told, and the exit status must not change for it."""
+    """Write to stderr; a failure changes nothing."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -169,26 +179,22 @@ def say(text: str) -> None:
 
 
 def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = SCHEMA) -> None:
-    """Write one JSON document to stdout, or to stderr where stdout is the model.
+    """Write one JSON document to stdout, or to stderr.
 
     Args:
         document: a value that is an iterator is a list that need not be in memory at once.
         schema: counts up where a field has another meaning than before.
     """
-    from ckconv.cli.jsontext import json_parts
-
     _write(json_parts({"schema": schema, **document}), err=err)
 
 
 def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
-    """Write lines to stdout, or to stderr where stdout is the model. Tabs stand between fields and stay."""
+    """Write lines to stdout, or to stderr; tabs between fields stay."""
     _write(("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines), err=err)
 
 
 def print_report_lines(lines: Iterable[str], settings: Settings, *, err: bool = False) -> None:
     """The same of a report, which fits the terminal that it is printed on."""
-    from ckconv.cli.fitted import fitted, width
-
     print_lines(fitted(map(printable, lines), width(err=err), whole=settings.verbose), err=err)
 
 
@@ -227,5 +233,139 @@ def count(number: int) -> str:
 
 
 def container(format: str, version: int, mark: str = "") -> str:
-    """A format with its version, where it has one: ``gguf v3`` with the mark ``v``."""
+    """Format with its version: ``gguf v3`` with the mark ``v``."""
     return f"{format} {mark}{version}" if version else format
+
+
+#: Columns that a report has at least: what is narrower wraps by itself.
+NARROWEST = 60
+
+#: How far to the right a field may begin that goes on in further lines, as a part of the width; and one that a further
+#: line holds whole.
+_FAR, _FAR_OF_WHOLE = 0.4, 0.25
+
+#: Columns by which a further line is moved to the right.
+_DEEPER = 4
+
+#: A field, and the blanks behind it.
+_FIELD = re.compile(r"(\S+(?: \S+)*)( {2,}|$)")
+
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
+
+
+def width(*, err: bool) -> int | None:
+    """Columns of the terminal on stdout or stderr, if there is one."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
+        return None
+    import shutil  # a command in a script does without
+
+    return max(shutil.get_terminal_size().columns, NARROWEST)
+
+
+def fitted(lines: Iterable[str], columns: int | None, *, whole: bool) -> Iterator[str]:
+    """Fold lines to so many columns, fields first, then words.
+
+    Args:
+        columns: ``None`` leaves everything as it is.
+        whole: digests keep their middle.
+    """
+    for line in lines:
+        if columns is None or len(line) <= columns:
+            yield line
+        else:
+            yield from _narrow(line if whole else _DIGEST.sub(r"\1...\2", line), columns)
+
+
+def _narrow(line: str, columns: int) -> Iterator[str]:
+    import textwrap
+
+    text = line.lstrip(" ")
+    indent = len(line) - len(text)
+    now = " " * indent
+    for field, gap in _FIELD.findall(text):
+        if len(now) + len(field) > columns:
+            deeper = indent + _DEEPER
+            far = _FAR_OF_WHOLE if deeper + len(field) <= columns else _FAR
+            widest = max(map(len, field.split(" ")))
+            if len(now) > max(indent, min(far * columns, columns - widest)):
+                yield now.rstrip()
+                now = " " * deeper
+            start = " " * max(len(now), deeper)
+            field = " ".join(shortened(word, columns - len(start)) for word in field.split(" "))
+            *before, now = textwrap.wrap(
+                field,
+                columns,
+                initial_indent=now,
+                subsequent_indent=start,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            yield from before
+            now += gap
+        else:
+            now += field + gap
+    yield now.rstrip()
+
+
+def shortened(name: str, columns: int) -> str:
+    """Shorten a name by its middle; a digest stays as it is."""
+    end = (columns - 3) // 2
+    return (
+        name
+        if len(name) <= columns or _DIGEST.search(name)
+        else f"{name[: columns - 3 - end]}...{name[len(name) - end :]}"
+    )
+
+
+def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
+    """The text of ``json.dumps(document, indent=2)``, piece by piece."""
+    opening = "{\n"
+    for key, value in document.items():
+        yield f"{opening}  {json_text(key)}: "
+        opening = ",\n"
+        if isinstance(value, dict) and value:
+            yield from _members(value)
+            continue
+        if not isinstance(value, Iterator):
+            yield json_text(value, "\n  ")
+            continue
+        before = "[\n    "
+        for item in value:
+            yield before + json_text(item, "\n    ")
+            before = ",\n    "
+        yield "\n  ]" if before[0] == "," else "[]"
+    yield "\n}\n"
+
+
+def _members(value: Mapping[str, Any]) -> Iterator[str]:
+    """Members of an object of the document, one at a time.
+
+    A value of a GGUF's metadata may have 64 MB.
+    """
+    before = "{\n    "
+    for key, item in value.items():
+        yield f"{before}{json_text(str(key))}: "
+        yield json_text(item, "\n    ")
+        before = ",\n    "
+    yield "\n  }"
+
+
+def json_text(value: Any, line: str = "\n") -> str:
+    """Value as ``json.dumps`` writes it, several times as fast.
+
+    ``line`` stands before each line but the first.
+
+    Names that are no text are escaped: no parser has to take halves of surrogate pairs.
+    """
+    if isinstance(value, str):
+        return encode_basestring_ascii(valid(value))
+    inner = f"{line}  "
+    if isinstance(value, dict) and value:
+        pairs = (f"{encode_basestring_ascii(valid(str(k)))}: {json_text(v, inner)}" for k, v in value.items())
+        return f"{{{inner}{f',{inner}'.join(pairs)}{line}}}"
+    if isinstance(value, (list, tuple)) and value:
+        return f"[{inner}{f',{inner}'.join(json_text(v, inner) for v in value)}{line}]"
+    if type(value) is int:
+        return str(value)
+    return json.dumps(value, allow_nan=False, default=lambda other: valid(str(other)))

@@ -1,22 +1,21 @@
-"""What ``convert`` says: the plan before, the report after."""
+"""Reports of `convert` and `edit`: the plan before, the result after."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ckconv.cli.changes import merged_lines, names_beside, quantized_lines, rounded_lines
-from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
+from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size, width
 from ckconv.cli.settings import Settings
-from ckconv.cli.steps import step_facts, step_lines
-from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, facts_of_plan, ways_of
+from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, errors_of, facts_of_plan, made_by, ways_of
 from ckconv.conversion.run import Report
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import counted
+from ckconv.errors import MAX_LISTED, counted
 from ckconv.formats.destination import Destination
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
 
@@ -31,7 +30,10 @@ _VALUE_SHOWN = 60
 
 
 def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan, Destination] | None = None) -> None:
-    """``--dry-run``: what would be written, with exact sizes; ``tower`` beside it."""
+    """Print ``--dry-run``: the output with exact sizes.
+
+    ``tower`` beside it.
+    """
     if settings.json:
         print_json(_with_tower(_planned(plan, target), _planned(tower[0], tower[1].name) if tower else None, SCHEMA))
         return
@@ -55,7 +57,7 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
 
 
 def print_report(report: Report, settings: Settings, *, tower: Report | None = None, err: bool) -> None:
-    """What was done, in three lines; ``err`` where stdout is the model itself.
+    """Print the report; to stderr where stdout is the model.
 
     Args:
         tower: written beside it: a field of the document, and not of the lines.
@@ -124,7 +126,7 @@ def _value(value: object) -> str:
 
 
 def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
-    """Every tensor that is not written; many with one reason in one line, unless everything is asked for."""
+    """Tensors that are not written, many of one reason in one line."""
     groups: dict[str, list[str]] = {}
     for left in plan.left_out:
         groups.setdefault(left.reason, []).append(left.name)
@@ -190,7 +192,7 @@ def _model(index: TensorIndex) -> str:
 
 
 def _transposed(ways: Counter[Way]) -> int:
-    """Tensors whose values are copied one by one, and whose rows become columns."""
+    """Number of tensors whose rows become columns."""
     return sum(n for way, n in ways.items() if way.action is Action.COPY and way.transposed)
 
 
@@ -204,7 +206,7 @@ def _types(plan: Plan, action: Action) -> str:
 
 
 def _moved(plan: Plan, ways: Counter[Way], action: Action) -> str:
-    """How the rows of these tensors move, for a bracket: empty where bytes are copied as they lie."""
+    """Movement of rows, for a bracket; empty where bytes stay."""
     reordered = sum(n for way, n in ways.items() if way.action is action and way.reordered)
     packed = sum(n for way, n in ways.items() if way.action is action and way.packed)
     words = []
@@ -216,7 +218,7 @@ def _moved(plan: Plan, ways: Counter[Way], action: Action) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """What is done to how many tensors, in one line."""
+    """Actions and numbers of tensors, in one line."""
     return _summary(plan, ways_of(plan))
 
 
@@ -240,7 +242,7 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.COPY: f"values unchanged, {transposed} transposed" if transposed else "bytes unchanged",
         Action.WIDEN: "exact",
         Action.NARROW: "rounded"
-        if plan.options.allow_lossy
+        if plan.options.allow_lossy or plan.options.quantize
         else "exact: a value that would change stops the conversion",
         Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
@@ -250,25 +252,25 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.MERGE: "with adapters, computed in float32 and rounded once",
     }
     lines = [
-        f"  {counts[action]:>4}  {action.value:<7} {_types(plan, action)}, {words[action]}{_moved(plan, ways, action)}"
+        f"  {counts[action]:>4}  {action.value:<8} {_types(plan, action)}, {words[action]}{_moved(plan, ways, action)}"
         for action in words
         if counts[action]
     ]
     zero = [step for step in plan.steps if step.zero_filled]
     if zero:
         nbytes = size(sum(step.nbytes for step in zero))
-        lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model lacks")
+        lines.append(f"  {len(zero):>4}  zero     {nbytes}, for tensors that the model lacks")
     content = [step for step in plan.steps if step.content is not None]
     if content:
         lines.append(
-            f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is not part of a tensor"
+            f"  {len(content):>4}  content  {size(sum(step.nbytes for step in content))} that is not part of a tensor"
         )
     lines.append(f"  {len(plan.left_out):>4}  drop")
     return lines
 
 
 def _decoded_to_fewer_bits(plan: Plan) -> bool:
-    """Blocks are decoded to a type that does not hold every value they may have."""
+    """Whether blocks are decoded to a type that rounds them."""
     asked = plan.options.dtype not in ("engine", "keep")  # what nobody asks for is exact
     return asked and any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
 
@@ -282,3 +284,83 @@ def _layout_line(plan: Plan) -> str:
     )
     rows = f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   " if plan.rope_layout else ""
     return rows.rstrip() if plan.index.adapter is not None else f"{rows}head: {head}"
+
+
+def rounded_lines(report: Report, settings: Settings) -> list[str]:
+    """The tensors that lost precision, named as far as somebody reads."""
+    lines = [f"  {name}: {counted(changed, 'value')} rounded" for name, changed in report.changed.items()]
+    if settings.verbose or len(lines) <= MAX_LISTED:
+        return lines
+    total = sum(report.changed.values())
+    return [f"  {counted(total, 'value')} of {counted(len(lines), 'tensor')} rounded (-v lists them)"]
+
+
+def merged_lines(report: Report, settings: Settings) -> list[str]:
+    """How far adapters changed each tensor."""
+    if not report.merged:
+        return []
+    name, most = max(report.merged.items(), key=lambda item: item[1])
+    lines = [
+        f"  adapters changed {counted(len(report.merged), 'tensor')}, at most by {most:.3g}, in {name} (-v lists all)"
+    ]
+    if settings.verbose:
+        lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
+    return lines
+
+
+def quantized_lines(plan: Plan, settings: Settings) -> list[str]:
+    """How far quantizing moved values, type by type, and what made the blocks."""
+    lines = [(name, f"largest error {one.largest:.3g}, RMS {one.rms:.3g}") for name, one in errors_of(plan).items()]
+    by = {name: made_by(name) for name, _ in lines} if settings.verbose else {}
+    return [f"  {name}: {text}{f', made by {by[name]}' if by.get(name) else ''}" for name, text in lines]
+
+
+def names_beside(report: Report) -> Iterator[str]:
+    """Names of side files, relative to the model."""
+    place = report.files[0].path.parent
+    for path in report.side_files:
+        yield path.relative_to(place).as_posix() if place in path.parents else path.name
+
+
+#: What a terminal that is too narrow goes without, more and more.
+_LEFT_OUT = ((), ("offset", "source"), ("offset", "source", "bytes"))
+
+
+def step_lines(steps: Sequence[Step], *, err: bool) -> list[str]:
+    """Steps of a plan, a line each."""
+    columns = width(err=err)
+    lines: list[str] = []
+    for left_out in _LEFT_OUT:
+        lines = [_line(step, left_out) for step in steps]
+        if columns is None or max(map(len, lines), default=0) <= columns:
+            break
+    return lines
+
+
+def _line(step: Step, left_out: Sequence[str]) -> str:
+    types = step.target.dtype.name
+    if step.conversion and step.conversion.source is not step.conversion.target:
+        types = f"{step.conversion.source} -> {types}"
+    cells = {
+        "offset": f"{step.offset:>14,}",
+        "bytes": f"{step.nbytes:>14,}",
+        "action": f"{step.action.value:<8}",
+        "types": f"{types:<14}",
+        "slot": step.slot,
+        "source": f"<- {step.source.source}" if step.source else "",
+    }
+    return "".join(f"  {cell}" for name, cell in cells.items() if cell and name not in left_out)
+
+
+def step_facts(step: Step) -> dict[str, Any]:
+    """A step as JSON has it."""
+    return {
+        "slot": step.slot,
+        "tensor": step.target.name,
+        "source": step.source.source if step.source else None,
+        "action": step.action.value,
+        "dtype": step.target.dtype.name,
+        "offset": step.offset,
+        "bytes": step.nbytes,
+        "reordered": step.reordered,
+    }

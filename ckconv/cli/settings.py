@@ -1,10 +1,10 @@
-"""The options that every command takes, before or after its name, and the settings they make."""
+"""Flags of every command, their settings, sections of the help."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,9 +35,15 @@ class Settings:
 
     @property
     def color(self) -> bool:
-        """Color on stdout is wanted: a terminal that can, and nobody who said no."""
-        plain = self.no_color or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        return not plain and sys.stdout.isatty()
+        """Whether stdout gets tables with color.
+
+        On a terminal that can, or by ``FORCE_COLOR``.
+        """
+        if self.no_color or "NO_COLOR" in os.environ:
+            return False
+        if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+            return True
+        return os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
 
 
 def settings_of(context: click.Context) -> Settings:
@@ -53,7 +59,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 
 def told_elsewhere(context: click.Context) -> tuple[str, ...]:
-    """Notes on the flags whose values come from the environment or a file: not from the command line."""
+    """Notes on flags set by the environment or a file."""
     found = context.find_root().meta.get("ckconv.defaults", {})
     taken = [
         (parameter, found[parameter.name])
@@ -85,7 +91,10 @@ def _end_after(context: click.Context, _: click.Parameter, seconds: float | None
 
 
 def common_options(function: Function) -> Function:
-    """Add the common options to a command; either position counts, and neither unsets the other."""
+    """Add the common options to a command.
+
+    Either position counts, and neither unsets the other.
+    """
     options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         (
             ("--timeout",),
@@ -129,7 +138,7 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 
 class _Path(click.Path):
     def coerce_path_result(self, value: str | os.PathLike[str]) -> Path:
-        """What click makes of an argument."""
+        """Convert an argument to a path."""
         return as_path(os.fsdecode(value))
 
 
@@ -138,5 +147,80 @@ PATH = _Path(path_type=Path, readable=False)
 
 
 def page_option(help: str) -> Callable[[Function], Function]:
-    """``--html FILE``: a page, besides what is printed."""
+    """Flag ``--html FILE``."""
     return click.option("--html", "page", metavar="FILE", type=PATH, help=help)
+
+
+#: Of the commands that write nothing else.
+force_option = click.option("-f", "--force", is_flag=True, help="Replace an older page at --html FILE.")
+
+
+#: Group -> its flags, in order: daily ones first. The flags of a group that a command does not have are passed over.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Daily": (
+        "--output", "--into", "--from-file", "--to", "--quantize", "--dequantize", "--adapter", "--max-shard-size",
+        "--dry-run", "--force", "--checksums", "--record", "--html",
+    ),
+    "The model": (
+        "--mmproj", "--base", "--context", "--drop", "--set-meta", "--drop-meta", "--strict", "--family", "--from",
+    ),
+    "The run": ("--jobs", "--resume", "--cluster", "--no-verify", "--weights", "--rebuild"),
+    "C-Kernel-Engine": (
+        "--engine", "--bump-version", "--template", "--config", "--config-out", "--manifest", "--map", "--trainable",
+        "--wrapped",
+    ),
+    "Expert": (
+        "--dtype", "--decode", "--allow-lossy", "--imatrix", "--tie", "--untie", "--fuse", "--names", "--pack",
+        "--rope-layout", "--dtype-codes", "--tensor-scales", "--attest", "--source-record", "--no-source-record",
+        "--side-files-only", "--follow-links",
+    ),
+    "Every command": (
+        "--quiet", "--verbose", "--json", "--no-color", "--progress", "--preset", "--timeout", "--debug", "--help",
+    ),
+}  # fmt: skip
+
+
+class Sections(click.Command):
+    """Command whose flags stand in sections (:data:`GROUPS`).
+
+    What is in none of them stands at the end.
+
+    Args:
+        examples: command line -> what it does.
+    """
+
+    def __init__(self, *arguments: Any, examples: Mapping[str, str] | None = None, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.examples = examples or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; ``--dequantize=GLOB`` is ``--decode GLOB``.
+
+        A flag's value could otherwise eat a path.
+        """
+        whole = "--dequantize="
+        return super().parse_args(
+            ctx, [word.replace(whole, "--decode=", 1) if word.startswith(whole) else word for word in args]
+        )
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, then a section for every group."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line, meaning in self.examples.items():
+                    formatter.write_text(line)
+                    with formatter.indentation():
+                        formatter.write_text(meaning)
+        records = {
+            option: record
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx))
+        }
+        for title, flags in GROUPS.items():
+            found = [option for flag in flags for option in records if flag in option.opts]
+            if rows := [records.pop(option) for option in found]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if records:
+            with formatter.section("Further"):
+                formatter.write_dl([*records.values()])

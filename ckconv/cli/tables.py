@@ -1,10 +1,10 @@
-"""``inspect`` on a terminal."""
+"""``inspect`` on a terminal: headline, map of types by layer, tables."""
 
 from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rich import box
@@ -12,12 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckconv.cli.describe import Description, Target
-from ckconv.cli.fitted import NARROWEST
-from ckconv.cli.layermap import layer_map
-from ckconv.cli.layermap import lines as map_lines
-from ckconv.cli.render import container, count, printable, size
-from ckconv.cli.repeated import repeated
+from ckconv.cli.describe import Description, LayerMap, Target, layer_map, marks, repeated
+from ckconv.cli.render import NARROWEST, container, count, printable, size
 from ckconv.cli.settings import Settings
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
@@ -84,7 +80,7 @@ def _print(console: Console, d: Description, only_metadata: bool, only_tensors: 
 
 
 def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """Numbers go to the ``right``; they and what else is to stay ``whole`` are never folded, names are."""
+    """Table whose numbers are never folded; names are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in right else "left"
@@ -93,7 +89,7 @@ def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = 
 
 
 def _headline(console: Console, d: Description) -> None:
-    """What people ask first."""
+    """Print name, sizes and types first."""
     index, o = d.index, d.overview
     quantized = f"{o.types}, {o.bits:.3g} bits per weight" if o.types else ""
     family = index.architecture if index.adapter is None else f"{index.adapter.method} adapter"
@@ -129,6 +125,7 @@ def _facts(d: Description) -> Iterable[tuple[str, str]]:
     window = f", window of {c.sliding_window:,}" if c is not None and c.sliding_window else ""
     yield "context", f"{o.context:,} tokens{window}" if o.context else ""
     template = {None: "", True: ", chat template", False: ", no chat template"}[o.template]
+    template += f" ({o.abilities[0]})" if o.abilities else ""
     words = f", {c.vocab_size:,} entries" if c is not None and c.vocab_size else ""
     if index.adapter is None:
         yield "tokenizer", f"{o.tokenizer}{words}{template}" if o.tokenizer else "none"
@@ -161,7 +158,7 @@ def _targets(console: Console, targets: Sequence[Target]) -> None:
 
 
 def _hung(console: Console, start: Text, text: str) -> None:
-    """A text behind what it is about; its further lines stand below its first."""
+    """Print a text behind its subject, with a hanging indent."""
     width = max(console.width - len(start), NARROWEST // 3)
     lines = textwrap.wrap(printable(text), width, break_long_words=False, break_on_hyphens=False) or [""]
     console.print(start + Text(lines[0]), soft_wrap=True)
@@ -170,9 +167,9 @@ def _hung(console: Console, start: Text, text: str) -> None:
 
 
 def _shape_of_model(console: Console, d: Description) -> None:
-    """Types by layer as a map, and the tensors, those of equal layers in one line."""
+    """Print the map of types, and equal layers in one line."""
     tensors = d.index.everything
-    for line in map_lines(layer_map(tensors), console.width):
+    for line in _map_lines(layer_map(tensors), console.width):
         console.print(line, no_wrap=True)
     console.print()
     rows = repeated(tensors)
@@ -187,7 +184,7 @@ def _shape_of_model(console: Console, d: Description) -> None:
 
 
 def _modules(console: Console, d: Description) -> None:
-    """What an adapter changes, and by how much."""
+    """Print the modules of an adapter, with rank and scale."""
     if d.index.adapter is None:
         return
     table = _table("module", "path", "method", "rank", "alpha", "scale", right=("rank", "alpha", "scale"))
@@ -246,3 +243,49 @@ def _metadata(console: Console, d: Description) -> None:
     if table.row_count:
         console.print(table)
         console.print()
+
+
+#: Colors that can be told apart on a light and on a dark ground, also by who does not see red and green apart.
+_COLORS = ("cyan", "yellow", "magenta", "blue", "green", "red", "bright_black")
+
+
+_NONE = "."
+
+
+def _map_lines(table: LayerMap, width: int) -> Iterator[Text]:
+    """Map of types as text, in parts as wide as the terminal."""
+    from rich.text import Text
+
+    if not table.rows or len(table.layers) < 2:
+        return
+    mark = marks(table.types)
+    color = {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(table.types)}
+    names = max(len(role) for role in (*table.rows, *table.outside)) + 2
+    room = max(width - names, 8)
+    for start in range(0, len(table.layers), room):
+        part = table.layers[start : start + room]
+        yield Text(f"{'':{names}}{_ruler(part)}", style="dim")
+        for role, row in table.rows.items():
+            line = Text(f"{printable(role):<{names}}")
+            for name in row[start : start + room]:
+                line.append(mark[name] if name else _NONE, style=color[name] if name else "dim")
+            yield line
+    for role, name in table.outside.items():
+        yield Text(f"{role:<{names}}").append(mark[name], style=color[name])
+    legend = Text(" " * names)
+    for name in table.types:
+        legend.append(mark[name], style=color[name])
+        legend.append(f" {name}  ")
+    yield legend
+
+
+def _ruler(layers: Sequence[int]) -> str:
+    """The number of every tenth layer, and of the first, where it begins."""
+    marks = [" "] * len(layers)
+    free = 0
+    for at, layer in enumerate(layers):
+        text = str(layer)
+        if at >= free and (at == 0 or layer % 10 == 0) and at + len(text) <= len(layers):
+            marks[at : at + len(text)] = text
+            free = at + len(text) + 1
+    return "".join(marks)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import adapters_of, conversion_options, one_or_two, options_of
-from ckconv.cli.format_name import FormatName
+from ckconv.cli.flags import FormatName, adapters_of, conversion_options, one_or_two, options_of
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_report_lines
-from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, common_options, page_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Sections, common_options, force_option, page_option, settings_of
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.signals import interruptible
 
@@ -46,13 +44,16 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
     help="Keep N processors at work: compare N pieces of a tensor at once; by default as many as there are.",
 )
 @click.option("--rebuild", is_flag=True, help="Convert SRC again as the record says, and compare every byte.")
-@page_option("Write a page to FILE, which must be new: what was found, PATH, and SRC beside it.")
+@page_option("Write a page to FILE: what was found, PATH, and SRC beside it.")
+@force_option
 @conversion_options
 @common_options
 @click.pass_context
 @interruptible(last=True)
 def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **flags: Any) -> None:
-    """Check a file's structure and checksums; with SRC, everything in and beside it against what SRC makes.
+    """Check a file's structure and checksums, or compare it with SRC.
+
+    With SRC, everything in and beside PATH is held against what SRC makes.
 
     SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
     --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is read
@@ -75,10 +76,9 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     context.with_resource(at_once(flags["jobs"]))
     page = flags["page"]
     if page is not None:
-        from ckconv.cli.page import check_new, check_place
-        from ckconv.cli.pair_page import page_of_verification
+        from ckconv.cli.page import check_new, check_place, page_of_verification, write
 
-        check_new(page)
+        check_new(page, force=flags["force"])
         check_place(page, ())
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
@@ -91,6 +91,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
             raise
         # Held against its source, a file that cannot even be read is a failed verification.
         raise VerifyError.of(error) from error
+    names = (shown(path), shown(src) if src else None)
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
     rebuilt = _rebuilt(path, src, out, flags, named, settings) if flags["rebuild"] else None
     with ProgressLine(settings, str(path)) as line:
@@ -101,10 +102,10 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
             )
         except VerifyError as error:
             if page is not None:
-                page_of_verification(page, (shown(path), shown(src) if src else None), out, source, error)
+                write(page, page_of_verification(names, out, source, error), force=flags["force"])
             raise
     if page is not None:
-        page_of_verification(page, (shown(path), shown(src) if src else None), out, source, checked)
+        write(page, page_of_verification(names, out, source, checked), force=flags["force"])
     found, record = checked.found, checked.source
     mapped = check_map(out)
     besides = [shown(item) for item in (checked.record, checked.sums) if item]

@@ -19,7 +19,7 @@ from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
 from ckconv.core.tensors import PREFIX, MetadataKind, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
-from ckconv.errors import CkconvError, UnsupportedError
+from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.families.naming_schemes import NAMES_KEY
@@ -258,6 +258,14 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
     for index in (a, b):
         require_tensors(index)
     for one, other in ((a, b), (b, a)):
+        if one.adapter is not None and other.adapter is None:
+            raise UnsupportedError(
+                "model.architecture",
+                f"{one.path.name} is an adapter, {other.path.name} a model: their tensors are not the same things",
+                path=one.path,
+                hint=f"ckconv convert {shown(other.path)} merged/ --to hf --adapter {shown(one.path)}"
+                " makes a model of both, which can be compared",
+            )
         if one.config is None and other.config is not None and not _are_named_alike(one, other):
             if one.misfit is not None:
                 raise one.misfit

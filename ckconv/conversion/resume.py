@@ -261,6 +261,8 @@ class SharedFiles:
         self._resume, self.only, self.hands = resume, only, hands
         self.publishes = self._is_published = False
         self._facts: list[Any] = []
+        #: Files that an earlier run finished.
+        self.kept = 0
 
     # The directory
 
@@ -318,6 +320,7 @@ class SharedFiles:
         for number in range(len(self._names)) if alone else ():
             if not self._fits(number):
                 self._forget(number)
+        self.kept = sum(self.result(number) is not None for number in range(len(self._names))) if alone else 0
         self._made.sync()
 
     def _forget(self, number: int) -> None:

@@ -240,6 +240,9 @@ def run(
             outputs.publish(look)
             if sharing is not None:
                 sharing.published(verified)
+                if sharing.kept:
+                    note = f"{sharing.kept:,} of {counted(len(paths), 'file')} had been finished by an earlier run"
+                    plan = replace(plan, notes=(*plan.notes, note))
         plan = replace(plan, notes=(*plan.notes, *outputs.notes))
     return report(done, verified, losses)
 

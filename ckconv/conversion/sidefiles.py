@@ -406,7 +406,7 @@ class Facts:
         plan, options = self._plan, self._plan.options
         return {
             "format": plan.format,
-            "version": plan.version,
+            "version": plan.version or format_of(plan.format).version,
             "options": {
                 given.option.name: given.value
                 for given in asked(options)

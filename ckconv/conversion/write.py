@@ -195,6 +195,16 @@ def chunks(
             offset += memoryview(data).nbytes
 
 
+def bytes_of(step: Step, files: Files, losses: Losses) -> bytearray:
+    """All bytes that a step writes, in memory."""
+    made, at = bytearray(step.nbytes), 0
+    for data in _pieces(step, files, losses, None):
+        view = memoryview(data).cast("B")
+        made[at : at + view.nbytes] = view
+        at += view.nbytes
+    return made
+
+
 def _pieces(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
     """The bytes of a step, in order; none of zeros."""
     if step.source is None:

@@ -203,6 +203,9 @@ class Card(NamedTuple):
     datasets: tuple[str, ...] = ()
 
 
+#: Key of the front matter for the model's own name (``Metadata.apply_metadata_heuristic`` of gguf-py).
+NAME_KEY = "model_name"
+
 #: Field -> its key in the front matter, and behind ``general.``.
 _TEXTS: Mapping[str, tuple[str, str]] = {
     "license": ("license", "license"),
@@ -218,21 +221,29 @@ _NAMED: Mapping[str, tuple[str, str, str]] = {
 
 
 def card_of_text(text: str) -> Card:
-    """The card of a README.md; empty without front matter in YAML."""
+    """The card of a README.md; an empty one where it has no front matter, or none that is YAML."""
+    said = _front_matter(text)
+    found: dict[str, Any] = {field: _text(said.get(key)) for field, (key, _) in _TEXTS.items()}
+    found |= {field: _texts(said.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
+    return Card(**found)
+
+
+def name_in_card(text: str) -> str:
+    """The name that a README.md has for its model (``model_name``, as gguf-py reads it)."""
+    return _text(_front_matter(text).get(NAME_KEY))
+
+
+def _front_matter(text: str) -> dict[Any, Any]:
     front = re.match(_FRONT_MATTER, text, re.DOTALL | re.MULTILINE)
     if front is None:
-        return Card()
+        return {}
     import yaml
 
     try:
         said = yaml.load(front[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, RecursionError, ValueError):
-        return Card()
-    if not isinstance(said, dict):
-        return Card()
-    found: dict[str, Any] = {field: _text(said.get(key)) for field, (key, _) in _TEXTS.items()}
-    found |= {field: _texts(said.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
-    return Card(**found)
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def text_of_card(card: Card, more: Mapping[str, str]) -> str:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse, with_layer
 from ckconv.errors import UsageError
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.names import names_of
 from ckconv.families.schema import DRAFTS, MTP
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
 from ckconv.options import OPTIONS, Options, asked
@@ -190,12 +192,28 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")
-    for glob, _ in parsed(options.quantize).rules if options.quantize else ():
-        if not any(fnmatchcase(name, glob) for name in names):
+    rules = parsed(options.quantize).rules if options.quantize else ()
+    written = _names_elsewhere(index) if rules else frozenset()
+    for glob, _ in rules:
+        if not any(fnmatchcase(name, glob) for name in (*names, *written)):
             raise UsageError("usage.flag", f"--quantize: {glob} names no tensor of {index.path.name}")
     for glob in options.decode:
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")
+
+
+def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
+    """Names of the model's tensors in a GGUF and in a checkpoint."""
+    if index.config is None:
+        return frozenset()
+    family, found = FAMILIES[index.config.family], set()
+    for format in ("gguf", "hf"):
+        written = names_of(family, format).written
+        for name in index.tensors:
+            pattern, layer, _ = parse(name)
+            if pattern in written:
+                found.add(with_layer(written[pattern].pattern, layer))
+    return frozenset(found)
 
 
 def check_version(plan: Plan) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.metadata import Card, card_of_keys, card_of_text
+from ckconv.core.metadata import NAME_KEY, Card, card_of_keys, card_of_text, name_in_card
 from ckconv.core.tensors import Extent, Identity, MetadataKind, TensorIndex, cut, identity
 from ckconv.errors import CkconvError, InputError, OutputError, unreadable
 from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
@@ -562,6 +562,14 @@ def text_of_card(side_files: Iterable[Path]) -> str:
             return source.read_at(0, _LIMIT).decode("utf-8", "replace")
     except (CkconvError, OSError):
         return ""
+
+
+def own_name(index: TensorIndex) -> str:
+    """The name that the documents of a bump file, or the card of a checkpoint, have for the model."""
+    if index.metadata_kind is MetadataKind.OWN:
+        name = index.metadata.get(NAME_KEY)
+        return name if isinstance(name, str) else ""
+    return name_in_card(text_of_card(index)) if index.metadata_kind is MetadataKind.DOCUMENT else ""
 
 
 def _plain(item: Any) -> Any:

@@ -54,17 +54,14 @@ class Asked(NamedTuple):
     word: str
     rules: tuple[tuple[str, str], ...] = ()
 
-    def of(self, *tensors: Tensor) -> str:
-        """The type that a glob asks for; empty where none does.
-
-        A tensor made of several goes by the first.
-        """
-        return next((word for glob, word in reversed(self.rules) if any(names(glob, tensor) for tensor in tensors)), "")
+    def of(self, written: str, *tensors: Tensor) -> str:
+        """Type that a glob asks for an output tensor; empty where none does."""
+        return next((word for glob, word in reversed(self.rules) if names(glob, written, *tensors)), "")
 
 
-def names(glob: str, tensor: Tensor) -> bool:
-    """A glob matches the canonical name or the source's."""
-    return fnmatchcase(tensor.name, glob) or fnmatchcase(tensor.source, glob)
+def names(glob: str, written: str, *tensors: Tensor) -> bool:
+    """Whether a glob matches a name of the output, of the source, or a canonical name."""
+    return any(fnmatchcase(name, glob) for name in (written, *(name for t in tensors for name in (t.name, t.source))))
 
 
 def parsed(text: str) -> Asked:
@@ -139,7 +136,8 @@ class Quantized:
         if not planner.options.quantize or config is None:
             return
         asked = ggml_asked(planner.options.quantize)
-        given = {p.matrix.name: (GGML_TYPES | FLOATS)[word] for p in placed if (word := asked.of(*p.parts))}
+        words = {p.matrix.name: asked.of(p.matrix.name, *p.parts) for p in placed}
+        given = {name: (GGML_TYPES | FLOATS)[word] for name, word in words.items() if word}
         matrices = [p.matrix for p in placed]
         self._weigh(placed)
         if asked.word in recipes.names():
@@ -211,7 +209,7 @@ class Quantized:
             hours = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
             planner.notes.append(f"quantizing takes about {hours} on one processor")
         for glob, word in asked.rules:
-            if not any(names(glob, p) for item in placed if item.matrix.name in self.types for p in item.parts):
+            if not any(names(glob, p.matrix.name, *p.parts) for p in placed if p.matrix.name in self.types):
                 planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantize")
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ from ckconv.errors import (
     unreadable,
 )
 from ckconv.system import CLOEXEC, NONBLOCK, read_at, sync, write_at
+
+#: A repository of the hub: owner and name.
+_REPOSITORY = re.compile(r"[\w-]+/[\w.-]*\w")
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
@@ -110,6 +114,8 @@ def _instead(path: Path) -> str | None:
         return "only inspect reads from a pipe; save the input to a file"
     from difflib import get_close_matches
 
+    if _REPOSITORY.fullmatch(str(path)) and not path.parent.is_dir():
+        return f"nor is it in the download cache of the hub: hf download {path}, or hf://{path} reads it there"
     try:
         names = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.8)
         near = [other for other in map(path.with_name, names) if other.exists()]

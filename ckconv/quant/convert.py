@@ -88,7 +88,7 @@ class Conversion(NamedTuple):
     @property
     def action(self) -> Action:
         """The name of what happens, for reports."""
-        if self.quantizes:
+        if self.quantizes and (self.target.kind is Kind.BLOCK or self.source.kind is Kind.BLOCK):
             return Action.QUANTIZE
         if self._way or self._taken_apart:
             return Action.REPACK

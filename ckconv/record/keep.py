@@ -352,7 +352,7 @@ class _Returning:
         if conversion.action is Action.SHIFT:
             return self._shift_comes_back(tensor, conversion)
         if conversion.action is Action.NARROW:
-            return not self._plan.options.allow_lossy
+            return not self._plan.options.allow_lossy and conversion.quantizing is None
         return conversion.action in (Action.COPY, Action.WIDEN)
 
     def _shift_comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:

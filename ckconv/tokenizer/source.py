@@ -193,6 +193,23 @@ def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
                 yield f"chat_template {item.get('name', '')}".rstrip(), item["template"]
 
 
+def special_texts(index: TensorIndex) -> dict[str, str]:
+    """``bos_token``, ``eos_token`` and the like -> their texts, those that the model names."""
+    found: dict[str, str] = {}
+    if index.metadata_kind is MetadataKind.TYPED:
+        tokens = _value(index.metadata, "tokenizer.ggml.tokens")
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            number = _value(index.metadata, f"tokenizer.ggml.{key}_token_id")
+            if isinstance(number, int) and tokens is not None and 0 <= number < tokens.count:
+                found[f"{name}_token"] = tokens.head(number + 1)[-1]
+    elif index.metadata_kind is MetadataKind.DOCUMENT:
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+            said = settings_of(index).get(name)
+            text = said.get("content") if isinstance(said, dict) else said
+            found |= {name: text} if isinstance(text, str) else {}
+    return found
+
+
 def settings_of(index: TensorIndex) -> Mapping[str, Any]:
     """``tokenizer_config.json`` of a checkpoint; empty where there is none.
 

@@ -175,7 +175,9 @@ def differences(mine: Content, meant: Content, *, people: bool = True, spelled: 
             if (read or people) and name not in (MAP_NAME, FOOTER_NAME):
                 yield Fact(name, None, "one")
         elif mine.files[name] != meant.files[name] and (read or people):
-            yield from of_files(name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled)
+            yield from of_files(
+                name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled, people
+            )
 
 
 def check_json(content: Content) -> None:
@@ -200,8 +202,15 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
     return parse_object(data, _CONFIG if name == "config.json" else _JSON, path)
 
 
-def of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True) -> Iterator[Fact]:
-    """Differences between two files: of documents values, else bytes."""
+def of_files(
+    name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True, exact: bool = True
+) -> Iterator[Fact]:
+    """Differences between two files: of documents values, else bytes.
+
+    Args:
+        spelled: as :func:`differences` has it.
+        exact: two spellings of one tokenizer are a difference.
+    """
     from ckconv.formats.bump.slots import FOOTER_NAME
 
     if not (name.endswith(".json") or name == FOOTER_NAME):
@@ -210,12 +219,23 @@ def of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = T
         yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
         return
     ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
+    if not exact and name == "tokenizer.json":
+        ours, theirs = _one_spelling(ours), _one_spelling(theirs)
     config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
     found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled))
     yield from (fact._replace(file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
         yield Fact(SPELLING, "another", "one", name)
+
+
+def _one_spelling(document: Any) -> Any:
+    """A ``tokenizer.json`` with merges as pairs, as tokenizers writes them since 0.20, and that version's switch."""
+    model = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
+        return document
+    merges = [item.split(" ", 1) if isinstance(item, str) else item for item in model["merges"]]
+    return {**document, "model": {"ignore_merges": False, **model, "merges": merges}}
 
 
 #: Table of a ``config.json`` -> the document whose class reads its keys, of both models.

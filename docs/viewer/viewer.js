@@ -1,6 +1,12 @@
 "use strict";
 // The page around what worker.js finds: takes files, says how far it is, shows a page or an error.
 
+// Browsers start no worker of a page that was opened from a disk.
+if (location.protocol === "file:") {
+  document.getElementById("error").textContent =
+    "This page needs a web server: python scripts/viewer.py FOLDER --serve 8000 builds it and serves it.";
+}
+
 const part = (id) => document.getElementById(id);
 const worker = new Worker("worker.js", { type: "module" });
 let asked = 0;

@@ -11,7 +11,7 @@ FileReaderSync.prototype.readAsArrayBuffer = function (slice) {
 
 const started = (async () => {
   const py = await loadPyodide();
-  for (const wheel of ["click.whl", "ckconv.whl"]) {
+  for (const wheel of ["click.whl", "yaml.whl", "ckconv.whl"]) {
     const answer = await fetch(wheel);
     if (!answer.ok) throw new Error(`${wheel}: ${answer.status} ${answer.statusText}`);
     py.unpackArchive(await answer.arrayBuffer(), "wheel", { extractDir: "/packages" });

@@ -87,6 +87,7 @@ from ckconv.formats.gguf.values import (
     header_bytes,
     parse_shard_name,
 )
+from ckconv.io.files import own_name
 from ckconv.plan.planner import (
     HEAD,
     ORIGINAL,
@@ -429,14 +430,19 @@ class GgufPlanner(Planner):
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
         model = model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
         model |= {} if tokenizer.tokens else {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
+        template: dict[str, Value] = {}
         if self.index.format == "bump":
-            self.notes.append("a bump file says nothing of chat template, license and authors: those keys are missing")
+            said = self.index.metadata.get("chat_template")  # of config.json beside it
+            template = {"tokenizer.chat_template": scalar("str", said)} if isinstance(said, str) and said else {}
+            lacks = "license and authors" if template else "chat template, license and authors"
+            self.notes.append(f"a bump file says nothing of {lacks}: those keys are missing")
         return {
             **general_keys(family, self._name(tokenizer.tokens), label),
             **card_keys(self.index),
             **model,
             **keys_of_tensors(self.index, family),
             **type_keys(self._file_type(entries, types)),
+            **template,
             **tokenizer.metadata,
             **self._weighed(),
         }
@@ -491,7 +497,7 @@ class GgufPlanner(Planner):
         from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-        name = display_name(said or directory_name(self.index.path))
+        name = own_name(self.index) or display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokens:

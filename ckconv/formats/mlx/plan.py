@@ -209,16 +209,16 @@ class MlxPlanner(CheckpointPlanner):
             return types
         asked = asked_of(self.options.quantize)
         general = quantization_of(asked.word, self.options.quantize)
-        hit: set[str] = set()
+        hit: dict[str, str] = {}
         for entry in entries:
             parts = [self.tensors[name] for name in entry.parts]
-            word, columns = asked.of(*parts), parts[0].shape[-1] if parts else 0
+            word, columns = asked.of(entry.name, *parts), parts[0].shape[-1] if parts else 0
             module, _, kind = entry.name.rpartition(".")
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
             chosen = default_of(module, self.config.model_type if self.config else "", general, columns)
             if word:
-                hit.update(part.name for part in parts)
+                hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
             if chosen is not None and not chosen.divides(columns):
                 hint = "" if word else "mlx-lm's class asks for that; --quantize GLOB=TYPE asks for another type"
@@ -226,7 +226,7 @@ class MlxPlanner(CheckpointPlanner):
             for part in parts:
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
         for glob, word in asked.rules:
-            if not any(names(glob, self.tensors[name]) for name in hit):
+            if not any(names(glob, written, self.tensors[name]) for name, written in hit.items()):
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
         return types
 

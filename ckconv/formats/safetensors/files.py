@@ -361,7 +361,9 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
     if not found:
         others = [name for name in names if name.endswith(".gguf")]
         hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
-        raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
+        none = "no model: no safetensors, GGUF or bump file, no adapter"
+        what = "no safetensors file and no index" if others else none
+        raise InputError("hf.no-weights", f"the directory holds {what}", path=root, hint=hint)
     if len({(shard := parse_shard_name(name)) and shard[::2] for name in found}) == 1 and parse_shard_name(found[0]):
         raise _incomplete(found, root)
     what = "indexes" if indexes else f"{kind} and no index"

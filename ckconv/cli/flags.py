@@ -1,19 +1,19 @@
-"""The options that decide what a conversion writes: `convert` does what they say, `verify` is told of them again."""
+"""Flags that decide what a conversion writes, with their words."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.format_name import Word
 from ckconv.cli.settings import PATH
 from ckconv.errors import InputError, UsageError
+from ckconv.formats import ALIASES, named, names
 from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS, Option, Options, Takes
 
@@ -27,7 +27,10 @@ _MAX_VALUE = 16 << 20
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes: ``5GB`` (5 x 10^9), ``512MiB`` (512 x 2^20) or plain digits."""
+    """Number of bytes: ``5GB``, ``512MiB`` or plain digits.
+
+    GB are 10^9, MiB 2^20.
+    """
 
     name = "size"
 
@@ -182,7 +185,9 @@ def _adapter(text: str) -> tuple[Path, float]:
 
 
 def sources_and_output(paths: Sequence[str], output: str | None) -> tuple[list[Path], str]:
-    """The paths of a command line: the last one is the output, unless ``-o`` names it.
+    """Split paths into sources and output.
+
+    The last one is the output, unless ``-o`` names it.
 
     Raises:
         UsageError: one of the two is missing.
@@ -236,10 +241,40 @@ def _content(path: Path) -> str:
 
 
 def _source_date() -> int | None:
-    """The date of a reproducible build (reproducible-builds.org), the only one that an output may carry."""
+    """Date of a reproducible build (reproducible-builds.org).
+
+    No other may be in an output.
+    """
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 11):
         raise UsageError("usage.date", f"SOURCE_DATE_EPOCH is {text!r}, seconds since 1970 expected")
     return int(text)
+
+
+class Word(click.Choice[str]):
+    """Parameter type: a word of a list, or its alias, in any case.
+
+    Args:
+        aliases: what other tools call it -> the word.
+    """
+
+    def __init__(self, words: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
+        super().__init__([*words], case_sensitive=False)
+        self._aliases = aliases or {}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word as the table has it."""
+        return super().convert(self._aliases.get(str(value).lower(), value), param, ctx)
+
+
+class FormatName(Word):
+    """Format, by its name or an alias."""
+
+    def __init__(self) -> None:
+        super().__init__([*names(), *ALIASES])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Name of the format."""
+        return named(super().convert(value, param, ctx))

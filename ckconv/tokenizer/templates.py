@@ -1,0 +1,149 @@
+"""Chat templates: what one does, read off its text, and what it makes of samples, in jinja2's sandbox.
+
+Sources: ``apply_chat_template`` and ``_compile_jinja_template`` of transformers (variables, ``trim_blocks``,
+``lstrip_blocks``, ``raise_exception``, ``tojson``, ``strftime_now``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckconv.errors import missing_package
+from ckconv.system import limit_process
+
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_WORD = re.compile(r"['\"]([a-z]+)['\"]")
+_NAME = re.compile(r"\b[a-zA-Z_]\w*\b")
+_REFUSES_SYSTEM = re.compile(r"raise_exception\(\s*(?:'[^']*[Ss]ystem|\"[^\"]*[Ss]ystem)")
+
+#: Roles that messages have somewhere.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "observation", "function")
+_TOOLS = frozenset({"tools", "custom_tools", "builtin_tools", "xml_tools", "python_tools"})
+_THINKING = frozenset({"enable_thinking", "thinking", "reasoning_content", "reasoning_effort", "thinking_budget"})
+
+#: Seconds and bytes of memory that a template may take, and characters that it may make.
+_SECONDS, _MEMORY, _MOST = 10, 1 << 30, 20_000
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Say the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+_ASKED = {"role": "user", "content": "How warm is it in Oslo?"}
+
+#: Name of a sample -> what the template is given.
+SAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "user": {"messages": [_ASKED]},
+    "system and user": {"messages": [{"role": "system", "content": "Be brief."}, _ASKED]},
+    "several turns": {"messages": [_ASKED, {"role": "assistant", "content": "5 degrees."}, _ASKED]},
+    "tools": {"messages": [_ASKED], "tools": [_TOOL]},
+    "thinking": {"messages": [_ASKED], "enable_thinking": True},
+}
+
+
+class Abilities(NamedTuple):
+    """What a template does, as far as its text says.
+
+    Attributes:
+        roles: those that it tells apart; ``any`` where it writes the role as it stands.
+        system: it takes a system message; false where it refuses one or has no word for it.
+        tools: it writes definitions of tools.
+        thinking: the variables by which thinking is asked for or kept.
+        prompt: it can end with the opening of the answer (``add_generation_prompt``).
+    """
+
+    roles: tuple[str, ...]
+    system: bool
+    tools: bool
+    thinking: tuple[str, ...]
+    prompt: bool
+
+    def __str__(self) -> str:
+        words = [f"roles {', '.join(self.roles)}" if self.roles else "one form for all roles"]
+        words += [] if self.system else ["no system message"]
+        words += ["tools" if self.tools else "no tools"]
+        words += [f"thinking ({', '.join(self.thinking)})"] if self.thinking else []
+        return "; ".join(words)
+
+
+def abilities_of(template: str) -> Abilities:
+    """Read what a chat template does off its text; nothing is executed."""
+    code = " ".join(_CODE.findall(_COMMENT.sub("", template)))
+    words, names = {*_WORD.findall(code)}, {*_NAME.findall(code)}
+    # A template that writes message['role'] as it stands takes every role.
+    generic = re.search(r"\{\{[^}]*(?:\[['\"]role['\"]\]|\.role\b)", template) is not None
+    roles = (*(role for role in _ROLES if role in words), *(("any",) if generic else ()))
+    system = ("system" in roles or generic) and _REFUSES_SYSTEM.search(code) is None
+    thinking = tuple(sorted((names | words) & _THINKING))
+    return Abilities(roles, system, bool(names & _TOOLS), thinking, "add_generation_prompt" in names)
+
+
+class Rendered(NamedTuple):
+    """A sample as the template writes it, or why it does not."""
+
+    sample: str
+    text: str
+    error: str
+
+
+def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
+    """Render the samples, each in a process of its own with limits of time and memory, in jinja2's sandbox.
+
+    Args:
+        tokens: ``bos_token`` and the like, by name.
+
+    Raises:
+        UnsupportedError: ``system.package``, jinja2 is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("jinja2") is None:
+        raise missing_package("rendering a chat template", "jinja2")
+    for name, variables in SAMPLES.items():
+        given = json.dumps({"template": template, "variables": {**tokens, **variables, "add_generation_prompt": True}})
+        command = [sys.executable, "-c", "from ckconv.tokenizer.templates import main; main()"]
+        try:
+            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
+            found = json.loads(done.stdout) if done.returncode == 0 else {"error": "it takes too much memory"}
+        except subprocess.TimeoutExpired:
+            found = {"error": f"it takes more than {_SECONDS} seconds"}
+        yield Rendered(name, found.get("text", ""), found.get("error", ""))
+
+
+def main() -> None:
+    """Render what stdin says; the process that :func:`render` starts."""
+    import datetime
+
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    limit_process(_MEMORY, _SECONDS)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    given = json.load(sys.stdin)
+    space = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    space.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, indent=how.get("indent"))
+    space.globals |= {"raise_exception": refuse, "strftime_now": datetime.datetime(2026, 1, 1).strftime}
+    text = ""
+    try:
+        for part in space.from_string(given["template"]).generate(**given["variables"]):
+            text += part
+            if len(text) > _MOST:
+                text = f"{text[:_MOST]}... (cut)"
+                break
+        found = {"text": text}
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        found = {"error": f"{error}"}
+    sys.stdout.write(json.dumps(found))

@@ -1,0 +1,214 @@
+"""What people do first, and what they are told: each a command and its answer."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, Result
+
+Run = Callable[..., Result]
+F32 = FIXTURES / "hf/llama-bias-f32"
+TIED = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
+LORA = FIXTURES / "lora/llama-r4-attn-mlp"
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "model.embed_tokens.weight", "token_embedding.weight"])
+def test_globs_of_quantize_take_names_of_source_and_output(ckconv: Run, tmp_path: Path, name: str) -> None:
+    assert ckconv("convert", F32, tmp_path / "m.gguf", "--quantize", f"q5_0,{name}=q8_0").code == 0
+    types = {row["name"]: row["dtype"] for row in ckconv("inspect", tmp_path / "m.gguf", "--json").json["tensors"]}
+    assert (types["token_embd.weight"], types["blk.0.ffn_up.weight"]) == ("Q8_0", "Q5_0")
+
+
+def test_globs_of_quantize_to_mlx_take_names_of_the_output(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "gguf/llama-bias-f32.f32.gguf"
+    words = "affine:4:32,model.embed_tokens.weight=affine:8:32"
+    done = ckconv("convert", source, f"{tmp_path}/m-mlx/", "--quantize", words)
+    assert (done.code, "MLX 8-bit group 32" in done.out) == (0, True), done.err
+    refused = ckconv("convert", source, f"{tmp_path}/n-mlx/", "--quantize", "affine:4:32,nothing.weight=affine:8:32")
+    assert (refused.code, "nothing.weight names no tensor" in refused.err) == (2, True)
+
+
+def test_vectors_beside_quantized_matrices_are_narrowed(ckconv: Run, tmp_path: Path) -> None:
+    flags = ("--quantize", "affine:4:32", "--dtype", "bf16", "--allow-lossy")
+    out = ckconv("convert", F32, f"{tmp_path}/m/", "--to", "mlx", *flags).out
+    assert "narrowed 19 F32 -> BF16, quantized 16 F32 -> MLX 4-bit group 32 BF16, dropped 0" in out
+
+
+def test_a_quiet_conversion_to_mlx_says_that_it_quantizes_nothing(ckconv: Run, tmp_path: Path) -> None:
+    said = ckconv("convert", F32, f"{tmp_path}/a/", "--to", "mlx", "-q")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == "ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n"
+    assert ckconv("convert", F32, f"{tmp_path}/b/", "--to", "mlx", "--quiet").err == ""
+    assert ckconv("convert", F32, f"{tmp_path}/c/", "--to", "mlx", "-q", "--quantize", "affine:4:32").err == ""
+
+
+def test_an_adapter_is_not_compared_with_a_model(ckconv: Run, tmp_path: Path) -> None:
+    model = FIXTURES / "hf/llama-tied-bf16"
+    for pair in ((LORA, model), (model, LORA)):
+        done = ckconv("diff", *pair)
+        assert (done.code, "llama-r4-attn-mlp is an adapter, llama-tied-bf16 a model" in done.err) == (4, True)
+    assert f"--adapter {LORA}" in done.err
+
+
+def test_a_repository_that_is_not_in_the_cache_is_named_with_its_address(ckconv: Run) -> None:
+    done = ckconv("inspect", "somebody/Tiny-1.5B")
+    assert done.code == 3
+    assert "hf download somebody/Tiny-1.5B, or hf://somebody/Tiny-1.5B" in done.err
+    assert "hint" not in ckconv("inspect", "/somewhere/else/model").err
+
+
+def test_a_directory_without_a_model_is_called_so(ckconv: Run, tmp_path: Path) -> None:
+    done = ckconv("inspect", tmp_path)
+    assert (done.code, "the directory holds no model" in done.err) == (3, True)
+
+
+def test_versions_are_those_of_the_format_everywhere(ckconv: Run, tmp_path: Path) -> None:
+    report = ckconv("convert", F32, tmp_path / "m.gguf", "--record", "--json").json
+    record = json.loads((tmp_path / "m.gguf.ckconv.json").read_text())
+    shown = ckconv("inspect", tmp_path / "m.gguf", "--json").json
+    assert (report["version"], record["version"], shown["version"]) == (3, 3, 3)
+
+
+def test_a_bump_file_has_its_name_and_where_it_can_go(ckconv: Run, tmp_path: Path) -> None:
+    assert ckconv("edit", TIED, tmp_path / "m.gguf", "--set-meta", "general.name=My Own").code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/b/", "--to", "bump", "--bump-version", "5").code == 0
+    shown = ckconv("inspect", tmp_path / "b", "--json", "-v").json
+    assert shown["overview"]["name"] == "My Own"
+    assert {"gguf", "safetensors", "mlx"} <= {target["target"] for target in shown["targets"] if target["converts"]}
+    back = ckconv("convert", tmp_path / "b", tmp_path / "back.gguf", "--no-source-record")
+    assert (back.code, "general.name\tstr\tMy Own\n" in ckconv("inspect", tmp_path / "back.gguf").out) == (0, True)
+
+
+def test_a_name_comes_back_by_the_model_card(ckconv: Run, tmp_path: Path) -> None:
+    changes = ("--set-meta", "general.name=My Own", "--set-meta", "general.license=mit")
+    assert ckconv("edit", TIED, tmp_path / "m.gguf", *changes).code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/elsewhere/", "--to", "hf").code == 0
+    assert "model_name: My Own\n" in (tmp_path / "elsewhere/README.md").read_text()
+    assert ckconv("convert", tmp_path / "elsewhere", tmp_path / "back.gguf").code == 0
+    assert "general.name\tstr\tMy Own\n" in ckconv("inspect", tmp_path / "back.gguf").out
+
+
+def test_the_headline_names_the_types_that_the_bytes_are_of(ckconv: Run, tmp_path: Path) -> None:
+    words = "q4_0,token_embd.weight=q8_0"
+    assert ckconv("convert", F32, tmp_path / "m.gguf", "--quantize", words).code == 0
+    types = ckconv("inspect", tmp_path / "m.gguf", "--json").json["overview"]["types"]
+    assert re.fullmatch(r"Q8_0 \d\d %, Q4_0 \d\d %", types)
+
+
+def test_two_spellings_of_one_tokenizer_are_one(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "hf/qwen2-tied-bf16"
+    other = tmp_path / "other"
+    assert ckconv("convert", source, f"{other}/", "--to", "hf").code == 0
+    document = json.loads((other / "tokenizer.json").read_text())
+    merges = document["model"]["merges"]
+    assert merges
+    spelled = [" ".join(pair) if isinstance(pair, list) else pair.split(" ") for pair in merges]
+    document["model"]["merges"] = spelled
+    (other / "tokenizer.json").write_text(json.dumps(document))
+    assert ckconv("diff", source, other).code == 0
+    document["model"]["merges"] = spelled[1:]
+    (other / "tokenizer.json").write_text(json.dumps(document))
+    assert ckconv("diff", source, other).code == 5
+
+
+def test_a_size_of_shards_without_its_unit_is_noted(ckconv: Run, tmp_path: Path) -> None:
+    out = ckconv("convert", F32, f"{tmp_path}/m/", "--to", "hf", "--max-shard-size", "30").out
+    assert "note: --max-shard-size 30 bytes is less than the largest tensor (98,304 bytes)" in out
+    assert "less than" not in ckconv("convert", F32, f"{tmp_path}/n/", "--to", "hf", "--max-shard-size", "200KB").out
+
+
+def test_a_run_that_goes_on_says_what_was_there(ckconv: Run, tmp_path: Path) -> None:
+    flags = ("--to", "hf", "--max-shard-size", "100KB", "--resume")
+    program = """
+import ckconv.conversion.run as run, sys
+from ckconv.__main__ import run as main
+made = []
+one = run._Staged._write_one
+def some(self, number, watcher):
+    if len(made) == 2:
+        import os; os._exit(9)
+    made.append(number)
+    return one(self, number, watcher)
+run._Staged._write_one = some
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, "convert", str(F32), f"{tmp_path}/m/", *flags, "--jobs", "1"]
+    assert subprocess.run(command, cwd=Path(__file__).parent.parent, check=False).returncode == 9
+    done = ckconv("convert", F32, f"{tmp_path}/m/", *flags, "--jobs", "1")
+    assert done.code == 0, done.err
+    assert re.search(r"note: [12] of \d files had been finished by an earlier run", done.out)
+
+
+@pytest.mark.parametrize(
+    ("default", "flag", "heads"),
+    [("tie = true", "--untie", 1), ("untie = true", "--tie", 0), ("untie = true", "", 1)],
+)
+def test_a_flag_takes_the_place_of_its_opposite_in_a_file(
+    ckconv: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str, flag: str, heads: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckconv.toml").write_text(f"[convert]\n{default}\n")
+    done = ckconv("convert", FIXTURES / "hf/qwen2-tied-bf16", "m.gguf", *([flag] if flag else []))
+    assert done.code == 0, done.err
+    assert sum(row["name"] == "output.weight" for row in ckconv("inspect", "m.gguf", "--json").json["tensors"]) == heads
+
+
+def test_the_environment_takes_the_place_of_an_opposite_in_a_file(
+    ckconv: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckconv.toml").write_text("[convert]\ntie = true\n")
+    monkeypatch.setenv("CKCONV_UNTIE", "1")
+    done = ckconv("convert", FIXTURES / "hf/qwen2-tied-bf16", "m.gguf")
+    assert (done.code, "--untie (CKCONV_UNTIE)" in done.out) == (0, True), done.err
+
+
+def test_the_viewer_reads_front_matter_without_compiled_yaml() -> None:
+    """The browser has the Python files of PyYAML only."""
+    import yaml
+
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for source in Path(yaml.__file__).parent.glob("*.py"):
+            archive.write(source, f"yaml/{source.name}")
+    program = """
+import sys, io
+sys.modules["_yaml"] = sys.modules["yaml._yaml"] = None
+sys.path.insert(0, sys.argv[1])
+from ckconv.core.metadata import card_of_text
+import yaml
+assert yaml.__file__.startswith(sys.argv[1]), yaml.__file__
+print(card_of_text("---\\nlicense: mit\\ntags: [a, b]\\n---\\n"))
+"""
+    place = Path(held.name) if hasattr(held, "name") else None
+    assert place is None
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        wheel = Path(name) / "yaml.whl"
+        wheel.write_bytes(held.getvalue())
+        done = subprocess.run([sys.executable, "-c", program, str(wheel)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "license='mit'" in done.stdout
+
+
+def test_ways_out_of_a_refusal_stand_in_the_order_of_what_is_lost(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+    refused = ckconv("convert", source, tmp_path / "m.bump")
+    ways = re.findall(r"way out: (--.*?): ([\d.]+ .?B), ", refused.err)
+    assert (refused.code, [flags for flags, _ in ways]) == (
+        4,
+        ["--engine july", "--dequantize", "--dequantize --dtype bf16 --allow-lossy", "--dequantize --quantize q8_0"],
+    )
+    for number, (flags, size) in enumerate(ways):
+        done = ckconv("convert", source, tmp_path / f"{number}.bump", *flags.split())
+        assert (done.code, f"  {size}" in done.out) == (0, True), done.err
+    assert "way out" not in ckconv("convert", FIXTURES / "hf/gpt2-hub-f32", tmp_path / "n.bump").err
