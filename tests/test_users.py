@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -212,3 +213,26 @@ def test_ways_out_of_a_refusal_stand_in_the_order_of_what_is_lost(ckconv: Run, t
         done = ckconv("convert", source, tmp_path / f"{number}.bump", *flags.split())
         assert (done.code, f"  {size}" in done.out) == (0, True), done.err
     assert "way out" not in ckconv("convert", FIXTURES / "hf/gpt2-hub-f32", tmp_path / "n.bump").err
+
+
+def test_a_fork_that_renames_its_model_type_takes_six_lines(ckconv: Run, tmp_path: Path) -> None:
+    fork, family = tmp_path / "fork", tmp_path / "smol.toml"
+    shutil.copytree(FIXTURES / "hf/llama-tied-bf16", fork)
+    config = json.loads((fork / "config.json").read_text())
+    (fork / "config.json").write_text(json.dumps({**config, "model_type": "smol"}))
+    lines = ['extends = "llama"', 'huggingface = { model_type = "smol", class = "LlamaForCausalLM" }']
+    family.write_text("\n".join([*lines, 'gguf = { arch = "llama" }']))
+    refused = ckconv("convert", fork, tmp_path / "m.gguf", "--family", family)
+    found = re.search(r"(match = \".*?\") beside it", refused.err)
+    assert (refused.code, found is not None) == (3, True), refused.err
+    assert found is not None
+    family.write_text("\n".join([*lines, f'gguf = {{ arch = "llama", {found[1]} }}']))
+    refused = ckconv("convert", fork, tmp_path / "m.gguf", "--family", family)
+    found = re.search(r"\[engines\] (llama_cpp = .*\})", refused.err)
+    assert (refused.code, found is not None) == (4, True), refused.err
+    assert found is not None
+    family.write_text(
+        "\n".join([*lines, 'gguf = { arch = "llama", match = "not has(\'expert_count\')" }', "[engines]", found[1]])
+    )
+    assert ckconv("convert", fork, tmp_path / "m.gguf", "--family", family).code == 0
+    assert ckconv("inspect", tmp_path / "m.gguf", "--json").json["architecture"] == "llama"

@@ -120,7 +120,14 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
             theirs = read_file(FOLDER / f"{other}.toml")
             theirs = {**theirs, "gguf": {}} if other in over else theirs
             for claim in _claims(path, name, table, other, theirs):
-                raise fault(path, f'{claim}, as the shipped family {other} does: extends = "{other}" changes that one')
+                changes = f'extends = "{other}" changes that one'
+                said = [read_file(FOLDER / f"{p}.toml").get("gguf", {}) for p in parents if p in shipped]
+                same = [
+                    gguf["match"] for gguf in said if "match" in gguf and _words(table, "gguf", "arch") & {gguf["arch"]}
+                ]
+                if same and "match" not in table.get("gguf", {}):
+                    changes = f'match = "{same[0]}" beside it claims what {parents[0]} does, no more'
+                raise fault(path, f"{claim}, as the shipped family {other} does: {changes}")
         families[name], tables[name] = family, table
         digests |= {file.name: digest for file, digest in contents}
     return OwnFiles(families, tables, digests, named)
