@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -52,9 +53,10 @@ def print_tables(
 ) -> None:
     """Print the sections that were asked for; all tensors through the pager."""
     # Without a color system there is no bold either: whoever says no to colors wants no escapes.
-    console = Console(color_system="auto" if settings.color else None, highlight=False, emoji=False, markup=False)
+    forced, colors = True if settings.color else None, "auto" if settings.color else None
+    console = Console(force_terminal=forced, color_system=colors, highlight=False, emoji=False, markup=False)
     console.width = max(console.width, NARROWEST)
-    if every_tensor and console.is_terminal:
+    if every_tensor and sys.stdout.isatty():
         os.environ.setdefault("LESS", _LESS)
         with console.pager(styles=settings.color):
             _print(console, description, only_metadata, only_tensors, True)
