@@ -53,7 +53,8 @@ def print_tables(
 ) -> None:
     """Print the sections that were asked for; all tensors through the pager."""
     # Without a color system there is no bold either: whoever says no to colors wants no escapes.
-    forced, colors = True if settings.color else None, "auto" if settings.color else None
+    forced = True if settings.color else None
+    colors: Literal["auto"] | None = "auto" if settings.color else None
     console = Console(force_terminal=forced, color_system=colors, highlight=False, emoji=False, markup=False)
     console.width = max(console.width, NARROWEST)
     if every_tensor and sys.stdout.isatty():
