@@ -39,6 +39,7 @@ from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import without_say_beside
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.options import asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -268,8 +269,9 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
     if not any(tensor.dtype.block > 1 for tensor in plan.index.everything.values()):
         return
     for changes, flags, lost in _WAYS:
-        if all(getattr(plan.options, name) == value for name, value in changes.items()):
-            continue
+        mine = {chosen.option.name for chosen in asked(plan.options)}
+        if mine & changes.keys() or ("dequantize" in changes and plan.options.dtype == "keep"):
+            continue  # what was asked for stays
         try:
             other, _ = again(options=replace(plan.options, **changes, file_name=""))
         except CkconvError:
