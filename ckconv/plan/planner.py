@@ -389,8 +389,8 @@ def row_reasons(
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
     if row is None or (row.absent and not within):
-        said = 'a family file of your own says so by a row: [engines] {} = {{unmeasured = "why"}}'
-        yield Reason(_unknown(family, loader, row), said.format(loader.row) if row is None else "")
+        hint = f'a family file of your own says so by a row: [engines] {loader.row} = {{unmeasured = "why"}}'
+        yield Reason(_unknown(family, loader, row), hint if row is None else "")
         return
     if row.no_head and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
