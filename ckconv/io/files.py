@@ -569,7 +569,7 @@ def own_name(index: TensorIndex) -> str:
     if index.metadata_kind is MetadataKind.OWN:
         name = index.metadata.get(NAME_KEY)
         return name if isinstance(name, str) else ""
-    return name_in_card(text_of_card(index)) if index.metadata_kind is MetadataKind.DOCUMENT else ""
+    return name_in_card(text_of_card(index.side_files)) if index.metadata_kind is MetadataKind.DOCUMENT else ""
 
 
 def _plain(item: Any) -> Any:
