@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import isgeneratorfunction
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -16,9 +17,16 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
-from ckconv.families.gguf_metadata import directory_name
 from ckconv.formats import format_of, named, names, whole_format
-from ckconv.formats.destination import STDOUT, Destination, destination, followable, named_by_directory, says_nothing
+from ckconv.formats.destination import (
+    STDOUT,
+    Destination,
+    destination,
+    followable,
+    named_by_directory,
+    places_in,
+    says_nothing,
+)
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import check_alone, seen_as, with_mmproj
@@ -40,7 +48,8 @@ if TYPE_CHECKING:
     from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
     from ckconv.formats.model import Model
-    from ckconv.plan.steps import Late
+    from ckconv.io.files import Files
+    from ckconv.plan.steps import Late, Step
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
@@ -387,7 +396,6 @@ def iter_tensors(
     """
     import numpy as np
 
-    from ckconv.conversion.write import Losses, bytes_of
     from ckconv.io.files import Files
     from ckconv.verification.tensors import Soundness
 
@@ -395,19 +403,28 @@ def iter_tensors(
     with own_families(options.families):
         plan, _ = prepare(source, STDOUT, to=to, adapters=adapters, options=options)
         plan.check()
-        with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
-            sound.check()
-            for step in plan.steps:
-                if step.content is not None:
-                    continue
-                losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
-                data = bytes_of(step, files, losses)
-                losses.check()
-                kind = _NUMPY.get(dtype.name, f"<u{dtype.size}" if dtype.block == 1 and dtype.size <= 8 else "u1")
-                array = np.frombuffer(data, kind)
-                blocks = dtype.block > 1
-                yield step.slot, array.reshape(*shape[:-1], -1) if blocks and shape else array.reshape(shape)
-            files.check_unchanged()
+    with Files(plan.index.identities) as files, Soundness(plan.index) as sound:
+        sound.check()
+        steps = (step for step in plan.steps if step.content is None)
+        for slot, parts in groupby(steps, lambda step: step.slot):
+            with own_families(options.families):  # not while the caller has the tensor
+                arrays = [_array(step, plan, files) for step in parts]
+            yield slot, np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        files.check_unchanged()
+
+
+def _array(step: Step, plan: Plan, files: Files) -> NDArray[Any]:
+    """Values of a step, in its target's shape; blocks as rows of bytes."""
+    import numpy as np
+
+    from ckconv.conversion.write import Losses, bytes_of
+
+    losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
+    data = bytes_of(step, files, losses)
+    losses.check()
+    kind = _NUMPY.get(dtype.name, f"<u{dtype.size}" if dtype.block == 1 and dtype.size <= 8 else "u1")
+    array = np.frombuffer(data, kind)
+    return array.reshape(*shape[:-1], -1) if dtype.block > 1 and shape else array.reshape(shape)
 
 
 @pythonic
@@ -420,12 +437,16 @@ def batch(
 
     Args:
         more: arguments of :func:`convert`.
+
+    Raises:
+        UsageError: ``usage.target``, two models have one name, or one would go to its own place.
     """
+    given = list(sources)
+    places = places_in([as_path(source) for source in given], Path(into))
     Path(into).mkdir(exist_ok=True)
-    for source in sources:
-        name = directory_name(Path(source)) if os.path.isdir(source) else Path(source).stem  # noqa: PTH112
+    for source, (_, place) in zip(given, places, strict=True):
         try:
-            yield source, convert(source, f"{os.fspath(into)}/{name}/", to=to, options=options, **more)
+            yield source, convert(source, place, to=to, options=options, **more)
         except CkconvError as error:
             yield source, error
 

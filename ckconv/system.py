@@ -243,8 +243,11 @@ def limit_process(nbytes: int, seconds: int) -> None:
     with suppress(ImportError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        for kind, wanted in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_CPU, seconds)):
+            _, hard = resource.getrlimit(kind)
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            with suppress(ValueError, OSError):  # macOS has no limit of addresses
+                resource.setrlimit(kind, (most, most))
 
 
 def require_memory(nbytes: int) -> None:
@@ -394,9 +397,9 @@ def share_heap() -> None:
 
     glibc gives each its own, which keeps what is freed: a third more memory (``M_ARENA_MAX`` of mallopt(3)).
     """
-    import ctypes
+    with suppress(ImportError, AttributeError, OSError, TypeError):  # no ctypes, or another C library
+        import ctypes
 
-    with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(-8, 1)
 
 

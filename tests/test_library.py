@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import errno
 import io
 import json
@@ -22,6 +23,7 @@ from models import Model
 
 import ckconv
 from ckconv.errors import InputError, OutputError, UsageError
+from ckconv.families.own import own_files
 
 
 @pytest.fixture
@@ -354,6 +356,25 @@ def test_tensors_of_a_gguf_are_rows_of_blocks(tmp_path: Path) -> None:
     assert all(np.array_equal(made[key].reshape(-1), data.reshape(-1)) for key, data in stored.items())
 
 
+def test_matrices_that_share_an_entry_of_a_bump_file_are_one_array(tmp_path: Path) -> None:
+    """Gate and up are one after the other in ``w1``."""
+    made = [*ckconv.iter_tensors(FIXTURES / "hf/llama-tied-bf16", to="bump")]
+    config = json.loads((FIXTURES / "hf/llama-tied-bf16/config.json").read_text())
+    arrays = dict(made)
+    assert len(arrays) == len(made)
+    assert arrays["layer.0.w1"].size == 2 * config["intermediate_size"] * config["hidden_size"]
+
+
+def test_families_of_one_call_are_not_those_of_the_next(tmp_path: Path) -> None:
+    """A generator stands still between two tensors, and may be closed by another thread."""
+    source = FIXTURES / "hf/qwen2-tied-bf16"
+    tensors = ckconv.iter_tensors(source, to="gguf", options=ckconv.Options(families=(Path("qwen2"),)))
+    next(tensors)
+    assert own_files().named == ()
+    contextvars.copy_context().run(tensors.close)
+    assert own_files().named == ()
+
+
 def test_an_output_goes_into_a_file_object(tmp_path: Path) -> None:
     source = FIXTURES / "hf/llama-bias-f32"
     held = io.BytesIO()
@@ -375,6 +396,16 @@ def test_a_batch_goes_on_behind_an_error(source: Path, tmp_path: Path) -> None:
     assert [path for path, _ in found] == models
     assert [isinstance(result, ckconv.Report) for _, result in found] == [True, False, True]
     assert (tmp_path / "out" / source.stem / "weights.bump").is_file()
+
+
+def test_two_models_of_a_batch_have_two_places(source: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.gguf").write_bytes(source.read_bytes())
+    models = [tmp_path / "a/m.gguf", tmp_path / "b/m.gguf"]
+    with pytest.raises(UsageError, match="would be used by several models"):
+        [*ckconv.batch(models, tmp_path / "out", to="bump", force=True)]
+    assert not (tmp_path / "out").exists()
 
 
 def test_help_fits_two_screens() -> None:

@@ -121,6 +121,11 @@ BROKEN = {
     "groups that do not divide": (gptq_model, says(group_size=48), "groups of 48 do not divide rows of 64"),
     "groups of another size": (gptq_model, says(group_size=64), "makes 1 groups of 64, and scales has 2"),
     "other bits": (gptq_model, says(bits=8), "quantization_config says bits 8, and the arrays hold 4"),
+    "a version that is a list": (
+        gptq_model,
+        says(checkpoint_format=["gptq"]),
+        "says checkpoint_format ['gptq'], which is no text",
+    ),
     "another method": (gptq_model, says(quant_method="awq"), "says quant_method 'awq', and it is stored as GPTQ"),
     "an index too short": (gptq_model, array(".g_idx", "I32", 32), "g_idx has shape [32]"),
     "an index beyond the groups": (gptq_model, filled(".g_idx", "I32", 2), "g_idx names groups beyond the 2"),
@@ -324,6 +329,12 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
         (QUARK, says(global_quant_config={"weight": {"dtype": "int3"}}), "7 of Quark's int3"),
         (QUARK, says(layer_quant_config={"*.down_proj": {}}), "7 of Quark's int4 with other types for some layers"),
         (QUARK, array(".weight", "I8", 64, 64), "1 of Quark's int4"),
+        (QUARK, says(export=None), ""),
+        (
+            partial(gptq_model, auto_round="auto_round:auto_gptq"),
+            says(packing_format=None, checkpoint_format="gptq_v2"),
+            "7 of auto-round's GPTQ with a checkpoint_format in place of its packing_format",
+        ),
         (THREE, says(checkpoint_format="marlin"), "7 of GPTQ with checkpoint_format marlin"),
         (
             partial(gptq_model, bits=5, version=2, pack=planes),

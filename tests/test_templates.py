@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,10 +46,16 @@ def test_what_a_template_does_is_read_off_its_text(template: str, said: str) -> 
     assert str(abilities_of(template)) == said
 
 
+MARKED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+    "{% endgeneration %}{% endif %}{{ message | tojson(False, None, (',', ':'), sort_keys=True) }}{% endfor %}"
+)
+
+
 def test_samples_are_rendered_as_transformers_renders_them() -> None:
     pytest.importorskip("jinja2")
     chat = pytest.importorskip("transformers.utils.chat_template_utils")
-    for template in (CHATML, TOOLS):
+    for template in (CHATML, TOOLS, MARKED):
         for one in render(template, {"eos_token": "</s>"}):
             given = dict(SAMPLES[one.sample])
             messages, tools = given.pop("messages"), given.pop("tools", None)
@@ -75,6 +83,31 @@ def test_a_template_that_fails_says_why(template: str, error: str, monkeypatch: 
     (one,) = render(template, {"bos_token": "<s>"})
     assert error in one.error
     assert one.text == ""
+
+
+def test_modules_of_the_working_directory_are_none_of_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory may be the model's."""
+    pytest.importorskip("jinja2")
+    for name in ("jinja2", "datetime", "resource"):
+        (tmp_path / f"{name}.py").write_text("open('executed', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    assert [one.error for one in render(CHATML, {"eos_token": "</s>"})] == [""] * len(SAMPLES)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_limits_of_the_system_are_kept() -> None:
+    """They cannot be raised, and a sound template is none that takes too much."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("resource")
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20));"
+        "from ckconv.tokenizer.templates import render, SAMPLES;"
+        "print([one.error for one in render('{{ messages[0].content }}', {})] == [''] * len(SAMPLES))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import NARROWEST, Lines, as_error, error_facts, print_error, print_lines, shortened, size, width
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, settings_of
 from ckconv.core.version import __version__
-from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, counted, listed, shown, unreadable
+from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, shown, unreadable
 from ckconv.formats import format_of
+from ckconv.formats.destination import places_in
 from ckconv.io.addresses import as_path
 
 if TYPE_CHECKING:
@@ -134,43 +135,11 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
     """List the models, and the place of each.
 
     Raises:
-        UsageError: there is none; ``usage.target``, two would go to one place, or one to its own.
+        UsageError: there is none; ``usage.target``, as :func:`destination.places_in` has it.
     """
     if not sources:
         raise UsageError("usage", "nothing to convert: give SRC... or --from-file LIST")
-    named: dict[str, list[Path]] = {}
-    for source in sources:
-        named.setdefault(_name(source), []).append(source)
-    faults = [f"{name}: {', '.join(map(shown, same))}" for name, same in named.items() if len(same) > 1]
-    if faults:
-        message = f"{counted(len(faults), 'name')} in {into} would be used by several models"
-        hint = "convert them into different directories, or rename them"
-        raise UsageError("usage.target", message, hint=hint, details=listed(faults))
-    for name, (source,) in named.items():
-        if os.path.realpath(into / name) in (os.path.realpath(source), os.path.realpath(source.parent)):
-            raise UsageError("usage.target", f"{into / name} is where the source is", hint="name another --into DIR")
-    return [Model(str(source), f"{into / name}/") for name, (source,) in named.items()]
-
-
-def _name(source: Path) -> str:
-    """Name of a model in the batch.
-
-    A directory as it is (of a download cache, the repository), a file without suffix.
-    """
-    from ckconv.families.gguf_metadata import directory_name
-    from ckconv.formats import FORMATS
-    from ckconv.formats.gguf.values import parse_shard_name
-    from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-
-    if os.path.isdir(source):  # noqa: PTH112 - never raises
-        return directory_name(source) or "model"
-    name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
-    shard = parse_shard_name(name)
-    if shard:
-        return shard.stem
-    if os.path.lexists(source) or any(Path(name).suffix in row.endings for row in FORMATS):
-        return Path(name).stem or "model"
-    return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
+    return [Model(str(source), place) for source, place in places_in(sources, into)]
 
 
 def _line(model: Model, longest: int) -> str:

@@ -121,9 +121,11 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
             theirs = {**theirs, "gguf": {}} if other in over else theirs
             for claim in _claims(path, name, table, other, theirs):
                 changes = f'extends = "{other}" changes that one'
-                said = [read_file(FOLDER / f"{p}.toml").get("gguf", {}) for p in parents if p in shipped]
+                said = [read_file(FOLDER / f"{p}.toml").get("gguf", {}) for p in parents if p in shipped["family"]]
                 same = [
-                    gguf["match"] for gguf in said if "match" in gguf and _words(table, "gguf", "arch") & {gguf["arch"]}
+                    gguf["match"]
+                    for gguf in said
+                    if "match" in gguf and _words(table, "gguf", "arch") & {*listed(gguf["arch"])}
                 ]
                 if same and "match" not in table.get("gguf", {}):
                     changes = f'match = "{same[0]}" beside it claims what {parents[0]} does, no more'

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, parse, with_layer
-from ckconv.errors import UsageError
+from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import names_of
 from ckconv.families.schema import DRAFTS, MTP
@@ -290,3 +290,43 @@ def _blocks(place: Place | None) -> list[str]:
     """In the order of the table of types."""
     held = load(place) if place is not None else ()
     return [dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.name in held]
+
+
+def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
+    """Name the place of each model in one directory, ``INTO/NAME/``.
+
+    Raises:
+        UsageError: ``usage.target``, two would go to one place, or one to its own.
+    """
+    named: dict[str, list[Path]] = {}
+    for source in sources:
+        named.setdefault(_name(source), []).append(source)
+    faults = [f"{name}: {', '.join(map(shown, same))}" for name, same in named.items() if len(same) > 1]
+    if faults:
+        message = f"{counted(len(faults), 'name')} in {into} would be used by several models"
+        hint = "convert them into different directories, or rename them"
+        raise UsageError("usage.target", message, hint=hint, details=listed(faults))
+    for name, (source,) in named.items():
+        if os.path.realpath(into / name) in (os.path.realpath(source), os.path.realpath(source.parent)):
+            raise UsageError("usage.target", f"{into / name} is where the source is", hint="name another directory")
+    return [(source, f"{into / name}/") for name, (source,) in named.items()]
+
+
+def _name(source: Path) -> str:
+    """Name of a model in the batch.
+
+    A directory as it is (of a download cache, the repository), a file without suffix.
+    """
+    from ckconv.families.gguf_metadata import directory_name
+    from ckconv.formats.gguf.values import parse_shard_name
+    from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+
+    if os.path.isdir(source):  # noqa: PTH112 - never raises
+        return directory_name(source) or "model"
+    name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
+    shard = parse_shard_name(name)
+    if shard:
+        return shard.stem
+    if os.path.lexists(source) or any(Path(name).suffix in row.endings for row in FORMATS):
+        return Path(name).stem or "model"
+    return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"

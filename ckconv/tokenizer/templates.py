@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -110,31 +111,63 @@ def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
         raise missing_package("rendering a chat template", "jinja2")
     for name, variables in SAMPLES.items():
         given = json.dumps({"template": template, "variables": {**tokens, **variables, "add_generation_prompt": True}})
-        command = [sys.executable, "-c", "from ckconv.tokenizer.templates import main; main()"]
+        # -P: no module of the working directory, which may be the model's, takes the place of a library's.
+        command = [sys.executable, "-P", "-c", "from ckconv.tokenizer.templates import main; main()"]
         try:
             done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
-            found = json.loads(done.stdout) if done.returncode == 0 else {"error": "it takes too much memory"}
+            found = json.loads(done.stdout) if done.returncode == 0 else {"error": _end(done)}
         except subprocess.TimeoutExpired:
             found = {"error": f"it takes more than {_SECONDS} seconds"}
         yield Rendered(name, found.get("text", ""), found.get("error", ""))
+
+
+def _end(done: subprocess.CompletedProcess[str]) -> str:
+    """Reason of a rendering process that ended without an answer."""
+    last = done.stderr.strip().rpartition("\n")[2]
+    if "MemoryError" in last:
+        return "it takes too much memory"
+    if -done.returncode in (signal.SIGKILL, getattr(signal, "SIGXCPU", None)):
+        return f"it takes more than {_SECONDS} seconds"
+    return f"rendering ended with status {done.returncode}{f': {last}' if last else ''}"
 
 
 def main() -> None:
     """Render what stdin says; the process that :func:`render` starts."""
     import datetime
 
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     limit_process(_MEMORY, _SECONDS)
 
+    class Generation(Extension):
+        """``{% generation %}``, by which transformers finds what the model says: its body as it stands."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Write JSON as the filter of transformers' chat_template_utils.py does."""
+        form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **form)
+
     given = json.load(sys.stdin)
-    space = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    space.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, indent=how.get("indent"))
+    space = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    space.filters["tojson"] = tojson
     space.globals |= {"raise_exception": refuse, "strftime_now": datetime.datetime(2026, 1, 1).strftime}
     text = ""
     try:

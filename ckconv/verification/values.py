@@ -297,7 +297,8 @@ def _module(
     codes: NDArray[Any]
     zeros: NDArray[Any] = np.zeros((1, 1))
     if scheme.codes == "int" and name.endswith(".qweight"):
-        said = settings.get("packing_format") or settings.get("checkpoint_format") or "gptq"
+        rounds = settings.get("quant_method") in ("auto-round", "intel/auto-round")
+        said = settings.get("packing_format" if rounds else "checkpoint_format") or "gptq"
         where = _bits_of_codes(bits, "planes" if said == "gptq_p" else "")
         along = first.per > 1  # AWQ: words along the output, interleaved
         places = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(8))
@@ -315,7 +316,8 @@ def _module(
             words = arrays[2].reshape(len(rows), np.max(where) // 32 + 1, -1, 4).swapaxes(1, 2)
             zeros = _in_words(words.reshape(len(rows), -1), rows, where, np.arange(len(where)))
     elif scheme.codes == "int" and settings.get("quant_method") == "quark":  # AWQ's words of two's complements
-        in_order = settings.get("export", {}).get("pack_method") == "order"
+        export = settings.get("export")
+        in_order = isinstance(export, dict) and export.get("pack_method") == "order"
         places, where = np.array(range(8) if in_order else [0, 4, 1, 5, 2, 6, 3, 7]), _bits_of_codes(bits)
         codes = _in_words(raw, rows, where, places)
         assert arrays[2] is not None

@@ -75,7 +75,11 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     elif declared.settings.get("desc_act"):
         raise Misfit("desc_act is true, and there is no g_idx")
     key = "packing_format" if AUTO_ROUND & {declared.method} else "checkpoint_format"
-    version = declared.settings.get(key)
+    version = declared.settings.get(key) or None
+    if version is not None and not isinstance(version, str):
+        raise Misfit(f"quantization_config says {key} {version!r}, which is no text")
+    if key == "packing_format" and version is None and declared.settings.get("checkpoint_format"):
+        raise Unread("auto-round's GPTQ with a checkpoint_format in place of its packing_format")
     if version in ("auto_round:auto_awq", "auto_round:awq"):
         raise Misfit(f"quantization_config says {key} {version}, and it is stored as GPTQ")
     if version not in _LESS | _AS_THEY_ARE | _PLANES:
