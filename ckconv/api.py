@@ -90,16 +90,28 @@ class ExistsError(OutputError, FileExistsError):
 _ALSO: dict[str, type[CkconvError]] = {"input.missing": NotFoundError, "output.exists": ExistsError}
 
 
+#: A flag, and the value behind it: quoted, or a word.
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*(?P<value>[ =](?:'[^']*'|[\w.:*/]*[\w*/](?=$|[\s,;)])))?")
+
+
 def in_python(text: str) -> str:
     """A hint with the arguments of the library where flags stand."""
-    return re.sub(r"--[a-z][a-z0-9-]*", lambda found: _spelled(found[0]), text)
+    return _FLAG.sub(_spelled, text)
 
 
-def _spelled(flag: str) -> str:
+def _spelled(found: re.Match[str]) -> str:
+    flag, value = found[0].partition(found["value"])[0] if found["value"] else found[0], found["value"] or ""
     row = next((option for option in OPTIONS if option.flag == flag), None)
+    argument = _ARGUMENTS.get(flag, flag)
     if row is None:
-        return _ARGUMENTS.get(flag, flag)
-    return f"Options({row.name}={row.gives!r})" if row.takes is Takes.NOTHING else f"Options({row.name}=...)"
+        return f"{argument}{value[1:].strip(chr(39))!r}" if argument.endswith("=") and value else argument + value
+    if row.takes is Takes.NOTHING:
+        return f"Options({row.name}={row.gives!r}){value}"
+    word = value[1:].strip("'")
+    if not word or (row.takes is Takes.NUMBER and not word.isdigit()):
+        return f"Options({row.name}=...){value}"
+    several = row.takes in (Takes.GLOB, Takes.WORDS)
+    return f"Options({row.name}={f'({word!r},)' if several else word if row.takes is Takes.NUMBER else repr(word)})"
 
 
 def _made(error: CkconvError) -> CkconvError:
@@ -109,8 +121,7 @@ def _made(error: CkconvError) -> CkconvError:
         error.__dict__.update(plain.__dict__)
         error.args = plain.args
         error.filename = plain.path  # type: ignore[attr-defined]
-    error.hint = in_python(error.hint) if error.hint else error.hint
-    error.details = tuple(in_python(detail) for detail in error.details)
+    error.python_hint = in_python(error.hint) if error.hint else None
     return error
 
 

@@ -56,7 +56,8 @@ class CkconvError(Exception):
         tensor: the tensor at fault, by the name its own file gives it.
         offset: byte offset in ``path``.
         found, allowed: the two operands of the check that failed.
-        hint: the next step, where there is one.
+        hint: the next step, where there is one, in the words of the command line.
+        python_hint: the same with arguments of the library; set where its functions raise.
         details: further faults of the same kind, one sentence each.
     """
 
@@ -85,6 +86,7 @@ class CkconvError(Exception):
         self.found = found
         self.allowed = allowed
         self.hint = hint
+        self.python_hint: str | None = None
         self.details = tuple(details)
 
     def __reduce__(self) -> tuple[object, ...]:

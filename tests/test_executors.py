@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +181,7 @@ class Elsewhere(Executor):
         found: Future[Any] = Future()
         try:
             place = job.request.target._replace(directory=Path("/nowhere/at/all/m"))
-            found.set_result(fn(job._replace(request=replace(job.request, target=place))))
+            found.set_result(fn(job._replace(request=job.request._replace(target=place))))
         except OutputError as error:
             found.set_exception(error)
         return found

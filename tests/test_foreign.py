@@ -144,7 +144,9 @@ def test_who_knows_an_architecture(architecture: str, classes: list[str], said: 
     assert known_by(architecture, classes) == said
 
 
-@pytest.mark.parametrize(("model_type", "said"), [("afmoe", "llama.cpp, mlx-lm and"), ("bart", "no engine here knows")])
+@pytest.mark.parametrize(
+    ("model_type", "said"), [("bitnet", "llama.cpp, mlx-lm and"), ("bart", "no engine here knows")]
+)
 def test_refusals_and_inspect_say_who_knows_it(
     model_type: str, said: str, tmp_path: Path, ckconv: Callable[..., Result]
 ) -> None:
@@ -190,11 +192,11 @@ def test_blocks_without_a_decoder_have_no_hint_to_decode_them(dtype: str, hint: 
 
 
 def test_a_tower_of_another_type_is_a_tower(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
-    fields = [("general.architecture", "str", "clip"), ("clip.projector_type", "str", "kimivl")]
+    fields = [("general.architecture", "str", "clip"), ("clip.projector_type", "str", "deepseekocr")]
     (tmp_path / "mm.gguf").write_bytes(gguf(fields, [Tensor("mm.0.weight", (4, 4))]))
     text = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
 
     done = ckconv("convert", text, tmp_path / "mm.gguf", f"{tmp_path}/out/", "--to", "hf")
 
     assert "mm.gguf is a tower that is not known" in done.err
-    assert "ckconv does not know clip.projector_type 'kimivl'; llama.cpp does" in done.err
+    assert "ckconv does not know clip.projector_type 'deepseekocr'; llama.cpp does" in done.err

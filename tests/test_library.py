@@ -22,6 +22,7 @@ from conftest import FIXTURES
 from models import Model
 
 import ckconv
+from ckconv.api import in_python
 from ckconv.errors import InputError, OutputError, UsageError
 from ckconv.families.own import own_files
 
@@ -312,15 +313,31 @@ def test_an_output_that_is_there_is_also_the_error_of_python(source: Path, tmp_p
     with pytest.raises(FileExistsError) as there:
         ckconv.convert(source, tmp_path / "out.bump")
     assert isinstance(there.value, OutputError)
-    assert there.value.hint == "force=True replaces it"
+    assert (there.value.hint, there.value.python_hint) == ("--force replaces it", "force=True replaces it")
     assert str(pickle.loads(pickle.dumps(there.value))) == str(there.value)
 
 
 def test_hints_name_arguments() -> None:
     with pytest.raises(ckconv.CkconvError) as refused:
         ckconv.convert(FIXTURES / "kquants/llama64.Q4_K_M.gguf", "never/", to="hf")
-    assert "Options(dequantize=True) decodes" in str(refused.value.hint)
-    assert "--" not in f"{refused.value.hint}{refused.value.details}"
+    assert str(refused.value.hint).startswith("--dequantize decodes")
+    assert str(refused.value.python_hint).startswith("Options(dequantize=True) decodes")
+    assert "--" not in str(refused.value.python_hint)
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("--engine july computes it", "Options(engine='july') computes it"),
+        ("--context 32 makes them the same", "Options(context=32) makes them the same"),
+        ("--drop 'L.*.bias' leaves out", "Options(drop=('L.*.bias',)) leaves out"),
+        ("--untie writes the head", "Options(tie='untie') writes the head"),
+        ("--to peft DST/", "to='peft' DST/"),
+        ("--decode GLOB only those", "Options(decode=('GLOB',)) only those"),
+    ],
+)
+def test_flags_are_arguments_in_python(hint: str, said: str) -> None:
+    assert in_python(hint) == said
 
 
 @pytest.mark.parametrize(

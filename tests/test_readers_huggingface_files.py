@@ -468,7 +468,7 @@ def test_a_directory_without_weights(names: list[str], hint: str | None, tmp_pat
     error = fault(tmp_path)
     assert (error.code, error.message) == (
         "hf.no-weights",
-        "the directory holds no safetensors file and no index",
+        "the directory holds no model: no safetensors, GGUF or bump file, no adapter",
     )
     assert error.hint is None if hint is None else hint in error.hint
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES, Result
-from family_cases import RECORDS, checkpoint, recording
+from family_cases import RECORDS, cases, checkpoint
 from gguf import GGUFReader
 from safetensors import deserialize
 from test_record import packed
@@ -29,7 +29,7 @@ RECORDED = recordings()
 FAMILIES = {
     path.stem: case
     for path in sorted(RECORDS.glob("*.json"))
-    for case in [next((case for case in recording(path.stem).values() if case.get("converter")), None)]
+    for case in [next((case for case in cases(path.stem) if case.recorded.get("converter")), None)]
     if case is not None
 }
 
@@ -171,7 +171,8 @@ def test_other_options_ask_for_another_file(ckconv: Ckconv, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_comes_back(family: str, tmp_path: Path) -> None:
-    source = checkpoint(FAMILIES[family], tmp_path / "source")
+    case = FAMILIES[family]
+    source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
 
     convert(source, tmp_path / "made.gguf", options=Options(source_record="always"))
     convert(tmp_path / "made.gguf", f"{tmp_path}/back/")

@@ -43,7 +43,11 @@ def test_vectors_beside_quantized_matrices_are_narrowed(ckconv: Run, tmp_path: P
     assert "narrowed 19 F32 -> BF16, quantized 16 F32 -> MLX 4-bit group 32 BF16, dropped 0" in out
 
 
-def test_a_quiet_conversion_to_mlx_says_that_it_quantizes_nothing(ckconv: Run, tmp_path: Path) -> None:
+def test_a_quiet_conversion_to_mlx_says_on_a_terminal_that_it_quantizes_nothing(
+    ckconv: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ckconv("convert", F32, f"{tmp_path}/piped/", "--to", "mlx", "-q").err == ""
+    monkeypatch.setattr("ckconv.cli.convert.sys.stderr.isatty", lambda: True)
     said = ckconv("convert", F32, f"{tmp_path}/a/", "--to", "mlx", "-q")
     assert (said.code, said.out) == (0, "")
     assert said.err == "ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n"

@@ -163,7 +163,8 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             options=options,
         )
         plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
-        if plan.format == "mlx" and not options.quantize and "-q" in context.find_root().meta.get("ckconv.words", ()):
+        short = "-q" in context.find_root().meta.get("ckconv.words", ())
+        if plan.format == "mlx" and not options.quantize and short and sys.stderr.isatty():  # a person, used to mlx_lm
             say("ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n")
         beside, force = flags["mmproj"], flags["force"]
         tower = None

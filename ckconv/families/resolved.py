@@ -34,7 +34,7 @@ def resolved(path: Path) -> Iterator[str]:
             section: {k: v for k, v in value.items() if f"{section}.{k}" not in groups},
             **groups,
         }.items():
-            if group:
+            if group or name in groups:
                 yield from ("", f"[{name}]")
             for key, row in group.items():
                 files = sources[f"{name}.{key}"]
