@@ -326,3 +326,18 @@ def test_llama_cpp_computes_them(tmp_path: Path) -> None:
     for folder, shape in DENSE.items():
         wanted = wanted @ values(folder, shape).T
     assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_a_gguf_that_lost_its_linear_layers_does_not_verify(tmp_path: Path) -> None:
+    root, options = embedding_gemma(tmp_path / "hf"), ckconv.Options(drop=("dense_*",))
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "asked.gguf", options=options)
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "plain.gguf", options=options)
+
+    for made, of in (("asked.gguf", root), ("plain.gguf", root), ("plain.gguf", tmp_path / "m.gguf")):
+        with pytest.raises(VerifyError) as failed:
+            ckconv.verify(tmp_path / made, of, weights=True)
+        assert failed.value.message.endswith("of the source is not in the output")
+        assert "dense" in failed.value.message.lower()
+    assert ckconv.verify(tmp_path / "asked.gguf", root, options=options).tensors == 93
+    assert ckconv.verify(tmp_path / "plain.gguf", tmp_path / "m.gguf", options=options).tensors == 93

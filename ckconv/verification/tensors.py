@@ -203,6 +203,7 @@ class TensorComparison:
     _theirs: Mapping[str, Tensor] = field(init=False)
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
+    _derived: Collection[str] = ()
 
     def __post_init__(self) -> None:
         source = self.source
@@ -214,6 +215,9 @@ class TensorComparison:
         if self.source is not None and self.source.format != self.out.format:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
             self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
+        if self.source is not None:
+            # Rows of a head that is compared itself, which the source has in blocks.
+            self._derived = {key for key in _derived(self.out) if key in self._ours and key not in self._theirs}
 
     def run(self) -> Compared:
         """Look at everything."""
@@ -226,14 +230,14 @@ class TensorComparison:
                 faults += [fault._replace(place=place) for fault in self._tensor(*item)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(self._ours) - self.zero_filled - len(self._no_part) - len(self._embedded)
+        count = len(self._ours) - self.zero_filled - len(self._no_part) - len(self._embedded) - len(self._derived)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
     def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
         """Look at one tensor of the output."""
         yield from self._padding(tensor)
-        if key in self._no_part:
+        if key in self._no_part or key in self._derived:
             return
         twin = self._theirs.get(key)
         self._found += twin is not None
@@ -279,8 +283,11 @@ class TensorComparison:
             return
         # A rule leaves them out where tensors get other names.
         by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
-        rows = FAMILIES[_family(self.source)].rows if self.source.config else frozenset()
-        there = {*rows, "output.weight"} if rows and rows <= self._ours.keys() else rows
+        there = {*_derived(self.source)}
+        if there and there <= self._ours.keys():  # a reranker has no more of its head
+            there.add("output.weight")
+        if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
+            there |= _in_directories(self.source)  # compared as files beside the model
         for key, tensor in self._theirs.items():
             if key in there or key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
                 continue
@@ -416,6 +423,17 @@ def _within_text(index: TensorIndex) -> Collection[str]:
         return ()
     embedded = tower_family(index.tower.family).in_huggingface.embeddings
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
+
+
+def _derived(index: TensorIndex) -> Collection[str]:
+    """Tensors of a checkpoint that are rows of its own head or embedding."""
+    is_document = index.config is not None and index.metadata_kind is MetadataKind.DOCUMENT
+    return FAMILIES[_family(index)].in_huggingface.embeddings.keys() if is_document else ()
+
+
+def _in_directories(index: TensorIndex) -> Collection[str]:
+    """Tensors that are in directories of modules beside a checkpoint."""
+    return FAMILIES[_family(index)].in_huggingface.modules.keys() if index.config is not None else ()
 
 
 def _family(index: TensorIndex) -> str:
