@@ -308,9 +308,40 @@ def test_linear_layers_behind_the_pooling_are_in_the_gguf(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("activation", "bias"), [("Tanh", False), ("Identity", True)])
 def test_a_layer_that_llama_cpp_does_not_compute_is_refused(activation: str, bias: bool, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="for 2 reasons") as refused:
+    with pytest.raises(UnsupportedError, match=r"for . reasons") as refused:
         ckconv.convert(embedding_gemma(tmp_path / "hf", activation, bias), tmp_path / "m.gguf")
     assert ["names a Dense after pooling" in reason for reason in refused.value.details] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("order", "fits"),
+    [
+        ("Transformer Pooling 2_Dense 3_Dense Normalize", True),
+        ("Transformer Pooling 2_Dense 3_Dense", True),
+        ("Transformer Pooling 3_Dense Normalize", True),  # llama.cpp computes each without the other
+        ("Transformer Pooling 3_Dense 2_Dense Normalize", False),
+        ("Transformer Pooling Normalize 2_Dense 3_Dense", False),
+        ("Transformer Pooling 2_Dense Normalize 3_Dense", False),
+        ("Transformer Pooling 2_Dense 3_Dense 2_Dense Normalize", False),
+        ("Transformer 2_Dense 3_Dense Pooling Normalize", False),
+    ],
+)
+def test_linear_layers_are_computed_in_the_order_of_modules_json(order: str, fits: bool, tmp_path: Path) -> None:
+    root = embedding_gemma(tmp_path / "hf")
+    kinds = {"2_Dense": "Dense", "3_Dense": "Dense"}
+    places = {"2_Dense": "2_Dense", "3_Dense": "3_Dense", "Pooling": "1_Pooling"}
+    (root / "modules.json").write_text(
+        json.dumps([{"type": f"x.{kinds.get(name, name)}", "path": places.get(name, "")} for name in order.split()])
+    )
+
+    if fits:
+        ckconv.convert(root, tmp_path / "m.gguf")
+        found = [tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "dense_" in tensor.name]
+        assert sorted(found) == [f"dense_{name[0]}.weight" for name in order.split() if name in kinds]
+    else:
+        with pytest.raises(UnsupportedError, match=r"for . reasons") as refused:
+            ckconv.convert(root, tmp_path / "m.gguf")
+        assert {"names a Dense after pooling" in reason for reason in refused.value.details} == {True}
 
 
 @pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")

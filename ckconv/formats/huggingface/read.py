@@ -11,7 +11,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
-from ckconv.core.metadata import document_of, joined_metadata, text_key, unquantized, without_stale
+from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
@@ -27,7 +27,7 @@ from ckconv.families.towers import tower_of_document, tower_parameters, tower_te
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.container import read_safetensors
-from ckconv.formats.safetensors.files import CheckpointFiles
+from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
 from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
 from ckconv.io.files import text_of_card
 from ckconv.io.json import Document, parse_object, read_object
@@ -127,10 +127,15 @@ def index_checkpoint(
 def with_modules(index: TensorIndex) -> TensorIndex:
     """Index with the linear layers of sentence-transformers' directories.
 
+    They are those of the family, in its order, and nothing but a normalization is behind them (``build_dense_out`` of
+    llama.cpp's ``llama-graph.cpp``).
+
     Raises:
         InputError: ``st.*``, ``model.config``, a file is malformed.
     """
     wanted = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
+    if not wanted or not ends_with_layers(root_of(index), [*wanted.values()]):
+        return index
     tensors, own = dict(index.tensors), dict(index.config.own) if index.config else {}
     for name, folder in wanted.items():
         files = {path.name: path for path in index.part_files if path.parent.name == folder}

@@ -556,6 +556,7 @@ MODULES = "modules.json"
 #: Modules that other programs than sentence-transformers compute, too, or that change no direction.
 PLAIN = ("Transformer", "Pooling", "Normalize")
 _POOLING, _PLACE = "Pooling", "1_Pooling"
+_DENSE, _NORMALIZE = "Dense", "Normalize"
 _PACKAGE = "sentence_transformers.models."
 
 #: How embeddings are pooled: the word of new files, the key of old ones, the number in a GGUF, and in words.
@@ -601,6 +602,21 @@ def _listed(data: bytes, path: Path) -> list[Module]:
     found = parse_object(b'{"modules": %s}' % data, _DOCUMENT, path)["modules"]
     listed = [module for module in (found if isinstance(found, list) else ()) if isinstance(module, dict)]
     return [Module(str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")) for one in listed]
+
+
+def ends_with_layers(root: Path, folders: Sequence[str]) -> bool:
+    """Whether linear layers in these directories are behind the pooling, in this order.
+
+    One may be missing; nothing else is there but a normalization behind them.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    modules = modules_of(root)
+    at = next((n for n, module in enumerate(modules, 1) if module.kind == _POOLING), len(modules))
+    behind = modules[at:-1] if modules[-1:] and modules[-1].kind == _NORMALIZE else modules[at:]
+    named = {module.path for module in behind}
+    return bool(behind) and behind == [Module(_DENSE, folder) for folder in folders if folder in named]
 
 
 def folders_of(root: Path) -> Iterator[str]:
