@@ -9,7 +9,9 @@ from typing import Any
 
 import gguf
 import pytest
-from family_cases import cases, checkpoint
+from adapter_builder import pair, peft
+from checkpoints import save_file
+from family_cases import cases, checkpoint, tensors
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
@@ -168,6 +170,51 @@ def test_a_vocabulary_without_yes_and_no_makes_no_reranker(tmp_path: Path) -> No
 
     with pytest.raises(UnsupportedError, match=r"no tensor for classifier\.output\.weight"):
         ckconv.convert(root, tmp_path / "m.gguf")
+
+
+def wide_reranker(root: Path) -> Path:
+    """One whose head and embedding MLX can quantize: rows of 32."""
+    made = reranker(root, hidden_size=32)
+    case = next(case for case in cases("qwen3_reranker") if case.name == "untied")
+    wide = {
+        name: [kind[0], [32 if size == 24 else size for size in kind[1]], *kind[2:]]
+        for name, kind in case.recorded["tensors"].items()
+    }
+    save_file(made / "model.safetensors", tensors({**case.recorded, "tensors": wide}), {"format": "pt"})
+    return made
+
+
+def test_a_rerankers_quantized_head_is_decoded_for_a_checkpoint_and_has_a_way_to_a_gguf(tmp_path: Path) -> None:
+    root, mlx, back = wide_reranker(tmp_path / "hf"), tmp_path / "mlx", tmp_path / "back"
+    ckconv.convert(root, f"{mlx}/", to="mlx", options=ckconv.Options(quantize="affine:8:32"))
+
+    decoded = ckconv.Options(dequantize=True)
+    with pytest.raises(UnsupportedError, match=r"yes and no") as refused:
+        ckconv.convert(mlx, tmp_path / "m.gguf", options=decoded)
+    ckconv.convert(mlx, f"{back}/", to="safetensors", options=decoded)
+    ckconv.convert(back, tmp_path / "m.gguf")
+
+    assert "safetensors" in (refused.value.hint or "")
+    assert "cls.output.weight" in {tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+
+
+@pytest.mark.parametrize("case", ["tied", "untied"])
+def test_an_adapter_of_a_rerankers_head_is_merged_before_its_rows_are_taken(case: str, tmp_path: Path) -> None:
+    root, lora = reranker(tmp_path / "hf", case), tmp_path / "lora"
+    peft(lora, pair("lm_head", rows=384, cols=24, rank=2), r=2, target_modules=["lm_head"])
+
+    with pytest.raises(UnsupportedError, match=r"yes and no") as refused:
+        ckconv.convert(root, tmp_path / "m.gguf", adapters=[(lora, 1.0)])
+    assert "safetensors" in (refused.value.hint or "")
+    ckconv.convert(root, f"{tmp_path / 'merged'}/", to="safetensors", adapters=[(lora, 1.0)])
+    ckconv.convert(tmp_path / "merged", tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "base.gguf")
+
+    found, base = (gguf.GGUFReader(tmp_path / name) for name in ("m.gguf", "base.gguf"))
+    ranking, base_ranking = (
+        next(tensor.data for tensor in file.tensors if tensor.name == "cls.output.weight") for file in (found, base)
+    )
+    assert (ranking != base_ranking).any()
 
 
 def test_one_score_is_refused_of_which_llama_cpp_makes_1(tmp_path: Path) -> None:

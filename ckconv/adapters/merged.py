@@ -11,6 +11,7 @@ from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import AdapterModule, Delta, Merge, Replacement, Rescale, Role, Tensor, TensorIndex, matrix_of
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.families.catalog import rows_of_head
 from ckconv.io.files import Files, head_is_embedding
 
 # What becomes of a tied base, whose output head is its embedding, when adapters change one of the two or both.
@@ -158,6 +159,10 @@ def merge_adapters(
             hint="--dequantize decodes them to float32, --decode GLOB only the ones it names",
             details=listed(quantized),
         )
+    head = _HEAD_TENSOR if _HEAD_TENSOR in base.tensors else _EMBEDDING_TENSOR
+    if tensors.get(head) is not base.tensors.get(head):
+        for name in rows_of_head(base):  # those of the base's, which are no longer the model's
+            tensors.pop(name, None)
     files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
     identities = dict(base.identities)
     for adapter in adapters:

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.expressions import ExpressionError, parse
 from ckconv.families.fields import has_section, listed
 from ckconv.families.merge import FOLDER, read_file
@@ -166,6 +167,13 @@ def told_by_architecture(name: str) -> str:
     base = listed(_own_table(name).get("extends", []))
     others = sorted(families_of_gguf(family.gguf), key=lambda one: one.name not in base)
     return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
+
+
+def rows_of_head(index: TensorIndex) -> Collection[str]:
+    """Tensors of a checkpoint that are rows of its own head or embedding."""
+    if index.config is None or index.metadata_kind is not MetadataKind.DOCUMENT:
+        return ()
+    return FAMILIES[index.config.family].in_huggingface.embeddings.keys()
 
 
 def written_as(family: Family, engine: str) -> str:

@@ -33,7 +33,7 @@ from ckconv.core.tensors import (
     quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import MTP
 from ckconv.families.tied_head import as_head
@@ -217,7 +217,7 @@ class TensorComparison:
             self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
         if self.source is not None:
             # Rows of a head that is compared itself, which the source has in blocks.
-            self._derived = {key for key in _derived(self.out) if key in self._ours and key not in self._theirs}
+            self._derived = {key for key in rows_of_head(self.out) if key in self._ours and key not in self._theirs}
 
     def run(self) -> Compared:
         """Look at everything."""
@@ -283,11 +283,11 @@ class TensorComparison:
             return
         # A rule leaves them out where tensors get other names.
         by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
-        there = {*_derived(self.source)}
+        there = {*rows_of_head(self.source)}
         if there and there <= self._ours.keys():  # a reranker has no more of its head
             there.add("output.weight")
         if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
-            there |= _in_directories(self.source)  # compared as files beside the model
+            there.update(_in_directories(self.source))  # compared as files beside the model
         for key, tensor in self._theirs.items():
             if key in there or key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
                 continue
@@ -423,12 +423,6 @@ def _within_text(index: TensorIndex) -> Collection[str]:
         return ()
     embedded = tower_family(index.tower.family).in_huggingface.embeddings
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
-
-
-def _derived(index: TensorIndex) -> Collection[str]:
-    """Tensors of a checkpoint that are rows of its own head or embedding."""
-    is_document = index.config is not None and index.metadata_kind is MetadataKind.DOCUMENT
-    return FAMILIES[_family(index)].in_huggingface.embeddings.keys() if is_document else ()
 
 
 def _in_directories(index: TensorIndex) -> Collection[str]:

@@ -21,7 +21,7 @@ from ckconv.core.config import (
     scaled,
     starts_behind,
 )
-from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.metadata import Value, array
 from ckconv.core.named import NamedTuple
@@ -43,7 +43,7 @@ from ckconv.errors import InputError
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, plain_item
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import canonical_pattern, names_of, shift_of
@@ -427,7 +427,28 @@ def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, 
     for pattern, layers in sorted(required_layers(config).items()):
         names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else [pattern]
         missing[pattern] = sum(name not in tensors for name in names)
+    for pattern in rows_of_head(planner.index):
+        if missing[pattern] and (reason := _no_rows(planner.index, config, pattern)):
+            planner.reasons.append(reason)
+            del missing[pattern]
     planner.refuse_missing(missing, tensors_said(config, format=planner.index.format))
+
+
+def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | None:
+    """Why rows of a head are not there that its vocabulary has."""
+    from ckconv.tokenizer.checkpoint import token_ids_beside
+
+    tokens = FAMILIES[config.family].in_huggingface.embeddings[name]
+    head = index.tensors.get(HEAD) or index.tensors.get(EMBEDDING)
+    if head is None or not token_ids_beside(index, tokens).keys() >= {*tokens}:
+        return None
+    text = f"no tensor for {name}: it is the rows of {' and '.join(tokens)} of {head.source}"
+    if head.dtype.kind is not Kind.FLOAT:
+        way = "--to safetensors --dequantize decodes it: convert what that writes"
+        return Reason(f"{text}, which is quantized", way)
+    if not index.merged:
+        return None
+    return Reason(f"{text}, which an adapter changes", "--to safetensors merges it: convert what that writes")
 
 
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:

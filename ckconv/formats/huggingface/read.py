@@ -323,7 +323,7 @@ def _embeddings(index: TensorIndex, wanted: Mapping[str, str | list[str]]) -> di
     for name, tokens in wanted.items():
         listed = [tokens] if isinstance(tokens, str) else tokens
         whole = index.tensors.get(EMBEDDING if isinstance(tokens, str) or HEAD not in index.tensors else HEAD)
-        if whole is None or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
+        if whole is None or whole.merge or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
             continue
         (count, width), ids = whole.shape, token_ids_beside(index, listed)
         rows, nbytes = [ids.get(token, -1) for token in listed], whole.dtype.nbytes(width)
