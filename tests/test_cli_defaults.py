@@ -54,9 +54,19 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(here: Pat
     assert not any("not from the command line" in note for note in notes(ckconv, "x.bump"))
 
 
+def test_a_default_counts_only_for_outputs_that_have_the_flag(here: Path, ckconv) -> None:
+    (here / "ckconv.toml").write_text('[convert]\nengine = "july"\nbump-version = "5"\n')
+    assert notes(ckconv, "x.gguf") == []
+    assert "--engine (ckconv.toml:2)" in notes(ckconv, "x.bump")[0]
+    assert ckconv("convert", LLAMA, "y.gguf", "--engine", "july").code == 2
+
+
 def test_a_preset_counts_where_it_is_asked_for(here: Path, ckconv) -> None:
     (here / "ckconv.toml").write_text('[preset.release]\nchecksums = true\nset-meta = ["general.license=mit"]\n')
     assert "--checksums (ckconv.toml:2)" in notes(ckconv, "x.gguf", "--preset", "release")[0]
+    assert ckconv("--preset", "release", "convert", LLAMA, "z.gguf", "-q").code == 0
+    assert Path("z.gguf.sha256").exists()
+    assert ckconv("--preset", "none", "convert", LLAMA, "z2.gguf").code == 2
     assert ckconv("convert", LLAMA, "x.gguf", "--preset=release", "-q").code == 0
     assert Path("x.gguf.sha256").exists()
     assert "mit" in ckconv("inspect", "--metadata", "x.gguf").out

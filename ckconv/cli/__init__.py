@@ -101,7 +101,7 @@ class Verbs(click.Group):
         if command is not None and name not in ("completion", None):
             from ckconv.cli.defaults import defaults_of
 
-            found = defaults_of(command, rest, VERBS)
+            found = defaults_of(command, rest, VERBS, ctx.meta.get("ckconv.preset", ""))
             ctx.default_map = {name: {key: default.value for key, default in found.items()}}
             ctx.meta["ckconv.defaults"], ctx.meta["ckconv.words"] = found, rest
         return name, command, rest

@@ -33,6 +33,7 @@ from ckconv.cli.settings import (
     page_option,
     settings_of,
     told_elsewhere,
+    where_it_counts,
 )
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
@@ -153,14 +154,18 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         lasting = flags["resume"] or flags["cluster"] is not None
         upload = context.with_resource(uploading(dst, replacing=flags["force"], lasting=lasting))
         dst = upload.local if upload else dst
-        plan, target = prepare(
-            src,
-            dst,
-            to=flags["to"],
-            source_format=flags["source_format"],
-            adapters=adapters,
-            mmproj=seen,
-            options=options,
+        plan, target = where_it_counts(
+            context,
+            options,
+            lambda options: prepare(
+                src,
+                dst,
+                to=flags["to"],
+                source_format=flags["source_format"],
+                adapters=adapters,
+                mmproj=seen,
+                options=options,
+            ),
         )
         plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
         short = "-q" in context.find_root().meta.get("ckconv.words", ())

@@ -48,17 +48,22 @@ class _File(NamedTuple):
         return f"{self.path.name}{line}"
 
 
-def defaults_of(command: click.Command, arguments: Sequence[str], verbs: Mapping[str, str]) -> dict[str, Default]:
+def defaults_of(
+    command: click.Command, arguments: Sequence[str], verbs: Mapping[str, str], before: str = ""
+) -> dict[str, Default]:
     """Parameter -> its default, for a command.
+
+    Args:
+        before: the preset that is named before the command.
 
     Raises:
         UsageError: ``usage.defaults``, the file cannot be read, a key is no flag, or a value is none of the flag.
     """
     flags = _flags(command)
     found: dict[str, Default] = {}
-    file = _file()
+    file, asked = _file(), _preset(arguments) or before
     if file is not None:
-        preset = _preset(arguments) or os.environ.get(f"{_PREFIX}PRESET", "")
+        preset = asked or os.environ.get(f"{_PREFIX}PRESET", "")
         presets = _tables(file, _PRESET)
         if preset and preset not in presets:
             known = ", ".join(presets) or "none"
@@ -74,7 +79,7 @@ def defaults_of(command: click.Command, arguments: Sequence[str], verbs: Mapping
                     _take(found, flags[key], Default(_value(flags[key], value, key, origin), origin))
                 elif table == command.name:
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
-    elif _preset(arguments):
+    elif asked:
         raise _fault(FILE, f"there is no {FILE} and no {_TABLE}] in {PROJECT} that has the preset")
     for key, option in flags.items():
         name = f"{_PREFIX}{key.upper().replace('-', '_')}"

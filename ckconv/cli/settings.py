@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ckconv.errors import UsageError
 from ckconv.io.addresses import as_path
+from ckconv.options import Options
 
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -71,6 +75,26 @@ def told_elsewhere(context: click.Context) -> tuple[str, ...]:
     return (f"not from the command line: {', '.join(words)}",) if words else ()
 
 
+def where_it_counts(context: click.Context, options: Options, planned: Callable[[Options], T]) -> T:
+    """Plan without those defaults of flags that are for another output."""
+    defaults = context.find_root().meta.get("ckconv.defaults", {})
+    while True:
+        try:
+            return planned(options)
+        except UsageError as error:
+            name = error.found if error.code == "usage.flag" and isinstance(error.found, str) else ""
+            if name not in defaults or context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT_MAP:
+                raise
+            del defaults[name]
+            options = replace(options, **{name: getattr(Options(), name)})
+
+
+def _preset(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Note the preset that is named before the command; behind it the words are looked at."""
+    if name:
+        context.find_root().meta["ckconv.preset"] = name
+
+
 def _end_after(context: click.Context, _: click.Parameter, seconds: float | None) -> None:
     if seconds is None:
         return
@@ -109,7 +133,7 @@ def common_options(function: Function) -> Function:
             ("--preset",),
             {
                 "metavar": "NAME",
-                "callback": lambda *_: None,
+                "callback": _preset,
                 "help": "Take defaults of flags from [preset.NAME] of ckconv.toml, too.",
             },
         ),

@@ -159,7 +159,8 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
     for given in asked(options):
         outputs = _outputs_with(given.option.name)
         if given.option.limited and output not in outputs:
-            raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and {said}")
+            message = f"{given.flag} is for {_listed(outputs)}, and {said}"
+            raise UsageError("usage.flag", message, found=given.option.name)
     if options.base is not None and index.adapter is None:
         raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
     if index.adapter is None:
@@ -230,7 +231,7 @@ def check_version(plan: Plan) -> None:
         if given.option.limited and plan.version not in [output.version for output in having]:
             hint = " or ".join(f"--{plan.format}-version {o.version}" for o in having) if plan.version else None
             message = f"{given.flag} is for {_listed([o.name for o in having])}, and the output is {plan.target_name}"
-            raise UsageError("usage.flag", message, hint=hint)
+            raise UsageError("usage.flag", message, hint=hint, found=given.option.name)
 
 
 _FLAG, _TO = re.compile(r"--[a-z][a-z-]*"), re.compile(r"--to ([a-z-]+)")
