@@ -291,7 +291,8 @@ def convert(
 ) -> Report:
     """Convert a model.
 
-    The output is complete and verified when this returns, or is not there.
+    The output is complete and verified when this returns, or is not there; what goes into a file object is not read
+    back: its report says "not verified".
 
     Args:
         target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``); or the address of
