@@ -239,7 +239,7 @@ def limits() -> dict[str, int]:
 
 
 def limit_process(nbytes: int, seconds: int) -> None:
-    """Give this process at most so many bytes of memory and seconds of processor time, where the system can."""
+    """Limit memory and processor time of this process, where possible."""
     with suppress(ImportError):
         import resource
 

@@ -90,7 +90,7 @@ def where_it_counts(context: click.Context, options: Options, planned: Callable[
 
 
 def _preset(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Note the preset that is named before the command; behind it the words are looked at."""
+    """Note the preset that is named before the command."""
     if name:
         context.find_root().meta["ckconv.preset"] = name
 

@@ -221,7 +221,7 @@ _NAMED: Mapping[str, tuple[str, str, str]] = {
 
 
 def card_of_text(text: str) -> Card:
-    """The card of a README.md; an empty one where it has no front matter, or none that is YAML."""
+    """Read the card of a README.md; empty without front matter in YAML."""
     said = _front_matter(text)
     found: dict[str, Any] = {field: _text(said.get(key)) for field, (key, _) in _TEXTS.items()}
     found |= {field: _texts(said.get(key)) for field, (key, *_) in (*_LISTS.items(), *_NAMED.items())}
@@ -229,7 +229,7 @@ def card_of_text(text: str) -> Card:
 
 
 def name_in_card(text: str) -> str:
-    """The name that a README.md has for its model (``model_name``, as gguf-py reads it)."""
+    """Name of the model in a README.md: ``model_name``, as for gguf-py."""
     return _text(_front_matter(text).get(NAME_KEY))
 
 

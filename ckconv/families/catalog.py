@@ -56,7 +56,7 @@ def _index() -> Index:
 
 
 def index_of_files() -> Index:
-    """The index as it should be; fragments, which are only extended, have no class and are not in it."""
+    """Make the index of families; fragments without a class are left out."""
     families = {name: load(FOLDER / f"{name}{_SUFFIX}") for name, text in _files().items()
                 if has_section(text, "huggingface")}  # fmt: skip
     found: dict[str, dict[str, list[str]]] = {"family": {name: [name] for name in families}}
@@ -78,7 +78,7 @@ def _own_table(name: str) -> dict[str, Any]:
 
 
 def _naming(word: str, key: str) -> Iterator[str]:
-    """Families whose own file has this word under a key of the index, a user's first."""
+    """Families whose file has this word under a key, a user's own first."""
     own = own_files().tables
     yield from (name for name, table in own.items() if word in listed(table.get(_SECTIONS[key], {}).get(key, [])))
     yield from (name for name in _index()[key].get(word, ()) if name not in own)
@@ -119,7 +119,7 @@ FAMILIES = Catalog()
 
 @contextmanager
 def own_families(paths: Sequence[Path]) -> Iterator[None]:
-    """Let a user's own files count until the end of the block, and no others; see :func:`own.in_force`."""
+    """Let only these files of a user count; see :func:`own.in_force`."""
     with in_force(paths, _index() if paths else {}):
         yield
 
@@ -130,7 +130,7 @@ def text_of(name: str) -> str | None:
 
 
 def families_of_gguf(architecture: str) -> list[Family]:
-    """The families of a ``general.architecture``; several where it has dense models and mixtures of experts."""
+    """Families of a ``general.architecture``, dense and mixtures."""
     return [FAMILIES[name] for name in _naming(architecture, "arch")]
 
 
@@ -152,7 +152,7 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
 
 
 def _named(word: str, key: str) -> Family | None:
-    """The shipped family as which a user wants a model to be read: one with this word, or else the only one."""
+    """Shipped family that a user names: with this word, or the only one."""
     own = own_files()
     fitting = [name for name in own.named if word in listed(_own_table(name).get(_SECTIONS[key], {}).get(key, []))]
     alone = own.named if len(own.named) == 1 and not own.families else ()

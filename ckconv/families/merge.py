@@ -49,7 +49,7 @@ PARAMETER_CELLS = ("hf", "gguf", "bump")
 
 
 def fault(path: Path, message: str) -> InputError:
-    """Error of a family file: the message begins with the key, and the line that says it follows.
+    """Error of a family file: key, message, and the line of the key.
 
     Args:
         message: ``SECTION.KEY: what was found, what was expected``.
@@ -67,7 +67,10 @@ _HEADER, _SAYS = (
 
 
 def _line_of(path: Path, key: str) -> str | None:
-    """File, number and text of the line that says most of a key; of the file, or of one that it extends."""
+    """Find the line of a key: file, number and text.
+
+    An extended file is looked at where the file itself has no such line.
+    """
     for file in _extended(path):
         section, best, length = "", "", 0
         for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
@@ -83,7 +86,7 @@ def _line_of(path: Path, key: str) -> str | None:
 
 
 def _names(name: str) -> list[str]:
-    """Names that a key of a row says; itself where it is none that can be read."""
+    """Expand the key of a row; a key that cannot be read stays."""
     try:
         return [*expanded(name)]
     except AxesError:
@@ -91,7 +94,7 @@ def _names(name: str) -> list[str]:
 
 
 def _extended(path: Path) -> Iterator[Path]:
-    """The file and those that it extends, nearest first, as far as they can be read."""
+    """Readable files of a family: the file, then what it extends."""
     ahead, seen = [path], set[Path]()
     while ahead and len(seen) < _MAX_FILES:
         file = ahead.pop(0)
@@ -328,7 +331,7 @@ def _unread(cell: Any) -> bool:
 
 
 def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any:
-    """One row over an inherited one: field by field, and cells of one kind field by field, too."""
+    """Merge a row over an inherited row, field by field, cells too."""
     if not isinstance(row, dict):
         return row
     before = before if isinstance(before, dict) else {}

@@ -69,7 +69,7 @@ def is_name(path: Path) -> bool:
 
 @contextmanager
 def in_force(paths: Sequence[Path], shipped: Index) -> Iterator[None]:
-    """Let these files count, instead of any others; without a path, what counts already goes on to.
+    """Let only these files count; without a path, nothing changes.
 
     Args:
         shipped: what the shipped families claim; only those that a claim is about are read.

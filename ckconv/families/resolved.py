@@ -1,4 +1,4 @@
-"""Rows of a family with all that it extends merged in, as text, each with the files that say something of it."""
+"""Merged rows of a family as text, each with the files that say it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _BARE = re.compile(r"[\w-]+", re.ASCII)
 
 
 def resolved(path: Path) -> Iterator[str]:
-    """Lines of TOML, one a row: section by section, ``# FILE + FILE`` behind each row that another file says, too.
+    """Lines of TOML, a line for each row.
+
+    ``# FILE + FILE`` stands behind each row that another file says, too.
 
     Raises:
         InputError: ``family.file``, as :func:`merge.merged` has it.
@@ -46,7 +48,7 @@ def _is_group(section: str, value: Any) -> bool:
 
 
 def _sources(path: Path) -> Mapping[str, list[str]]:
-    """Row -> names of the files that say something of it, the family's own last."""
+    """Row -> names of the files that say it, the family's own last."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for file in reversed(files_of(path)):
         for section, value in read_file(file).items():
@@ -65,7 +67,7 @@ def _key(key: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value in one line; parts of rows that stand for one tensor each are left out."""
+    """Write a value in one line, without the parts of single tensors."""
     if isinstance(value, dict):
         shown = {k: v for k, v in value.items() if (k, v) not in (("part", 0), ("parts", 1))}
         return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in shown.items()) + " }" if shown else "{}"

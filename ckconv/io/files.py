@@ -565,7 +565,7 @@ def text_of_card(side_files: Iterable[Path]) -> str:
 
 
 def own_name(index: TensorIndex) -> str:
-    """The name that the documents of a bump file, or the card of a checkpoint, have for the model."""
+    """Name of the model in a bump file's documents or a checkpoint's card."""
     if index.metadata_kind is MetadataKind.OWN:
         name = index.metadata.get(NAME_KEY)
         return name if isinstance(name, str) else ""

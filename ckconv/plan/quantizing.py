@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
 
 def names(glob: str, written: str, *tensors: Tensor) -> bool:
-    """Whether a glob matches a name of the output, of the source, or a canonical name."""
+    """Whether a glob matches an output, source or canonical name."""
     return any(fnmatchcase(name, glob) for name in (written, *(name for t in tensors for name in (t.name, t.source))))
 
 

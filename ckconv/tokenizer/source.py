@@ -194,7 +194,7 @@ def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
 
 
 def special_texts(index: TensorIndex) -> dict[str, str]:
-    """``bos_token``, ``eos_token`` and the like -> their texts, those that the model names."""
+    """Texts of special tokens that the model names: ``bos_token``, ..."""
     found: dict[str, str] = {}
     if index.metadata_kind is MetadataKind.TYPED:
         tokens = _value(index.metadata, "tokenizer.ggml.tokens")

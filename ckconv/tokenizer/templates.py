@@ -1,4 +1,4 @@
-"""Chat templates: what one does, read off its text, and what it makes of samples, in jinja2's sandbox.
+"""Chat templates: abilities by the text, samples in jinja2's sandbox.
 
 Sources: ``apply_chat_template`` and ``_compile_jinja_template`` of transformers (variables, ``trim_blocks``,
 ``lstrip_blocks``, ``raise_exception``, ``tojson``, ``strftime_now``).
@@ -52,7 +52,7 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Abilities(NamedTuple):
-    """What a template does, as far as its text says.
+    """Abilities of a template, as far as the text says.
 
     Attributes:
         roles: those that it tells apart; ``any`` where it writes the role as it stands.
@@ -97,7 +97,9 @@ class Rendered(NamedTuple):
 
 
 def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
-    """Render the samples, each in a process of its own with limits of time and memory, in jinja2's sandbox.
+    """Render the samples in jinja2's sandbox.
+
+    Each has a process of its own, with limits of time and memory.
 
     Args:
         tokens: ``bos_token`` and the like, by name.
@@ -143,7 +145,7 @@ def main() -> None:
     limit_process(_MEMORY, _SECONDS)
 
     class Generation(Extension):
-        """``{% generation %}``, by which transformers finds what the model says: its body as it stands."""
+        """Tag ``{% generation %}`` of transformers: the body as it stands."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 

@@ -230,7 +230,7 @@ def of_files(
 
 
 def _one_spelling(document: Any) -> Any:
-    """A ``tokenizer.json`` with merges as pairs, as tokenizers writes them since 0.20, and that version's switch."""
+    """Spell a ``tokenizer.json`` as tokenizers 0.20 does: merges as pairs."""
     model = document.get("model") if isinstance(document, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
         return document

@@ -605,7 +605,7 @@ def _listed(data: bytes, path: Path) -> list[Module]:
 
 
 def ends_with_layers(root: Path, folders: Sequence[str]) -> bool:
-    """Whether linear layers in these directories are behind the pooling, in this order.
+    """Whether these linear layers follow the pooling, in this order.
 
     One may be missing; nothing else is there but a normalization behind them.
 
