@@ -466,10 +466,12 @@ def test_a_directory_without_weights(names: list[str], hint: str | None, tmp_pat
     for name in names:
         (tmp_path / name).touch()
     error = fault(tmp_path)
-    assert (error.code, error.message) == (
-        "hf.no-weights",
-        "the directory holds no model: no safetensors, GGUF or bump file, no adapter",
+    said = (
+        "no model: no safetensors, GGUF or bump file, no adapter"
+        if hint is None
+        else "no safetensors file and no index"
     )
+    assert (error.code, error.message) == ("hf.no-weights", f"the directory holds {said}")
     assert error.hint is None if hint is None else hint in error.hint
 
 
