@@ -471,7 +471,7 @@ def test_a_directory_without_weights(names: list[str], hint: str | None, tmp_pat
         if hint is None
         else "no safetensors file and no index"
     )
-    assert (error.code, error.message) == ("hf.no-weights", f"the directory holds {other if hint else bare}")
+    assert (error.code, error.message) == ("hf.no-weights", f"the directory holds {said}")
     assert error.hint is None if hint is None else hint in error.hint
 
 
