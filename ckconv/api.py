@@ -91,23 +91,23 @@ _ALSO: dict[str, type[CkconvError]] = {"input.missing": NotFoundError, "output.e
 
 
 #: A flag, and the value behind it: quoted, or a word.
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*(?P<value>[ =](?:'[^']*'|[\w.:*/]*[\w*/](?=$|[\s,;)])))?")
+_FLAG = r"--[a-z][a-z0-9-]*(?P<value>[ =](?:'[^']*'|[\w.:*/]*[\w*/](?=$|[\s,;)])))?"
 
 
 def in_python(text: str) -> str:
     """A hint with the arguments of the library where flags stand."""
-    return _FLAG.sub(_spelled, text)
+    return re.sub(_FLAG, _spelled, text)
 
 
 def _spelled(found: re.Match[str]) -> str:
-    flag, value = found[0].partition(found["value"])[0] if found["value"] else found[0], found["value"] or ""
+    value = found["value"] or ""
+    flag, word = found[0].removesuffix(value), value[1:].strip("'")
     row = next((option for option in OPTIONS if option.flag == flag), None)
-    argument = _ARGUMENTS.get(flag, flag)
     if row is None:
-        return f"{argument}{value[1:].strip(chr(39))!r}" if argument.endswith("=") and value else argument + value
+        argument = _ARGUMENTS.get(flag, flag)
+        return f"{argument}{word!r}" if argument.endswith("=") and word else argument + value
     if row.takes is Takes.NOTHING:
         return f"Options({row.name}={row.gives!r}){value}"
-    word = value[1:].strip("'")
     if not word or (row.takes is Takes.NUMBER and not word.isdigit()):
         return f"Options({row.name}=...){value}"
     several = row.takes in (Takes.GLOB, Takes.WORDS)

@@ -20,6 +20,7 @@ from ckconv.cli.flags import (
     one_or_two,
     options_of,
     sources_and_output,
+    where_it_counts,
     writing_options,
 )
 from ckconv.cli.progress import ProgressLine
@@ -33,7 +34,6 @@ from ckconv.cli.settings import (
     page_option,
     settings_of,
     told_elsewhere,
-    where_it_counts,
 )
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown

@@ -651,7 +651,7 @@ def marks(types: Sequence[str]) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """One tensor, or all of so many equal layers."""
+    """Tensor of a table, or the same tensor of equal layers."""
 
     name: str
     types: str

@@ -6,17 +6,19 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH
+from ckconv.cli.settings import PATH, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, named, names
 from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS, Option, Options, Takes
 
+T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -131,6 +133,19 @@ def writing_options(function: Function) -> Function:
     for option in reversed(_WRITING):
         function = option(function)
     return function
+
+
+def where_it_counts(context: click.Context, options: Options, planned: Callable[[Options], T]) -> T:
+    """Plan without those defaults of flags that are for another output."""
+    while True:
+        try:
+            return planned(options)
+        except UsageError as error:
+            name = error.found if error.code == "usage.flag" and isinstance(error.found, str) else ""
+            if not is_default(context, name):
+                raise
+            del context.find_root().meta["ckconv.defaults"][name]
+            options = replace(options, **{name: getattr(Options(), name)})
 
 
 def options_of(flags: dict[str, Any]) -> Options:

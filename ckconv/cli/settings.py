@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ckconv.errors import UsageError
 from ckconv.io.addresses import as_path
-from ckconv.options import Options
 
-T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -62,31 +58,22 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
         setattr(settings_of(context), parameter.name, value)
 
 
+def is_default(context: click.Context, name: str | None) -> bool:
+    """Whether the environment or a file gave this parameter its value."""
+    found = context.find_root().meta.get("ckconv.defaults", {})
+    return (
+        name is not None
+        and name in found
+        and context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT_MAP
+    )
+
+
 def told_elsewhere(context: click.Context) -> tuple[str, ...]:
     """Notes on flags set by the environment or a file."""
     found = context.find_root().meta.get("ckconv.defaults", {})
-    taken = [
-        (parameter, found[parameter.name])
-        for parameter in context.command.params
-        if parameter.name in found
-        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.DEFAULT_MAP
-    ]
-    words = [f"{parameter.opts[-1]} ({default.origin})" for parameter, default in taken]
+    taken = [parameter for parameter in context.command.params if is_default(context, parameter.name)]
+    words = [f"{parameter.opts[-1]} ({found[parameter.name].origin})" for parameter in taken]
     return (f"not from the command line: {', '.join(words)}",) if words else ()
-
-
-def where_it_counts(context: click.Context, options: Options, planned: Callable[[Options], T]) -> T:
-    """Plan without those defaults of flags that are for another output."""
-    defaults = context.find_root().meta.get("ckconv.defaults", {})
-    while True:
-        try:
-            return planned(options)
-        except UsageError as error:
-            name = error.found if error.code == "usage.flag" and isinstance(error.found, str) else ""
-            if name not in defaults or context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT_MAP:
-                raise
-            del defaults[name]
-            options = replace(options, **{name: getattr(Options(), name)})
 
 
 def _preset(context: click.Context, _: click.Parameter, name: str | None) -> None:

@@ -436,7 +436,7 @@ class Merge(NamedTuple):
 
 
 class Array(NamedTuple):
-    """One of the arrays that a packed module is stored as.
+    """Array that is stored of a packed module.
 
     Attributes:
         tensor: its rows are those that the packing reads: of an array that is stored ``[in, out]``, the columns.

@@ -166,7 +166,7 @@ def yarn_attention(stored: float, taken: float) -> float | None:
 
 
 def lines(items: list[str]) -> str:
-    """One text of several lines."""
+    """Join lines to a text, with line feeds between them."""
     return "\n".join(items)
 
 

@@ -60,10 +60,7 @@ def fault(path: Path, message: str) -> InputError:
 
 
 #: A line of TOML that begins a table, or says a key.
-_HEADER, _SAYS = (
-    re.compile(r"\[([^\]]+)\]\s*(#.*)?"),
-    re.compile(r"((?:\"[^\"]*\"|[\w-]+)(?:\.(?:\"[^\"]*\"|[\w-]+))*)\s*="),
-)
+_HEADER, _SAYS = r"\[([^\]]+)\]\s*(#.*)?", r"((?:\"[^\"]*\"|[\w-]+)(?:\.(?:\"[^\"]*\"|[\w-]+))*)\s*="
 
 
 def _line_of(path: Path, key: str) -> str | None:
@@ -74,7 +71,7 @@ def _line_of(path: Path, key: str) -> str | None:
     for file in _extended(path):
         section, best, length = "", "", 0
         for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
-            header, says = _HEADER.fullmatch(line.strip()), _SAYS.match(line)
+            header, says = re.fullmatch(_HEADER, line.strip()), re.match(_SAYS, line)
             section = header[1].replace('"', "") if header else section
             name = f"{section}.{says[1]}".replace('"', "").removeprefix(".") if says else section if header else ""
             for one in _names(name):
@@ -306,7 +303,7 @@ def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
             into[name] = [*kept, *group]
         else:
             into[name] = {key: before[key] for key in kept} | {k: v for k, v in group.items() if v != "absent"}
-    for name in other.keys() - groups.keys():
+    for name in (name for name in other if name not in groups):  # in the order of the file
         both = isinstance(other[name], dict) and isinstance(into.get(name), dict)
         table = {**into[name], **other[name]} if both else other[name]
         into[name] = {k: v for k, v in table.items() if v != "absent"} if isinstance(table, dict) else table

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckconv.families.axes import expanded
+from ckconv.families.document import inline, key
 from ckconv.families.merge import files_of, merged, read_file
 
 #: Sections whose entries are tables of rows themselves: keys of `config.json` and of metadata.
 _NESTED = ("config", "metadata")
-_BARE = re.compile(r"[\w-]+", re.ASCII)
 
 
 def resolved(path: Path) -> Iterator[str]:
@@ -29,18 +27,17 @@ def resolved(path: Path) -> Iterator[str]:
     sources = _sources(path)
     for section, value in table.items():
         if not isinstance(value, dict):
-            yield f"{section} = {_toml(value)}"
+            yield f"{section} = {inline(_single(value))}"
             continue
-        groups = {f"{section}.{key}": group for key, group in value.items() if _is_group(section, group)}
-        for name, group in {
-            section: {k: v for k, v in value.items() if f"{section}.{k}" not in groups},
-            **groups,
-        }.items():
+        rows = {word: row for word, row in value.items() if not _is_group(section, row)}
+        groups = {f"{section}.{word}": row for word, row in value.items() if word not in rows}
+        for name, group in {section: rows, **groups}.items():
             if group or name in groups:
                 yield from ("", f"[{name}]")
-            for key, row in group.items():
-                files = sources[f"{name}.{key}"]
-                yield f"{_key(key)} = {_toml(row)}" + (f"  # {' + '.join(files)}" if files != [path.stem] else "")
+            for word, row in group.items():
+                files = sources[f"{name}.{word}"]
+                behind = f"  # {' + '.join(files)}" if files != [path.stem] else ""
+                yield f"{key(word)} = {inline(_single(row))}{behind}"
 
 
 def _is_group(section: str, value: Any) -> bool:
@@ -52,25 +49,18 @@ def _sources(path: Path) -> Mapping[str, list[str]]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for file in reversed(files_of(path)):
         for section, value in read_file(file).items():
-            for key, row in value.items() if isinstance(value, dict) else ():
-                names = [*expanded(key)] if section == "tensors" else [key]
+            for word, row in value.items() if isinstance(value, dict) else ():
+                names = [*expanded(word)] if section == "tensors" else [word]
                 nested = row if _is_group(section, row) or section == "defaults" else {}
-                begun = "parameters" if section == "defaults" else f"{section}.{key}"
+                begun = "parameters" if section == "defaults" else f"{section}.{word}"
                 for name in [f"{begun}.{one}" for one in nested] or [f"{section}.{name}" for name in names]:
                     if file.stem not in found[name]:
                         found[name].append(file.stem)
     return found
 
 
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else json.dumps(key)
-
-
-def _toml(value: Any) -> str:
-    """Write a value in one line, without the parts of single tensors."""
+def _single(value: Any) -> Any:
+    """A row without the parts of rows that stand for one tensor each."""
     if isinstance(value, dict):
-        shown = {k: v for k, v in value.items() if (k, v) not in (("part", 0), ("parts", 1))}
-        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in shown.items()) + " }" if shown else "{}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool | int) else repr(value)
+        return {k: _single(v) for k, v in value.items() if (k, v) not in (("part", 0), ("parts", 1))}
+    return [_single(item) for item in value] if isinstance(value, list) else value

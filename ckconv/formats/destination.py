@@ -234,7 +234,7 @@ def check_version(plan: Plan) -> None:
             raise UsageError("usage.flag", message, hint=hint, found=given.option.name)
 
 
-_FLAG, _TO = re.compile(r"--[a-z][a-z-]*"), re.compile(r"--to ([a-z-]+)")
+_FLAG, _TO = r"--[a-z][a-z-]*", r"--to ([a-z-]+)"
 
 
 def followable(hint: str, place: Destination, options: Options) -> str:
@@ -242,7 +242,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
 
     Flags that exclude its flags, and a name that says another format.
     """
-    flags = set(_FLAG.findall(hint))
+    flags = set(re.findall(_FLAG, hint))
     named = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]
     first = f"without {' and '.join(gone)}, " if gone else ""
@@ -259,7 +259,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
         ]
         return f"{found[0]}{' DST/' if kept else ''}{''.join(f' without {flag}' for flag in idle)}"
 
-    return f"{first}{_TO.sub(another, hint)}"
+    return f"{first}{re.sub(_TO, another, hint)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ _WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
 
 @dataclass
 class Direction:
-    """One direction of a conversion, against the file that is there.
+    """Conversion of half of a pair, compared with the other half.
 
     Attributes:
         error: why nothing is made.

@@ -12,6 +12,7 @@ from typing import Any
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, UnsupportedError, counted
 from ckconv.families.catalog import FAMILIES, families_of_gguf
+from ckconv.families.document import text
 from ckconv.families.fields import listed
 from ckconv.families.keys import ANY
 from ckconv.families.merge import FOLDER, merged, read_file
@@ -20,7 +21,6 @@ from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.check import Checked, check
-from ckconv.learning.document import text
 from ckconv.learning.guess import Guess
 from ckconv.learning.keys import Keys, Question
 from ckconv.learning.pair import FLOATS, Numbers, Pair

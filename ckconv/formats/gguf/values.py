@@ -221,7 +221,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 class Record(NamedTuple):
-    """One tensor of a header.
+    """Tensor as the header of a GGUF describes it.
 
     ``shape`` outermost first, ``offset`` in bytes from the start of the data section.
     """

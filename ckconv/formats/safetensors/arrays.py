@@ -205,7 +205,7 @@ def spare_of(
 
 
 class StoredArray(NamedTuple):
-    """One of the arrays that a quantized module is stored as.
+    """Array that is stored of a quantized module.
 
     Attributes:
         together: how many rows of the matrix one of its rows is for.
