@@ -390,6 +390,17 @@ def read_safetensors(path: Path, *, source: ByteSource | None = None) -> Safeten
             opened.close()
 
 
+def read_metadata(path: Path) -> Mapping[str, str]:
+    """``__metadata__`` of a file whose header was read and checked before; of its tensors nothing is kept.
+
+    Raises:
+        InputError: ``st.header-length``, ``st.header-json``, ``st.metadata``, and those of ``open_source``.
+    """
+    with open_source(path) as source:
+        header = Header(source, _header_length(path, source), path, 0)
+        return _metadata(path, next((value for name, value in header.entries() if name == METADATA), {}))
+
+
 def _read(path: Path, source: ByteSource) -> SafetensorsFile:
     length = _header_length(path, source)
     first = source.read_at(LENGTH_BYTES, 1)

@@ -10,7 +10,7 @@ from typing import Any
 from ckconv.core.metadata import METADATA, Content, beside, document_of, numbered
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.formats.safetensors.container import read_safetensors
+from ckconv.formats.safetensors.container import read_metadata
 from ckconv.formats.safetensors.spec import (
     ADAPTER_CONFIG,
     INDEX_SUFFIX,
@@ -27,9 +27,7 @@ from ckconv.plan.steps import Along, Plan
 
 def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
     """The metadata of the headers, and the files beside them."""
-    keys = _header_keys(
-        PICKLE_METADATA if is_pickle(path.name) else read_safetensors(path).metadata for path in index.files
-    )
+    keys = _header_keys(PICKLE_METADATA if is_pickle(path.name) else read_metadata(path) for path in index.files)
     return Content(keys, paths={**beside(index), **_beside(index)})
 
 
