@@ -264,4 +264,4 @@ def _each(values: Floats, groups: Floats, where: Index | None, operation: np.ufu
         tiles = values.reshape(*groups.shape, -1)
         operation(tiles, groups[..., None], out=tiles)
     else:
-        operation(values, groups[:, where], out=values)
+        operation(values, groups.take(where, axis=1), out=values)  # in rows, as values are: an index gives columns
