@@ -391,7 +391,7 @@ def read_safetensors(path: Path, *, source: ByteSource | None = None) -> Safeten
 
 
 def read_metadata(path: Path) -> Mapping[str, str]:
-    """``__metadata__`` of a file whose header was read and checked before; of its tensors nothing is kept.
+    """Metadata of a header that was checked before; no tensor is kept.
 
     Raises:
         InputError: ``st.header-length``, ``st.header-json``, ``st.metadata``, and those of ``open_source``.
