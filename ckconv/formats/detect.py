@@ -23,13 +23,16 @@ from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
 
 #: Names of files in a directory that may hold a model, which reads as another one.
-_PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*")
+_PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*_model_states.pt", "latest")
+
+_TURNED = "the source is big-endian: it is read with its bytes turned around, and outputs are little-endian"
 
 #: Kind of a file that holds a model -> its first bytes; :mod:`ckconv.formats.inside` reads it, and is slow to import.
 _AROUND = {
     "tar": re.compile(rb".{257}ustar", re.DOTALL),
     "llamafile": re.compile(rb"MZqFpD|jartsr"),
     "npz": re.compile(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", re.DOTALL),
+    "big-endian": re.compile(rb"GGUF\0\0(?!\0\0)"),
 }
 
 # Files of other programs: what they are and what reads them, by their first bytes or by their names.
@@ -218,7 +221,7 @@ def open_index(
         from ckconv.formats.locate import located
 
         path = located(path)
-    piped = ""
+    piped = how = ""
     if source is None:
         if path == Path("-") and not os.path.lexists(path):
             from ckconv.io.spool import spooled
@@ -226,7 +229,7 @@ def open_index(
             path, nbytes = spooled()
             piped = f"read from a pipe: {nbytes:,} bytes of temporary space"
         with readable(path):
-            path = _within(path)
+            path, how = _within(path)
     with readable(path):
         is_directory = source is None and path.is_dir()
     away = _brought_back(path) if is_directory else []
@@ -242,8 +245,7 @@ def open_index(
             index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
         if index.misfit is not None:
             index.misfit.path = index.misfit.path or shown(path)
-        if piped:
-            index = replace(index, notes=(piped, *index.notes))
+        index = replace(index, notes=(*filter(None, (piped, how)), *index.notes))
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))
@@ -263,8 +265,8 @@ def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Ident
         return _open(path, *how), opened
 
 
-def _within(path: Path) -> Path:
-    """Stand-in of a model in other files; else the path itself."""
+def _within(path: Path) -> tuple[Path, str]:
+    """Stand-in of a model in other files, and a note; else the path itself."""
     kind = ""
     if path.is_dir():
         kind = "directory" if any(fnmatchcase(e.name, glob) for e in path.iterdir() for glob in _PARTS) else ""
@@ -273,10 +275,10 @@ def _within(path: Path) -> Path:
             head = file.read(512)
         kind = next((kind for kind, first in _AROUND.items() if first.match(head)), "")
     if not kind or (kind == "npz" and path.suffix.lower() != ".npz"):
-        return path
+        return path, ""
     from ckconv.formats.inside import inside
 
-    return inside(path, kind)
+    return inside(path, kind), _TURNED * (kind == "big-endian")
 
 
 def _may_be_named(path: Path) -> bool:

@@ -2,9 +2,11 @@
 
 =============================================  =========================================================
 ``.metadata`` and ``*.distcp``                 tensors of torch.distributed, put together as a checkpoint
+``*_model_states.pt`` and ``*_optim_states.pt``  tensors of DeepSpeed, put together likewise
 a tar archive                                  the files in it
 a llamafile                                    its GGUF
 ``*.npz``                                      the arrays in it, as a checkpoint
+a big-endian GGUF, or a split set              the little-endian files
 =============================================  =========================================================
 
 What lies beside the tensors of a training run (``config.json``, the tokenizer), or in the directory above, goes along.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import ast
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -25,8 +28,11 @@ from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.gguf.big_endian import little_endian
+from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.locate import standing
 from ckconv.formats.pytorch.archive import member_extent, members_of
+from ckconv.formats.pytorch.deepspeed import is_deepspeed, read_deepspeed
 from ckconv.formats.pytorch.distributed import is_distributed, read_distributed
 from ckconv.formats.pytorch.unpickle import Malformed
 from ckconv.formats.safetensors.files import SIDE_FILES
@@ -39,8 +45,8 @@ _MAX_HEADER = 1 << 20
 #: Files of an archive: a model has hundreds at most.
 _MEMBERS = 10_000
 
-#: Name, type, shape, and where the values are.
-_Tensor = tuple[str, DType, tuple[int, ...], Part]
+#: Name, type, shape, and where the values are, one part behind the other.
+_Tensor = tuple[str, DType, tuple[int, ...], Sequence[Part]]
 
 #: What accelerate and transformers call the directory of a model in that of a training run.
 _FSDP = "pytorch_model_fsdp_*"
@@ -69,10 +75,16 @@ def _in_directory(path: Path) -> Path:
     names = {entry.name for entry in path.iterdir()}
     if is_distributed(names):
         return _distributed(path, (path, path.parent))
+    if any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names):
+        return path
+    if is_deepspeed(names):
+        return _deepspeed(path, (path, path.parent))
+    if "latest" in names and (tag := _tag(path)) and is_deepspeed({each.name for each in tag.iterdir()}):
+        return _deepspeed(tag, (tag, path))
     run = sorted(name for name in names if fnmatchcase(name, _FSDP) and (path / name / ".metadata").is_file())
-    if run and not any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names):
+    if run:
         return _distributed(path / run[0], (path / run[0], path))
-    if "weights.npz" in names and not any(name.endswith(".safetensors") for name in names):
+    if "weights.npz" in names:
         source = open_source(path / "weights.npz")
         try:
             return _checkpoint(path, _arrays(path / "weights.npz", source), _beside((path,)))
@@ -81,9 +93,23 @@ def _in_directory(path: Path) -> Path:
     return path
 
 
+def _tag(path: Path) -> Path | None:
+    """The directory that ``latest`` names."""
+    with open(path / "latest", "rb") as file:
+        name = file.read(256).decode("utf-8", "replace").strip()
+    found = path / name
+    return found if name and Path(name).name == name and found.is_dir() else None
+
+
+def _deepspeed(path: Path, places: tuple[Path, ...]) -> Path:
+    """A checkpoint of what DeepSpeed saved."""
+    found = [(each.name, each.dtype, each.shape, each.runs) for each in read_deepspeed(path)]
+    return _checkpoint(path, found, _beside(places))
+
+
 def _distributed(path: Path, places: tuple[Path, ...]) -> Path:
     """A checkpoint of what several processes saved."""
-    found = [(each.name, each.dtype, each.whole.shape, each.whole) for each in read_distributed(path)]
+    found = [(each.name, each.dtype, each.whole.shape, [each.whole]) for each in read_distributed(path)]
     return _checkpoint(path, found, _beside(places))
 
 
@@ -105,7 +131,7 @@ def _checkpoint(url: Path, tensors: Sequence[_Tensor], beside: Mapping[str, Path
         (name, dtype.safetensors or "", shape, dtype.nbytes(_elements(shape))) for name, dtype, shape, _ in tensors
     ]
     header = encode_header(sizes, PICKLE_METADATA)
-    files = {SINGLE_NAME: Pieces([header, *(part for *_, part in tensors)])}
+    files = {SINGLE_NAME: Pieces([header, *(part for *_, parts in tensors for part in parts)])}
     files |= {name: Pieces([Extent(place, 0, place.stat().st_size)]) for name, place in beside.items()}
     return standing(str(url), url.name or "model", files)
 
@@ -210,7 +236,7 @@ def _arrays(path: Path, source: FileSource) -> list[_Tensor]:
                         f"has {quoted(name)} of {extent.nbytes:,} bytes, which is not {dtype} {list(shape)}"
                     )
                 own = Extent(path, extent.offset + skip, extent.nbytes - skip)
-                found.append((name.removesuffix(".npy"), dtype, shape, own))
+                found.append((name.removesuffix(".npy"), dtype, shape, [own]))
     except (Malformed, EOFError) as error:
         raise InputError("npz.array", str(error) or "ends early", path=path) from None
     if not found:
@@ -237,5 +263,22 @@ def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
     return dtype, shape, skip
 
 
+def _big_endian(path: Path, source: FileSource) -> Path:
+    shard, names = parse_shard_name(path.name), [path.name]
+    if shard:
+        names = [str(replace(shard, number=number)) for number in range(1, shard.count + 1)]
+        names = [name for name in names if (path.parent / name).is_file()]
+    files = {}
+    for name in names:
+        opened = open_source(path.parent / name)
+        try:
+            files[name] = Pieces(little_endian(opened))
+        finally:
+            opened.close()
+    return standing(str(path.parent), path.parent.name or "model", files) / path.name
+
+
 #: Kind of a file -> what finds the model in it.
-_PLACES: Mapping[str, Callable[[Path, FileSource], Path]] = {"tar": _tar, "llamafile": _llamafile, "npz": _npz}
+_PLACES: Mapping[str, Callable[[Path, FileSource], Path]] = {
+    "tar": _tar, "llamafile": _llamafile, "npz": _npz, "big-endian": _big_endian,
+}  # fmt: skip

@@ -46,8 +46,27 @@ class Whole(NamedTuple):
         return math.prod(self.shape) * self.size
 
 
-#: What a file consists of: bytes, a run of another file, or a tensor of several.
-Part = bytes | Extent | Whole
+class Turned(NamedTuple):
+    """A run of another file with the bytes of its numbers in the other order.
+
+    Attributes:
+        extent: where.
+        period: bytes from one block to the next; the run is whole blocks.
+        numbers: in a block, where each number begins, and its bytes.
+    """
+
+    extent: Extent
+    period: int
+    numbers: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the run."""
+        return self.extent.nbytes
+
+
+#: What a file consists of: bytes, a run of another file, as it is or turned, or a tensor of several.
+Part = bytes | Extent | Turned | Whole
 
 
 class Pieces(Near):
@@ -77,11 +96,25 @@ class Pieces(Near):
                 view[:] = part[first : first + many]
             elif isinstance(part, Extent):
                 view[:] = self._read(part, first, many)
+            elif isinstance(part, Turned):
+                view[:] = self._turned(part, first, many)
             else:
                 for box in part.boxes:
                     self._put(box, part, first, view)
             at, number = at + many, number + 1
         return bytes(out)
+
+    def _turned(self, part: Turned, first: int, nbytes: int) -> bytes:
+        """Bytes of whole blocks, cut to those that are asked for."""
+        begin = first - first % part.period
+        data = bytearray(self._read(part.extent, begin, first + nbytes + -(first + nbytes) % part.period - begin))
+        for at, size in part.numbers:
+            for low, high in zip(range(at, at + size // 2), range(at + size - 1, at, -1), strict=False):
+                data[low :: part.period], data[high :: part.period] = (
+                    data[high :: part.period],
+                    data[low :: part.period],
+                )
+        return bytes(data[first - begin :][:nbytes])
 
     def _put(self, box: Box, whole: Whole, first: int, view: memoryview) -> None:
         """Copy the bytes of a part into ``view``, which begins at ``first``."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.formats.pytorch.spec import LEGACY_MAGIC, LEGACY_PROTOCOL, MAX_DIRECTORY, MAX_PICKLE
-from ckconv.formats.pytorch.unpickle import Malformed, Unpickled, View, unpickle
+from ckconv.formats.pytorch.unpickle import Malformed, Record, Unpickled, View, unpickle
 from ckconv.io.files import ByteSource
 
 _LOCAL = Struct("<4s2xHH16xHH")
@@ -59,19 +59,22 @@ class Member(NamedTuple):
     end: int = 0
 
 
-def read_saved(source: ByteSource) -> Saved:
+def read_saved(source: ByteSource, records: Container[tuple[str, str]] = ()) -> Saved:
     """Read a file that begins as one of the two kinds do.
+
+    Args:
+        records: see :func:`ckconv.formats.pytorch.unpickle.unpickle`.
 
     Raises:
         Malformed: it is neither.
     """
     try:
-        return _archive(source) if source.read_at(0, 2) == b"PK" else _legacy(source)
+        return (_archive if source.read_at(0, 2) == b"PK" else _legacy)(source, records)
     except (EOFError, struct.error):
         raise Malformed("ends early; the download looks incomplete") from None
 
 
-def _archive(source: ByteSource) -> Saved:
+def _archive(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
     members = members_of(source)
     if any(name.partition("/")[2].startswith("code/") for name in members):
         raise Malformed(
@@ -84,7 +87,7 @@ def _archive(source: ByteSource) -> Saved:
     order = members.get(f"{stem}byteorder")
     if order is not None and _read(source, order, 16) != b"little":
         raise Malformed("was saved on a machine with the other order of bytes")
-    value = unpickle(_read(source, members[pickles[0]], MAX_PICKLE)).value
+    value = unpickle(_read(source, members[pickles[0]], MAX_PICKLE), records).value
     prefix = f"{stem}data/"
     held = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
     named = {view.storage.key for view in _views(value)}
@@ -92,8 +95,20 @@ def _archive(source: ByteSource) -> Saved:
 
 
 def _views(value: Any) -> list[View]:
-    values = value.values() if isinstance(value, dict) else (value,)
-    return [item for item in values if isinstance(item, View)]
+    """All tensors, however deep they lie."""
+    found, seen, left = [], set[int](), [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, View):
+            found.append(item)
+        elif isinstance(item, (dict, list, tuple, Record)) and id(item) not in seen:
+            seen.add(id(item))
+            left += item.values() if isinstance(item, dict) else _held(item)
+    return found
+
+
+def _held(item: Any) -> Iterable[Any]:
+    return (item.made_of, item.state) if isinstance(item, Record) else item
 
 
 def _read(source: ByteSource, member: Member, limit: int) -> bytes:
@@ -173,12 +188,12 @@ def _wide(extra: bytes) -> Any:
     raise Malformed("has a zip directory that is not sound")
 
 
-def _legacy(source: ByteSource) -> Saved:
+def _legacy(source: ByteSource, records: Container[tuple[str, str]]) -> Saved:
     """One pickle after the other, then the storages."""
     at = 0
     values = []
     for _ in range(5):
-        found = _unpickled(source, at)
+        found = _unpickled(source, at, records)
         values.append(found.value)
         at += found.nbytes
         if values[0] != LEGACY_MAGIC:
@@ -202,12 +217,12 @@ def _legacy(source: ByteSource) -> Saved:
     return Saved(value, extents)
 
 
-def _unpickled(source: ByteSource, at: int) -> Unpickled:
+def _unpickled(source: ByteSource, at: int, records: Container[tuple[str, str]]) -> Unpickled:
     """Read the pickle at a byte; its length is not known before."""
     nbytes, left = _FIRST, (source.size or 0) - at
     while True:
         try:
-            return unpickle(source.read_at(at, min(nbytes, left)))
+            return unpickle(source.read_at(at, min(nbytes, left)), records)
         except EOFError:
             if nbytes >= left:
                 raise

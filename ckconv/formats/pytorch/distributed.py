@@ -19,7 +19,7 @@ from ckconv.core.dtypes import DType
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.pytorch.archive import read_saved
 from ckconv.formats.pytorch.read import extent_of
-from ckconv.formats.pytorch.spec import DCP_NAMES, MAX_PICKLE, MAX_TENSORS, TYPES
+from ckconv.formats.pytorch.spec import CONTAINERS, DCP_NAMES, MAX_PICKLE, MAX_TENSORS, TYPES
 from ckconv.formats.pytorch.unpickle import Malformed, View, unpickle
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.pieces import Box, Whole, Window
@@ -125,13 +125,9 @@ def _model(paths: Mapping[str, Any], keys: Collection[str]) -> dict[str, str]:
         *place, _ = words = [str(part) for part in path]
         if not any(word.lower().startswith(_TRAINING) for word in (*place, key.partition(".")[0])):
             # A state dict has names with dots; deeper places are dicts of dicts that make up a name.
-            top = next((n + 1 for n, word in enumerate(place) if word in _CONTAINERS), 0)
+            top = next((n + 1 for n, word in enumerate(place) if word in CONTAINERS), 0)
             found.setdefault(tuple(words[:top]), {})[key] = ".".join(words[top:])
     return max(found.values(), key=len, default={})
-
-
-#: What the state dict of a model is called within what was saved.
-_CONTAINERS = ("model", "models", "module", "state_dict", "model_state_dict")
 
 
 def _untiled(shape: _Numbers, boxes: list[tuple[_Numbers, _Numbers]]) -> str:

@@ -6,11 +6,12 @@ No value is read.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.formats.pytorch.archive import read_saved
-from ckconv.formats.pytorch.spec import MAX_TENSORS
+from ckconv.formats.pytorch.spec import CONTAINERS, MAX_TENSORS
 from ckconv.formats.pytorch.unpickle import Malformed, View
 from ckconv.formats.safetensors.container import SafetensorsFile
 from ckconv.formats.safetensors.spec import MAX_DIMS, MAX_NAME, PICKLE_METADATA
@@ -37,7 +38,7 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
     finally:
         if source is None:
             opened.close()
-    value = saved.value
+    value = _model(saved.value, path)
     if not isinstance(value, dict) or not value:
         what = "no tensors" if value == {} else f"a {type(value).__name__}, not a dict of tensors"
         raise UnsupportedError("pt.content", f"holds {what}", path=path)
@@ -57,6 +58,20 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
     faults.check()
     tensors.sort(key=lambda stored: stored.extent.offset)
     return SafetensorsFile(path, PICKLE_METADATA, tuple(tensors), 0, 0, opened.size)
+
+
+def _model(value: Any, path: Path) -> Any:
+    """The state dict of the model within that of a training run; else the value itself."""
+    held = [value[key] for key in CONTAINERS if key in value] if isinstance(value, dict) else []
+    found = next((each for each in held if isinstance(each, dict) and each and _tensors(each)), value)
+    if found is not value and value.get("param_shapes") and not all(0 not in view.shape for view in found.values()):
+        message, hint = "holds no values of the model, which DeepSpeed has cut", "name the directory that it is in"
+        raise UnsupportedError("pt.content", message, path=path, hint=hint)
+    return found
+
+
+def _tensors(value: dict[Any, Any]) -> bool:
+    return all(isinstance(view, View) for view in value.values())
 
 
 def extent_of(name: str, view: View, held: Extent | None, path: Path) -> Extent:

@@ -5,6 +5,8 @@ Source: ``torch/serialization.py``, ``torch/_utils.py`` and ``torch/storage.py``
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from ckconv.core.dtypes import DTYPES, DType
 
 #: Class of a storage of one type -> that type.
@@ -37,6 +39,9 @@ VIEWS: dict[tuple[str, str], int | None] = {
 }
 #: Functions whose first argument is the tensor that they return.
 WRAPPERS = frozenset({("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state")})
+#: Of a tensor with attributes: the function, the class, the arguments and the attributes.
+TYPED = ("torch._tensor", "_rebuild_from_type_v2")
+CLASSES = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter")})
 ORDERED_DICT = ("collections", "OrderedDict")
 SIZE = ("torch", "Size")
 
@@ -45,6 +50,8 @@ NAMED = frozenset(
     {
         *VIEWS,
         *WRAPPERS,
+        *CLASSES,
+        TYPED,
         ORDERED_DICT,
         SIZE,
         *(("torch", name) for name in (*STORAGES, *TYPES)),
@@ -68,6 +75,23 @@ DCP_NAMES = frozenset(
         *(("pathlib._local", name) for name in ("PosixPath", "WindowsPath")),
     }
 )
+
+#: Packages whose objects the state of a training run holds beside tensors: they are known by their names.
+_PACKAGES = frozenset({"accelerate", "argparse", "collections", "deepspeed", "numpy", "torch", "transformers"})
+_BUILT_IN = frozenset({("builtins", "set"), ("__builtin__", "set"), ("_codecs", "encode")})
+
+
+class _Training(Container[tuple[str, str]]):
+    """Names of those packages, and of a few built-in classes."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in _BUILT_IN or (isinstance(name, tuple) and str(name[0]).partition(".")[0] in _PACKAGES)
+
+
+TRAINING = _Training()
+
+#: What the state dict of a model is called within what was saved.
+CONTAINERS = ("model", "models", "module", "state_dict", "model_state_dict")
 
 #: Bytes of a pickle. Of 100,000 tensors one has about 20 MB.
 MAX_PICKLE = 64 << 20

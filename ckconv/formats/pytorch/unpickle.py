@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import io
 import pickletools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DType
 from ckconv.formats.pytorch.spec import (
     BYTES_PER_CONTAINER,
     BYTES_PER_INSTRUCTION,
+    CLASSES,
     MAX_CONTAINERS,
     NAMED,
     ORDERED_DICT,
     SIZE,
     STORAGES,
+    TYPED,
     TYPES,
     UNTYPED,
     VIEWS,
@@ -89,7 +91,7 @@ class Unpickled(NamedTuple):
     nbytes: int
 
 
-def unpickle(data: bytes, records: Collection[tuple[str, str]] = ()) -> Unpickled:
+def unpickle(data: bytes, records: Container[tuple[str, str]] = ()) -> Unpickled:
     """Interpret the pickle that ``data`` begins with.
 
     Args:
@@ -120,7 +122,7 @@ def unpickle(data: bytes, records: Collection[tuple[str, str]] = ()) -> Unpickle
 class _Machine:
     """The stack and the memory of the machine."""
 
-    def __init__(self, nbytes: int, records: Collection[tuple[str, str]]) -> None:
+    def __init__(self, nbytes: int, records: Container[tuple[str, str]]) -> None:
         self.records = records
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -191,9 +193,15 @@ class _Machine:
     def extend(self, items: list[Any]) -> None:
         """Into the list below them."""
         held = self.stack[-1]
+        if isinstance(held, Record):
+            return
         if not isinstance(held, list):
             raise TypeError
         held += items
+
+    def leave_out(self) -> None:
+        """Drop the items of a set, which has no tensors."""
+        self.marked()
 
     def named(self) -> None:
         """A name whose module and name are texts on the stack."""
@@ -222,7 +230,7 @@ class _Machine:
     def call(self) -> None:
         """A tensor, or a container, out of its parts."""
         function, arguments = self.popped(2)
-        if isinstance(function, Named) and function in self.records:
+        if isinstance(function, Named) and function not in NAMED and function in self.records:
             self.stack.append(Record(function, arguments))
         else:
             self.stack.append(_called(function, arguments))
@@ -250,6 +258,8 @@ def _called(function: Any, arguments: Any) -> Any:
         return {}
     if function == SIZE:
         return tuple(*arguments)
+    if function == TYPED and arguments[1] in CLASSES and arguments[0] in VIEWS:
+        return _called(arguments[0], arguments[2])
     if function in WRAPPERS and isinstance(arguments[0], View):
         return arguments[0]
     storage, offset, shape, strides = arguments[:4]
@@ -275,7 +285,7 @@ _CONTAINERS = frozenset(
 _CONSTANTS = frozenset(
     {
         *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4"),
-        *("BINFLOAT", "INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+        *("BINFLOAT", "INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES"),
     }
 )
 #: Instructions that put something new on it.
@@ -300,6 +310,7 @@ _DONE: Mapping[str, Callable[[_Machine], None]] = {
     "SETITEMS": lambda m: m.update(m.marked()),
     "APPEND": lambda m: m.extend(m.popped(1)),
     "APPENDS": lambda m: m.extend(m.marked()),
+    "ADDITEMS": _Machine.leave_out,
     "STACK_GLOBAL": _Machine.named,
     "BUILD": _Machine.state,
     "REDUCE": _Machine.call,

@@ -1,0 +1,118 @@
+"""Checkpoints of DeepSpeed: what its processes hold is one model; and state dicts within that of a training run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FIXTURES, Result
+from deepspeed_builder import deepspeed, parameters, saved
+from safetensors.numpy import load_file
+
+Run = Callable[..., Result]
+FOLDER = FIXTURES / "pytorch"
+RECORDED = sorted(path for path in FOLDER.glob("deepspeed-*") if path.is_dir())
+
+
+@pytest.mark.parametrize("source", RECORDED, ids=lambda path: path.name)
+def test_what_two_processes_saved_is_what_deepspeed_joins(source: Path, tmp_path: Path, ckconv: Run) -> None:
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "hf")
+    assert done.code == 0, done.err
+    made, wanted = load_file(tmp_path / "out" / "model.safetensors"), load_file(f"{source}.safetensors")
+    wanted.setdefault(
+        "model.norm.weight", np.ones(32, np.float32)
+    )  # frozen: of ZeRO 1 DeepSpeed leaves it in the module
+    assert {name: array.tobytes() for name, array in made.items()} == {n: a.tobytes() for n, a in wanted.items()}
+    assert ckconv("verify", tmp_path / "out", source).code == 0
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    assert ckconv("diff", source, tmp_path / "m.gguf").code == 0
+
+
+@pytest.mark.parametrize("of", [1, 2, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_shares_of_any_number_of_processes(stage: int, of: int, tmp_path: Path, ckconv: Run) -> None:
+    done = ckconv("convert", deepspeed(tmp_path / "in", stage, of), tmp_path / "m.safetensors")
+    assert done.code == 0, done.err
+    found, wanted = load_file(tmp_path / "m.safetensors"), parameters()
+    wanted |= {"head.weight": wanted["a.weight"], "rope.inv_freq": np.arange(3, dtype=np.float32)}
+    assert {n: (a.shape, a.tobytes()) for n, a in found.items()} == {
+        n: (a.shape, a.tobytes()) for n, a in wanted.items()
+    }
+
+
+def test_without_shares_the_module_is_the_model(tmp_path: Path, ckconv: Run) -> None:
+    root = deepspeed(tmp_path / "in", 2)
+    for path in root.glob("*_optim_states.pt"):
+        path.unlink()
+    assert ckconv("convert", root, tmp_path / "m.safetensors").code == 0
+    found = load_file(tmp_path / "m.safetensors")
+    assert {name: found[name].tobytes() for name in parameters()} == {
+        name: array.astype(np.float16).tobytes() for name, array in parameters().items()
+    }
+
+
+class Program:
+    """Runs a command where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+A = "zero_pp_rank_1_mp_rank_00_"
+BROKEN: dict[str, tuple[int, dict[str, Any], str]] = {
+    "a share that is not there": (3, {"without": [A + "optim_states.pt"]}, "is of 2 processes, and 1 optim_states.pt"),
+    "shares, and none there": (
+        3, {"without": [A + "optim_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]}, "without values"
+    ),
+    "a parameter too many": (3, {"param_shapes": [{"x": (99,)}]}, "lists 'x', whose values are not there"),
+    "a parameter too few": (3, {"param_shapes": [{"a.weight": (3, 5)}]}, "one has another number"),
+    "another size": (1, {"param_shapes": [{"a.weight": (3, 5)}, {"b.weight": (2, 7)}]}, "have another number"),
+    "a negative size": (3, {"param_shapes": [{"a.weight": (-3, 5)}]}, "does not describe a model"),
+    "a size that is a text": (3, {"param_shapes": [{"a.weight": "ab"}]}, "does not describe a model"),
+    "a huge size": (2, {"param_shapes": [{"a.weight": (1 << 39, 1 << 39)}, {}]}, "whose values are not there"),
+    "no list of sizes": (3, {"param_shapes": 5}, "does not describe a model"),
+    "a stage that is none": (3, {"optimizer": {"zero_stage": 7}}, "says zero_stage 7"),
+    "no shares": (3, {"optimizer": {"fp32_flat_groups": None}}, "does not describe a model"),
+    "shares that are no tensors": (3, {"optimizer": {"fp32_flat_groups": [1]}}, "has no tensor for"),
+    "shares of 16 bits": (
+        3, {"optimizer": {"fp32_flat_groups": [np.zeros(25, np.float16)]}}, "of another type than FP32"
+    ),
+    "no frozen values": (2, {"frozen_param_fragments": None}, "does not describe a model"),
+    "no module": (3, {"module": None, "param_shapes": None}, "has no tensors in its module"),
+    "a program": (3, {"x": Program()}, "names posix.system; only tensors are read, nothing is executed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_directory_that_contradicts_itself(tmp_path: Path, ckconv: Run, name: str) -> None:
+    stage, changes, sentence = BROKEN[name]
+    done = ckconv("convert", deepspeed(tmp_path / "in", stage, **changes), tmp_path / "out.safetensors")
+    assert (done.code, "error[deepspeed.state]" in done.err, sentence in done.err) == (3, True, True), done.err
+    assert not (tmp_path / "out.safetensors").exists()
+    assert not Path("ran").exists()
+
+
+def test_shares_of_matrices_are_refused(tmp_path: Path, ckconv: Run) -> None:
+    root = deepspeed(tmp_path / "in", 1)
+    shutil.copy(root / "mp_rank_00_model_states.pt", root / "mp_rank_01_model_states.pt")
+    done = ckconv("inspect", root)
+    assert (done.code, "deepspeed.shares" in done.err) == (4, True), done.err
+
+
+def test_a_file_of_a_cut_model_names_its_directory(tmp_path: Path, ckconv: Run) -> None:
+    done = ckconv("inspect", FOLDER / "deepspeed-3" / "step" / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    assert (done.code, "name the directory that it is in" in done.err) == (4, True), done.err
+
+
+@pytest.mark.parametrize("key", ["model", "module", "state_dict", "model_state_dict"])
+def test_the_model_within_the_state_of_a_training_run(tmp_path: Path, ckconv: Run, key: str) -> None:
+    values = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    state = {"epoch": 3, key: values, "optimizer": {"state": {0: {"exp_avg": values["a.weight"] * 2}}, "lr": 0.1}}
+    assert ckconv("convert", saved(tmp_path / "last.pt", state), tmp_path / "m.safetensors").code == 0
+    found = load_file(tmp_path / "m.safetensors")
+    assert {name: array.tolist() for name, array in found.items()} == {"a.weight": values["a.weight"].tolist()}
