@@ -87,7 +87,7 @@ class _Header:
         self.made = bytearray()
 
     def turned(self) -> tuple[int, list[tuple[str, DType, int, int]]]:
-        """Offset of the data, and name, type, offset in it and bytes of every tensor."""
+        """Offset of the data; name, type, offset and bytes of every tensor."""
         self._bytes(len(MAGIC))
         version = self._number(4)
         if version not in VERSIONS:

@@ -35,7 +35,7 @@ _ALIGNED = 2
 
 
 class Joined(NamedTuple):
-    """One tensor: the runs of bytes that it is, one behind the other."""
+    """Tensor of several runs of bytes, one behind the other."""
 
     name: str
     dtype: DType
@@ -78,7 +78,7 @@ def read_deepspeed(directory: Path) -> list[Joined]:
 
 
 class _State:
-    """One file: what its pickle describes, and where its values are."""
+    """State of one process: the values of a pickle, and places of tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

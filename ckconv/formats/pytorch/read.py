@@ -61,7 +61,7 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
 
 
 def _model(value: Any, path: Path) -> Any:
-    """The state dict of the model within that of a training run; else the value itself."""
+    """The model within the state of a training run; else the value itself."""
     held = [value[key] for key in CONTAINERS if key in value] if isinstance(value, dict) else []
     found = next((each for each in held if isinstance(each, dict) and each and _tensors(each)), value)
     if found is not value and value.get("param_shapes") and not all(0 not in view.shape for view in found.values()):
