@@ -271,8 +271,8 @@ def _within(path: Path) -> tuple[Path, str]:
     if path.is_dir():
         kind = "directory" if any(fnmatchcase(e.name, glob) for e in path.iterdir() for glob in _PARTS) else ""
     elif path.is_file() and path.suffix != ".nemo":  # a tar, too, of another program's
-        with open(path, "rb") as file:
-            head = file.read(512)
+        with open_source(path) as file:
+            head = file.read_at(0, 512)
         kind = next((kind for kind, first in _AROUND.items() if first.match(head)), "")
     if not kind or (kind == "npz" and path.suffix.lower() != ".npz"):
         return path, ""

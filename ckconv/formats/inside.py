@@ -39,6 +39,7 @@ from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.pieces import Part, Pieces
+from ckconv.publish.files import opened_regular
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.
 _MAX_HEADER = 1 << 20
@@ -161,7 +162,7 @@ class _Headers:
 def _tar(path: Path, source: FileSource) -> Path:
     """The files of an archive, without the directory that all of them are in."""
     extents: dict[str, Extent] = {}
-    with open(path, "rb") as raw:
+    with opened_regular(path) as fd, open(fd, "rb", closefd=False) as raw:
         try:
             with tarfile.open(fileobj=_Headers(raw), mode="r:") as archive:  # type: ignore[call-overload]
                 for number, member in enumerate(archive):
