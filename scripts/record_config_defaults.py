@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from record_config_keys import KEYS  # noqa: E402
 
-from ckconv.families.huggingface_defaults import DEFAULTS  # noqa: E402
+from ckconv.families.huggingface_classes import DEFAULTS  # noqa: E402
 
 #: Heads and width of a document that says nothing else, so that what follows from them is told from what does not.
 _HEADS, _WIDTH = 6, 6 * 22

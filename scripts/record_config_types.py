@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from record_config_keys import KEYS  # noqa: E402
 
-from ckconv.families.huggingface_types import TYPES  # noqa: E402
+from ckconv.families.huggingface_classes import TYPES  # noqa: E402
 
 RECORDING = ROOT / "tests" / "config_types.json"
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.merge import FOLDER, merged
-from ckconv.families.resolved import resolved
+from ckconv.families.merge import FOLDER, merged, resolved
 from ckconv.formats import FORMATS, names
 
 

@@ -14,7 +14,7 @@ from test_repair import rewritten
 
 import ckconv
 from ckconv.errors import UnsupportedError
-from ckconv.families.huggingface_types import unaccepted
+from ckconv.families.huggingface_classes import unaccepted
 
 #: What scripts/record_config_types.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_types.json").read_text())

@@ -22,9 +22,8 @@ from ckconv.families.axes import Move, move
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import Part, names_of
 from ckconv.families.parameters import Values, write
-from ckconv.families.presence import expected
 from ckconv.families.schema import Family, load
-from ckconv.families.sizes import Sizes
+from ckconv.families.sizes import Sizes, expected
 
 #: Family file -> a checkpoint, and the GGUF that llama.cpp's converter made of it.
 PAIRS = {

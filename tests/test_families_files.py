@@ -16,8 +16,7 @@ from family_cases import families as with_cases
 
 from ckconv.families import catalog
 from ckconv.families.catalog import FAMILIES, Family
-from ckconv.families.fields import has_section
-from ckconv.families.merge import FOLDER
+from ckconv.families.merge import FOLDER, has_section
 from ckconv.families.modules import INDEX, document_of, modules_of
 
 FILES = {path.stem: tomllib.loads(path.read_text()) for path in sorted(FOLDER.glob("*.toml"))}

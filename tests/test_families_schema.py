@@ -13,15 +13,15 @@ from orders import to_canonical, to_stored
 
 from ckconv.core.dtypes import F32
 from ckconv.errors import InputError
-from ckconv.families import engine_rows
+from ckconv.families import schema
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalog import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
-from ckconv.families.key_rows import RopeStyle, WindowStyle
-from ckconv.families.kinds import Kind, stored_layout
+from ckconv.families.keys import RopeStyle, WindowStyle
 from ckconv.families.merge import FOLDER, ROW_FIELDS, SECTIONS, merged
 from ckconv.families.schema import load
+from ckconv.families.sizes import Kind, stored_layout
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
 
@@ -283,7 +283,7 @@ def test_a_bump_file_that_names_no_family_is_taken_for_the_one_with_its_norms(pr
 def words_of_files() -> set[str]:
     """Every section and field that a family file may have: those whose form is checked, and those of its rows."""
     forms = (FOLDER / "form.py").read_text().partition("\n_CELL_FIELDS")[2].partition("def misformed")[0]
-    rows = ROW_FIELDS | {*RopeStyle._fields, *WindowStyle._fields} | engine_rows._KNOWN | engine_rows._OF_BUMP
+    rows = ROW_FIELDS | {*RopeStyle._fields, *WindowStyle._fields} | schema._KNOWN | schema._OF_BUMP
     return SECTIONS | rows | set(re.findall(r'"([a-z_]+)"', forms))
 
 

@@ -20,9 +20,8 @@ from safetensors.numpy import load_file, save_file
 import ckconv
 from ckconv.errors import CkconvError, InputError
 from ckconv.families import catalog
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, Index
 from ckconv.families.merge import FOLDER
-from ckconv.families.own import Index
 from ckconv.formats.detect import open_index
 from ckconv.learning.check import check
 from ckconv.learning.learn import learn

@@ -24,7 +24,7 @@ from models import Model
 import ckconv
 from ckconv.api import in_python
 from ckconv.errors import InputError, OutputError, UsageError
-from ckconv.families.own import own_files
+from ckconv.families.catalog import own_files
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from conftest import FIXTURES
 
 from ckconv.core.metadata import scalar
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.gguf_metadata import FILE_TYPES, display_name, model_keys, size_label
+from ckconv.families.parameters import FILE_TYPES, display_name, model_keys, size_label
 from ckconv.formats.detect import open_index
 
 

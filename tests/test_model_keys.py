@@ -10,9 +10,8 @@ import pytest
 from conftest import FIXTURES
 
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import MLX_LM, TRANSFORMERS, Keys, Kind
+from ckconv.families.keys import MLX_LM, ROPE_KEYS, TRANSFORMERS, Keys, Kind
 from ckconv.families.merge import FOLDER
-from ckconv.families.rope_keys import ROPE_KEYS
 
 #: What scripts/record_config_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())

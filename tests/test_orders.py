@@ -17,7 +17,7 @@ from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, blocks_apart, cut, matrix_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.axes import move, parse
-from ckconv.families.kinds import Kind, stored_layout
+from ckconv.families.sizes import Kind, stored_layout
 from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces

@@ -18,8 +18,7 @@ from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.errors import CkconvError, InputError, UsageError
-from ckconv.families.catalog import FAMILIES, family_of_gguf, own_families
-from ckconv.families.check import check_family
+from ckconv.families.catalog import FAMILIES, check_family, family_of_gguf, own_families
 from ckconv.families.merge import FOLDER, merged
 from ckconv.options import Options
 

@@ -24,12 +24,11 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, family_of_gguf
-from ckconv.families.kinds import Kind, canonical_shape, kind_of
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at
 from ckconv.families.names import GGUF, HF, MLX, Stored, names_of
 from ckconv.families.naming_schemes import NESTED, decoder
 from ckconv.families.schema import Family
-from ckconv.families.sizes import Sizes
+from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
 from ckconv.io.files import Files
 
 # What an adapter changes: of which module, of which rows of a fused one.

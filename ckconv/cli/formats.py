@@ -45,7 +45,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     from ckconv.quant.convert import decodable
 
     if resolved:
-        from ckconv.families import resolved as rows
+        from ckconv.families import merge as rows
         from ckconv.families.merge import FOLDER
 
         if family is None:

@@ -23,7 +23,7 @@ from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
-from ckconv.families.own import own_files
+from ckconv.families.catalog import own_files
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination

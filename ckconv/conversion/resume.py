@@ -25,7 +25,7 @@ from ckconv.conversion.write import Losses, holes, write_frames
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
-from ckconv.families.own import is_name, own_files
+from ckconv.families.catalog import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located

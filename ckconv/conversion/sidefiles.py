@@ -17,7 +17,7 @@ from ckconv.core.non_utf8 import each_text, valid
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
-from ckconv.families.own import own_files
+from ckconv.families.catalog import own_files
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX

@@ -16,9 +16,9 @@ from typing import Any
 
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.named import NamedTuple
-from ckconv.families.engine_rows import Condition, condition
 from ckconv.families.expressions import Expression
-from ckconv.families.fields import Fields, listed, texts
+from ckconv.families.merge import Fields, listed, texts
+from ckconv.families.schema import Condition, condition
 
 #: The age whose rules hold where none is asked for.
 DEFAULT = "april"

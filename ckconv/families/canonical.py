@@ -14,11 +14,13 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix_of, parse, plain_tensor, with_layer
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes
-from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout, with_factor
-from ckconv.families.names import Names, Part, Stored, numbered_on
-from ckconv.families.schema import DRAFTS, MTP, Family
-from ckconv.families.sizes import Sizes, draft_layers
-from ckconv.families.tensor_rows import VALUES
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
+from ckconv.families.parameters import scope_of
+from ckconv.families.schema import DRAFTS, MTP, VALUES, Family
+from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, stored_layout, with_factor
+
+# -- Stored tensors -> canonical tensors, by the rows of a family ------------------------------------------------------
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which is not needed to compute the model"
@@ -372,3 +374,27 @@ def _serial(planes: list[Tensor]) -> Tensor:
         extents=tuple(e for plane in planes for e in plane.extents),
         layout=plain(rows, cols),
     )
+
+
+# -- Embedding as output head: classes may scale input and output apart ------------------------------------------------
+
+_EMBEDDING, _HEAD = "token_embedding.weight", "output.weight"
+
+
+def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
+    """The embedding's rows with the factor of the head.
+
+    Only transformers' classes have such factors, and elsewhere they are 1.
+
+    Raises:
+        UnsupportedError: ``model.config``, the factors differ, and the rows are blocks.
+    """
+    if config is None:
+        return embedding
+    family = FAMILIES[config.family]
+    written, scope = names_of(family, HF).written, scope_of(family, config)
+    parts = [written[name].parts[0] for name in (_EMBEDDING, _HEAD) if name in written]
+    if all(part.by is None for part in parts) or len(parts) < 2:
+        return embedding
+    its, own = (factor_of(part, scope) for part in parts)
+    return embedding if its == own else with_factor(embedding, own)

@@ -1,24 +1,320 @@
-"""Families known to ckconv, shipped and of the user, read on demand."""
+"""Families known to ckconv, shipped and of the user, checked on demand.
+
+A user's file is checked whenever it is read, the shipped ones by a test. Files of a user count within :func:`in_force`,
+in the thread that entered it, and nowhere else: two calls in one process do not see each other's.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.families.expressions import ExpressionError, parse
-from ckconv.families.fields import has_section, listed
-from ckconv.families.merge import FOLDER, read_file
-from ckconv.families.own import Index, in_force, own_files
-from ckconv.families.presence import used
+from ckconv.errors import UsageError
+from ckconv.families import axes as shapes
+from ckconv.families.axes import AxesError
+from ckconv.families.expressions import Expression, ExpressionError, parse
+from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, has_section, listed, read_file
+from ckconv.families.names import Stored, names_of
+from ckconv.families.parameters import ParameterError
 from ckconv.families.schema import Family, load
+from ckconv.families.sizes import used
+
+# -- Checks of a whole family file: rows against each other, and names -------------------------------------------------
+
+#: Parameters without which nothing is known of a model's size.
+REQUIRED = ("layers", "hidden", "heads", "vocabulary")
+
+#: What expressions may ask for besides parameters: the layer, the stored value, the parameters that a source says,
+#: and what is known of an output.
+_GIVEN = frozenset({"n", "it", "stated", "context", "tied", "one_matrix"})
+
+#: Parameters that follow from each other; more would be too deep to compute.
+_MOST_STEPS = 64
+
+
+def check_family(family: Family) -> None:
+    """Refuse a file whose rows contradict each other.
+
+    Raises:
+        InputError: ``family.file``, with the key at fault.
+    """
+    for key, message in _faults(family):
+        raise fault(family.path, f"{key}: {message}")
+
+
+def _faults(family: Family) -> Iterator[tuple[str, str]]:
+    for word, found in (
+        ("model_type", family.in_huggingface.names),
+        ("class", family.in_huggingface.classes),
+    ):
+        if not found:
+            yield f"huggingface.{word}", "missing; a family has one"
+    if "hf" not in family.prefixes:
+        yield "prefix.hf", "missing; rows with M. and L. need it"
+    for name in REQUIRED:
+        if name not in family.parameters:
+            yield f"parameters.{name}", "there is none, and without it no model can be read"
+    if "by_layer" in family.document.window and "layer_types" not in family.parameters:
+        yield "config.window", "there is no parameter 'layer_types', which 'by_layer' takes the default of"
+    for name in ("rope_theta", "local_theta"):
+        if name in family.parameters and "transformers" not in family.parameters[name].defaults:
+            yield f"parameters.{name}", "no default for transformers, which reads files that do not say it"
+    known = family.parameters.keys() | _GIVEN
+    for key, expression in _expressions(family):
+        for name in sorted(expression.names - known):
+            yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
+    steps: dict[str, int] = {}
+    for name in family.parameters:
+        try:
+            _steps(family, name, steps, ())
+        except ExpressionError as error:
+            yield f"parameters.{name}", str(error)
+    for format in FORMATS:
+        yield from _place_faults(family, format)
+
+
+def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
+    """Key and expression of everything that is computed."""
+    used = {letter for row in family.tensors.values() for letter in shapes.letters(row.fused_axes)}
+    yield from ((f"axes.{letter}", expression) for letter, expression in family.axes.items() if letter in used)
+    kinds = [one for row in family.tensors.values() for one in (row.layers, row.spare) if one]
+    asked = {name for one in (*kinds, *family.layers.values()) for name in one.names}
+    yield from ((f"layers.{name}", one) for name, one in family.layers.items() if name in asked)
+    for letter, stack in family.stacks.items():
+        yield f"stacks.{letter}.count", stack.count
+    for name, row in family.tensors.items():
+        yield from ((f"tensors.{name}", one) for one in (row.bias, row.when) if one)
+    for name, parameter in family.parameters.items():
+        both = [cell for cells in parameter.cells.values() for cell in cells]
+        computed = [one for cell in both for one in (cell.expression, cell.read, cell.write, cell.when)]
+        everything = (parameter.value, *parameter.defaults.values(), *computed)
+        yield from ((f"parameters.{name}", one) for one in everything if one)
+    for name, engine in family.engines.items():
+        for condition in (*engine.right_if, *engine.same_if):
+            yield f"engines.{name}.right_if", condition.expression
+
+
+def _steps(family: Family, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:
+    """How many parameters a parameter follows from, one after the other.
+
+    Raises:
+        ExpressionError: it leads back to itself, or too far.
+    """
+    if name in above or len(above) > _MOST_STEPS:
+        raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")
+    if name not in known:
+        parameter = family.parameters.get(name)
+        asked = (parameter.value, *parameter.defaults.values()) if parameter else ()
+        others = {other for expression in asked if expression for other in expression.names}
+        known[name] = 1 + max((_steps(family, other, known, (*above, name)) for other in sorted(others)), default=0)
+    return known[name]
+
+
+def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
+    """Places claimed twice in a format, and fused segments without a row."""
+    try:
+        names = names_of(family, format)
+    except AxesError as error:
+        yield f"tensors ({format})", str(error)
+        return
+    for pattern, found in names.stored.items():
+        if found in names.written.values() or found in names.packed.values():
+            yield from _segment_faults(family, format, pattern, found)
+    for pattern, choices in names.choices.items():
+        for one, other in itertools.combinations([choice.parts[0].row.name for choice in choices], 2):
+            if one != other and not _exclusive(family, one, other):
+                yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
+
+
+def _segment_faults(family: Family, format: str, pattern: str, found: Stored) -> Iterator[tuple[str, str]]:
+    last = found.parts[-1]
+    key = f"tensors.{last.row.name}"
+    fused = {part.stored for part in found.parts if shapes.segment_count(part.stored) > 1}
+    if len(fused) > 1:
+        yield key, f"{pattern} is described in two ways ({format}; {found.parts[0].row.name} has it too)"
+        return
+    taken: dict[int, str] = {}
+    for part in found.parts:
+        other = taken.setdefault(part.number, part.row.name)
+        if other != part.row.name and not _exclusive(family, other, part.row.name):
+            yield f"tensors.{part.row.name}", f"{other} is {pattern} too ({format})"
+    for number in range(shapes.segment_count(last.stored)):
+        if number not in taken:
+            yield key, f"segment {number + 1} of {pattern} has no row ({format})"
+
+
+def _exclusive(family: Family, one: str, other: str) -> bool:
+    """Two rows whose conditions differ: no model has both."""
+    rows = [family.tensors[name] for name in (one, other)]
+    first, second = ((str(row.when or ""), str(row.layers or "")) for row in rows)
+    return first != second
+
+
+# -- Family files of a user: claims, and calls for which they count ----------------------------------------------------
+
+#: What a family may be called: reports and messages show it.
+_NAME = r"(?a:[A-Za-z0-9][\w.-]{0,63})"
+
+#: Keys that two conditions over the metadata ask for, of which every combination is tried.
+_MOST_KEYS = 10
+
+_HAS = r"has\(\s*(['\"])(.*?)\1\s*\)"
+
+
+#: ``arch``, ``model_type``, ``class``, ``engine`` or ``family`` -> word -> the shipped families that say it.
+Index = Mapping[str, Mapping[str, Sequence[str]]]
+
+
+class OwnFiles(NamedTuple):
+    """The files that count.
+
+    Attributes:
+        families: name -> the family.
+        tables: name -> the file's own table, without what it extends.
+        digests: file name -> SHA-256 of every file that a user brought, extended ones too; of a shipped one, its name.
+        named: shipped families as which a user wants models to be read.
+    """
+
+    families: Mapping[str, Family] = {}
+    tables: Mapping[str, Table] = {}
+    digests: Mapping[str, str] = {}
+    named: tuple[str, ...] = ()
+
+
+_NONE = OwnFiles()
+_COUNTING: ContextVar[OwnFiles | None] = ContextVar("own family files", default=None)
+
+
+def own_files() -> OwnFiles:
+    """Family files that count here."""
+    return _COUNTING.get() or _NONE
+
+
+def is_name(path: Path) -> bool:
+    """Whether the argument is a shipped family's name, not a ``.toml`` file."""
+    return path.suffix != ".toml" and path.name == str(path)
+
+
+@contextmanager
+def in_force(paths: Sequence[Path], shipped: Index) -> Iterator[None]:
+    """Let only these files count; without a path, nothing changes.
+
+    Args:
+        shipped: what the shipped families claim; only those that a claim is about are read.
+
+    Raises:
+        InputError: ``family.file``, a file is malformed, or claims what it does not say that it changes.
+        UsageError: ``usage.flag``, there is no shipped family of a name.
+    """
+    if not paths:
+        yield
+        return
+    token = _COUNTING.set(_read(paths, shipped))
+    try:
+        yield
+    except (ExpressionError, AxesError, ParameterError) as error:
+        raise fault(paths[0], f"a value that it computes from the model: {error}") from None
+    finally:
+        _COUNTING.reset(token)
+
+
+def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
+    import hashlib
+
+    families: dict[str, Family] = {}
+    tables: dict[str, Table] = {}
+    digests: dict[str, str] = {}
+    named = tuple(str(path) for path in dict.fromkeys(paths) if is_name(path))
+    for name in named:
+        if name not in shipped["family"]:
+            message = f"--family {name}: neither one of the families that ckconv formats lists, nor a .toml file"
+            raise UsageError("usage.flag", message)
+        digests[name] = hashlib.sha256((FOLDER / f"{name}.toml").read_bytes()).hexdigest()
+    for path in (path for path in dict.fromkeys(paths) if not is_name(path)):
+        name, table = path.stem, read_file(path)
+        if not re.fullmatch(_NAME, name):
+            raise fault(path, "a family is called what its file is: letters, digits, '_', '-' and '.'")
+        files = [file for file in files_of(path) if file.parent != FOLDER]
+        contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
+        family = _loaded(path, contents)
+        parents, over = listed(table.get("extends", [])), listed(table.get("gguf", {}).get("over", []))
+        for other, theirs in tables.items():
+            for claim in _claims(path, name, table, other, theirs):
+                raise fault(path, f"{claim}, and so does {families[other].path}")
+        claimed = {*shipped["family"].get(name, ())}
+        for section, key in (("huggingface", "model_type"), ("gguf", "arch")):
+            claimed |= {other for word in _words(table, section, key) for other in shipped[key].get(word, ())}
+        for other in sorted(claimed - set(parents)):
+            theirs = read_file(FOLDER / f"{other}.toml")
+            theirs = {**theirs, "gguf": {}} if other in over else theirs
+            for claim in _claims(path, name, table, other, theirs):
+                changes = f'extends = "{other}" changes that one'
+                said = [read_file(FOLDER / f"{p}.toml").get("gguf", {}) for p in parents if p in shipped["family"]]
+                same = [
+                    gguf["match"]
+                    for gguf in said
+                    if "match" in gguf and _words(table, "gguf", "arch") & {*listed(gguf["arch"])}
+                ]
+                if same and "match" not in table.get("gguf", {}):
+                    changes = f'match = "{same[0]}" beside it claims what {parents[0]} does, no more'
+                raise fault(path, f"{claim}, as the shipped family {other} does: {changes}")
+        families[name], tables[name] = family, table
+        digests |= {file.name: digest for file, digest in contents}
+    return OwnFiles(families, tables, digests, named)
+
+
+@lru_cache(maxsize=32)
+def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
+    """Family of a file with these contents, cached."""
+    family = load(path)
+    check_family(family)
+    return family
+
+
+def _claims(path: Path, name: str, table: Table, other: str, theirs: Table) -> Iterator[str]:
+    """Names that two families both claim."""
+    if name == other:
+        yield f"the file is called {name}"
+    for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type"):
+        yield f"huggingface.model_type: it claims {word!r}"
+    shared = _words(table, "gguf", "arch") & _words(theirs, "gguf", "arch")
+    if shared and both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):
+        yield f"gguf.arch: it claims {min(shared)!r} under a match that holds for the same files"
+
+
+def _words(table: Table, section: str, key: str) -> set[str]:
+    return set(listed(table.get(section, {}).get(key, [])))
+
+
+def both_hold(path: Path, *conditions: Any) -> bool:
+    """Whether some metadata satisfies both conditions."""
+    keys = sorted({found[1] for text in conditions for found in re.findall(_HAS, str(text))})
+    if len(keys) > _MOST_KEYS:
+        return True
+    parsed = [parse(str(text).lower() if isinstance(text, bool) else str(text)) for text in conditions]
+    for held in product((False, True), repeat=len(keys)):
+        there = dict(zip(keys, held, strict=True))
+        try:
+            if all(one.value({"has": lambda key, there=there: there.get(key, False)}) for one in parsed):
+                return True
+        except ExpressionError as error:
+            raise fault(path, f"gguf.match: {error}; it asks for has('KEY') only") from None
+    return False
+
+
+# -- Families known to ckconv, shipped and of the user, read on demand -------------------------------------------------
 
 _SUFFIX = ".toml"
 

@@ -1,7 +1,35 @@
-"""Role of each configuration and metadata key for its readers.
+"""Sections ``[parameters]``, ``[config]`` and ``[metadata]``: the role of each key.
 
 A key is a parameter, harmless, or a modifier with its neutral values; one that is none of these nobody is known to
 read: a report names it.
+
+Section ``[parameters]``: ``name = { hf, gguf, bump, default, value, optional }``, or a plain constant of the family
+(``mlp_bias = false``). ``hf``, ``gguf`` and ``bump`` (keys of the engine's configuration, besides those that every
+family has) are a cell or a list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one
+of
+
+- ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
+  written), ``instead`` (an alias, unless that is said to be false, that counts only where no other cell says anything),
+  ``unread`` (no engine looks at it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class
+  reads it);
+- ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
+  ``folded`` into the tensors;
+- ``present``, ``absent`` (a tensor's name, parameters in braces; ``{n}`` with ``read`` over a list of all layers),
+  ``shape`` (a name and an axis): what tensors say;
+- ``tensor``: the numbers are a float32 tensor of that name, with ``read``, ``write`` and ``when`` as a key has them.
+
+``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
+``mlx_lm`` and ``llama_cpp``; ``value``: it follows from others. Neither, and not ``optional``: required.
+
+Sections ``[config]`` and ``[metadata]``: ``carried`` (key -> ``transformers``, ``mlx_lm`` or ``both``) are keys that a
+rule of a reader looks at; ``modifiers`` (key -> a neutral value, a list of them, or a table of ``neutral``, ``only``
+and ``written``) change what is computed but for their neutral values: a text in ``[metadata]`` is an expression over
+the parameters; ``harmless`` change nothing. ``seen`` (key -> values) closes the section: no other key, and no other
+value. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``rope`` and
+``window``, and ``unknown``: whether a key without a row is ``refused`` (what a user's file is taken for) or ``noted``.
+
+Sources of the keys of ``rope_parameters`` and ``rope_scaling``: modeling_rope_utils.py of transformers 5.23, which
+reads every one with its own default, and mlx_lm's models/rope_utils.py, 0.32.
 """
 
 from __future__ import annotations
@@ -11,7 +39,10 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.named import NamedTuple
-from ckconv.families.expressions import Expression
+from ckconv.families.expressions import PERIOD, Expression
+from ckconv.families.merge import FOLDER, PARAMETER_CELLS, Fields, listed, texts
+
+# -- Role of each configuration and metadata key for its readers -------------------------------------------------------
 
 
 def full_key(architecture: str, name: str) -> str:
@@ -130,3 +161,452 @@ def _among(value: Any, values: Sequence[Any]) -> bool:
     if ANY in values and value != NONE:
         return True
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
+
+
+# -- Section ``[parameters]`` of a family file: rows of hyper-parameters -----------------------------------------------
+
+#: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
+KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]", "str[]")
+
+#: Who takes a default: the classes of both libraries, and llama.cpp's loader.
+TAKERS = ("transformers", "mlx_lm", "llama_cpp")
+
+
+class ParameterCell(NamedTuple):
+    """Place of a parameter in a format, or the loader's fixed value.
+
+    Attributes:
+        key: dotted path of a document, or metadata key; "" for the other kinds.
+        kind: "key", "fixed", "present", "absent", "shape" or "tensor".
+        type: of a metadata key.
+        expression: of ``fixed``.
+        tensor, axis: the stored tensor of the other kinds, and the axis of "shape".
+        read, write: over ``it``: the stored value -> the parameter, and back.
+        when: written only then; ``stated`` are the names of the parameters that the source says itself.
+        alias: read, never written.
+        unread: written, but no engine looks at it.
+        sentence: of ``fixed``, what is said of another value.
+        instead: looked at only where no other cell says anything.
+        folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
+        words: stored word -> the parameter's.
+        readers: of a document's key, whose classes read it.
+    """
+
+    kind: str
+    key: str = ""
+    type: str = "u32"
+    expression: Expression | None = None
+    tensor: str = ""
+    axis: int = 0
+    read: Expression | None = None
+    write: Expression | None = None
+    when: Expression | None = None
+    alias: bool = False
+    unread: bool = False
+    instead: bool = False
+    folded: bool = False
+    sentence: str = ""
+    words: Mapping[str, Any] = {}
+    readers: tuple[str, ...] = READERS["both"]
+
+    @property
+    def head(self) -> str:
+        """The key at the top of the document."""
+        return self.key.partition(".")[0]
+
+    @property
+    def of_rope(self) -> bool:
+        """In one of RoPE's tables, which rules of their own read."""
+        return "." in self.key and self.head in ("rope_parameters", "rope_scaling")
+
+
+class Parameter(NamedTuple):
+    """One hyper-parameter.
+
+    Attributes:
+        cells: format ("hf", "gguf", "bump") -> its cells.
+        defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is said.
+        value: it follows from others.
+        optional: it may be missing, which is ``None``.
+    """
+
+    name: str
+    cells: Mapping[str, tuple[ParameterCell, ...]] = {}
+    defaults: Mapping[str, Expression] = {}
+    value: Expression | None = None
+    optional: bool = False
+
+    @property
+    def folded(self) -> bool:
+        """Some formats have it in the tensors."""
+        return any(cell.folded for cell in self.cells.get("gguf", ()))
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the parameter only serves to derive further parameters."""
+        return all(cell.alias or cell.kind == "fixed" for cells in self.cells.values() for cell in cells)
+
+    @property
+    def of_a_class(self) -> bool:
+        """Whether the parameter is derived, and only documents state it."""
+        return self.value is not None and not self.cells.get("gguf")
+
+    def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
+        """Cells that are a key of the format."""
+        return tuple(cell for cell in self.cells.get(format, ()) if cell.kind == "key")
+
+    @property
+    def kind(self) -> str:
+        """Metadata type: ``u32``, ``f32``, ``bool``, ``str``; empty if unsaid."""
+        return next((cell.type for cell in self.key_cells("gguf")), "")
+
+    @property
+    def kind_of_items(self) -> str:
+        """Metadata type of list items, one a layer; empty if ambiguous."""
+        made = any(cell.write or cell.read or cell.alias for cell in self.key_cells("gguf"))
+        return "" if made else self.kind
+
+
+_CELL = frozenset(
+    {
+        "key", "read", "write", "when", "alias", "instead", "unread", "map", "only", "fixed", "folded", "else",
+        "present", "absent", "shape", "tensor",
+    }
+)  # fmt: skip
+_KINDS = ("key", "fixed", "present", "absent", "shape", "tensor")
+
+
+class ParameterRows(Fields):
+    """Reads the section."""
+
+    def row(self, name: str, row: object) -> Parameter:
+        """One parameter: a table, or a constant of the family."""
+        self.where = f"parameters.{name}"
+        if not isinstance(row, dict):
+            return Parameter(name, value=self.expression(row))
+        fields = self.fields(row, frozenset({*PARAMETER_CELLS, "default", "value", "optional"}))
+        cells = {
+            format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in PARAMETER_CELLS
+        }
+        value = self.expression(fields.get("value"))
+        return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))
+
+    def check(self, parameters: Mapping[str, Parameter], formats: Iterable[str]) -> None:
+        """Check rows against each other: unique keys, required cells."""
+        for format in formats:
+            places: dict[str, str] = {}
+            for name, parameter in parameters.items():
+                self.where = f"parameters.{name}"
+                for cell in parameter.key_cells(format):
+                    if not cell.alias and places.setdefault(cell.key, name) != name:
+                        raise self.fault(f"{cell.key} is written by {places[cell.key]!r} too")
+                needed = not (parameter.value or parameter.optional or parameter.defaults)
+                if needed and not any(not cell.alias for cell in parameter.cells.get(format, ())):
+                    other = next(
+                        (cell.key for cells in parameter.cells.values() for cell in cells if cell.key), "a key"
+                    )
+                    raise self.fault(
+                        f"it has no place in {format}, and no default: add {format} = {other!r}, or "
+                        f'{format} = {{ fixed = VALUE, else = "WHY OTHERS ARE REFUSED" }}, or optional = true'
+                    )
+
+    def _defaults(self, value: object) -> dict[str, Expression]:
+        if value is None:
+            return {}
+        table = self.fields(value, frozenset(TAKERS)) if isinstance(value, dict) else dict.fromkeys(TAKERS, value)
+        found = {who: self.expression(item) for who, item in table.items()}
+        return {who: expression for who, expression in found.items() if expression}
+
+    def _cell(self, cell: object) -> ParameterCell:
+        row = self.fields({"key": cell} if isinstance(cell, str) else cell, _CELL)
+        common: dict[str, Any] = {
+            "read": self.expression(row.get("read")),
+            "write": self.expression(row.get("write")),
+            "when": self.expression(row.get("when")),
+            "alias": bool(row.get("alias", row.get("instead"))),
+            "instead": bool(row.get("instead")),
+            "unread": bool(row.get("unread")),
+            "folded": bool(row.get("folded")),
+            "sentence": str(row.get("else", "")),
+            "words": row.get("map", {}),
+            "readers": self.word(row, "only", READERS, "both"),
+        }
+        kinds = [kind for kind in _KINDS if kind in row]
+        if len(kinds) != 1:
+            said = f"says {' and '.join(kinds)}" if kinds else "says none of them"
+            raise self.fault(f"a cell has one of the fields {', '.join(_KINDS)}; this one {said}")
+        kind = kinds[0]
+        if kind == "key":
+            key, _, type = str(row["key"]).partition(":")
+            if type and type not in KEY_TYPES:
+                raise self.fault(f"there is no type {type!r} of keys (known: {', '.join(KEY_TYPES)})")
+            return ParameterCell(kind, key, type or "u32", **common)
+        if kind == "fixed":
+            return ParameterCell(kind, expression=self.expression(row["fixed"]), **common)
+        if kind == "shape":
+            tensor, axis = row["shape"]
+            return ParameterCell(kind, tensor=tensor, axis=axis, **common)
+        return ParameterCell(kind, tensor=str(row[kind]), **common)
+
+
+# -- Sections ``[config]`` and ``[metadata]``: keys without a parameter ------------------------------------------------
+
+_SECTION = frozenset({"carried", "modifiers", "harmless"})
+
+
+#: Where a class of mlx-lm looks for RoPE.
+MLX_ROPE = ("top", "rope_parameters", "only_rope_parameters", "base", "nowhere")
+
+
+class RopeStyle(NamedTuple):
+    """How a configuration says RoPE.
+
+    Attributes:
+        by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
+        types: the only types of scaling that transformers' class takes, if it does not take all.
+        mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
+            there and nowhere else ("only_rope_parameters"), or "nowhere"; "base": for nothing but the base, in both.
+        default: the table that transformers' class takes where there is no ``rope_parameters``.
+        unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
+        alpha: a key of this name stretches the base, whatever the length of a sequence.
+        whole: mlx-lm's class turns whole heads, whatever part is said.
+        noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``).
+        part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
+        theta, share: what the classes call the base and that part at the top of the document.
+        counted: what they call the number of elements of a head that they turn, "" where none has a key for it.
+    """
+
+    by_layer: bool = False
+    types: tuple[str, ...] = ()
+    mlx_lm: str = "top"
+    default: Mapping[str, Any] = {}
+    unscaled: Mapping[str, Any] = {}
+    part: Mapping[str, float] = {}
+    theta: str = "rope_theta"
+    share: str = "partial_rotary_factor"
+    counted: str = ""
+    alpha: bool = False
+    noted: tuple[str, ...] = ()
+    whole: bool = False
+
+
+class WindowStyle(NamedTuple):
+    """Rules for sliding layers, by library; "" for no window.
+
+    Attributes:
+        family: whose class is written for a model that has a window, where it is not the family's own.
+        period: every such layer has full attention, where the document does not say which.
+    """
+
+    transformers: str = ""
+    mlx_lm: str = ""
+    family: str = ""
+    period: int = PERIOD
+
+
+#: Rules of windows: every layer slides; where a switch is on, every layer or those that are listed; those that are
+#: listed, else a period; those that are listed, else the default of ``layer_types``.
+WINDOWS = ("", "all", "switch", "switch_by_layer", "listed", "period", "by_layer")
+
+
+class Document(NamedTuple):
+    """The section ``[config]``.
+
+    Attributes:
+        keys: every key of a document.
+        written: constants of a document that is made.
+        within: what the class takes for keys that a table within another document leaves out, as released ones do.
+        closed: a key that no row has is refused, in metadata too; else a note names it.
+    """
+
+    keys: Keys
+    written: Mapping[str, Any] = {}
+    within: Mapping[str, Any] = {}
+    rope: RopeStyle = RopeStyle()
+    window: WindowStyle = WindowStyle()
+    closed: bool = False
+
+
+class KeyRows(Fields):
+    """Reads the two sections."""
+
+    def document(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Document:
+        """``[config]``."""
+        self.where = "config"
+        self.fields(row, _SECTION | {"written", "within", "rope", "window", "unknown", "seen"})
+        cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
+        readers: dict[str, set[str]] = {}
+        for cell in cells:
+            readers.setdefault(cell.head, set()).update(cell.readers)
+        own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
+        if row.get("rope", {}).get("mlx_lm") in ("base", "nowhere"):
+            own["rope_scaling"] = READERS["transformers"]
+        return Document(
+            Keys(name, self._keys(row, own, expressions=False), self._seen(row)),
+            dict(row.get("written", {})),
+            dict(row.get("within", {})),
+            self._rope(row.get("rope", {})),
+            self._window(row.get("window", {})),
+            self.word(
+                row, "unknown", {"refused": True, "noted": False}, "noted" if self.path.parent == FOLDER else "refused"
+            ),
+        )
+
+    def metadata(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Keys:
+        """``[metadata]``; a derived parameter's key must equal its value."""
+        self.where = "metadata"
+        self.fields(row, _SECTION | {"seen"})
+        read = ((p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread)
+        cells = [(p, cell) for p, cell in read if not cell.key.startswith("/")]  # others are the tokenizer's
+        found = self._keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
+        derived = {cell.key: Key(cell.key, Kind.MODIFIER, same_as=p.value) for p, cell in cells if p.value and cell.key}
+        return Keys(name, {**found, **derived}, self._seen(row))
+
+    def _seen(self, row: Mapping[str, Any]) -> dict[str, list[Any]]:
+        return {key: listed(values) for key, values in row.get("seen", {}).items()}
+
+    def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
+        found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}
+        for key, who in row.get("carried", {}).items():
+            if who not in READERS:
+                raise self.fault(f"carried.{key} is {who!r} (known: {', '.join(READERS)})")
+            also = found[key].readers if key in found else ()
+            found[key] = Key(
+                key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *READERS[who]))
+            )
+        for key, value in row.get("modifiers", {}).items():
+            self._only_once(found, key)
+            found[key] = self._modifier(key, value, expressions)
+        for key in row.get("harmless", []):
+            self._only_once(found, key)
+            found[key] = Key(key, Kind.HARMLESS)
+        return found
+
+    def _only_once(self, found: Mapping[str, Key], key: str) -> None:
+        if key in found:
+            raise self.fault(f"{key} is given two meanings")
+
+    def _modifier(self, key: str, value: Any, expressions: bool) -> Key:
+        if expressions and isinstance(value, str):
+            return Key(key, Kind.MODIFIER, same_as=self.expression(value))
+        table = value if isinstance(value, dict) else {"neutral": value}
+        self.fields(table, frozenset({"neutral", "only", "written"}))
+        readers = READERS["both"] if expressions else self.word(table, "only", READERS, "transformers")
+        neutral = tuple(listed(table.get("neutral", [])))
+        return Key(
+            key,
+            Kind.MODIFIER,
+            readers,
+            neutral if expressions else (*neutral, None),
+            written=bool(table.get("written")),
+        )
+
+    def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
+        self.where = "config.rope"
+        self.fields(row, frozenset(RopeStyle._fields))
+        place = self.word(row, "mlx_lm", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), "top")
+        part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
+        default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
+        theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
+        types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
+        counted = str(row.get("counted", ""))
+        own, whole = bool(row.get("by_layer")), bool(row.get("whole"))
+        return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted, whole)
+
+    def _window(self, row: Mapping[str, Any]) -> WindowStyle:
+        self.where = "config.window"
+        self.fields(row, frozenset({"transformers", "mlx_lm", "family", "period"}))
+        known = {word: word for word in WINDOWS}
+        one, other = (self.word(row, who, known, "") for who in ("transformers", "mlx_lm"))
+        return WindowStyle(one, other, str(row.get("family", "")), row.get("period", PERIOD))
+
+
+# -- The keys of ``rope_parameters`` and ``rope_scaling``, by ``rope_type`` --------------------------------------------
+
+Rows = tuple[Key, ...]
+
+
+def _parameters(*names: str, readers: tuple[str, ...] = BOTH) -> Rows:
+    return tuple(Key(name, Kind.PARAMETER, readers) for name in names)
+
+
+def _harmless(*names: str) -> Rows:
+    """Keys that the type's function in ``ROPE_INIT_FUNCTIONS`` does not read."""
+    return tuple(Key(name, Kind.HARMLESS) for name in names)
+
+
+def _modifier(name: str, *neutral: object) -> Rows:
+    return (Key(name, Kind.MODIFIER, (TRANSFORMERS,), (*neutral, None)),)
+
+
+def _keys(kind: str, *rows: Rows) -> Keys:
+    return Keys(kind, {key.name: key for group in rows for key in group})
+
+
+_BASE: Rows = _parameters("rope_theta", "rope_type", "type")
+
+#: No other type reads these.
+_OF_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_OF_LLAMA3 = ("high_freq_factor", "low_freq_factor")
+_OF_LONGROPE = ("long_factor", "long_mscale", "short_factor", "short_mscale")
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+#: A part of the head is rotated, ``dim = int(head_dim * partial_rotary_factor)``: the classes of llama's kind then
+#: multiply tensors of different sizes.
+_WHOLE: Rows = _modifier("partial_rotary_factor", 1, 1.0)
+
+_CONTEXT = "original_max_position_embeddings"
+
+#: ``rope_type`` -> its keys. ``partial_rotary_factor`` of an unscaled RoPE is read by phi3's class only, which has a
+#: key of its own for it.
+ROPE_KEYS: Mapping[str, Keys] = {
+    found.name: found
+    for found in (
+        _keys(
+            "default",
+            _BASE,
+            _parameters("partial_rotary_factor", readers=(TRANSFORMERS,)),
+            _harmless("factor", _CONTEXT, *_OF_YARN, *_OF_LLAMA3, *_OF_LONGROPE, *_SECTIONS),
+        ),
+        _keys(
+            "linear",
+            _BASE,
+            _parameters("factor"),
+            _WHOLE,
+            _harmless(_CONTEXT, *_OF_YARN, *_OF_LLAMA3, *_OF_LONGROPE, *_SECTIONS),
+        ),
+        _keys(
+            "dynamic",
+            _BASE,
+            _parameters("factor"),
+            _WHOLE,
+            _harmless(_CONTEXT, *_OF_YARN, *_OF_LLAMA3, *_OF_LONGROPE, *_SECTIONS),
+        ),
+        _keys(
+            "llama3",
+            _BASE,
+            _parameters("factor", _CONTEXT, *_OF_LLAMA3),
+            _WHOLE,
+            _harmless(*_OF_YARN, *_OF_LONGROPE, *_SECTIONS),
+        ),
+        _keys(
+            "yarn",
+            _BASE,
+            _parameters(
+                "factor", _CONTEXT, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "llama_4_scaling_beta"
+            ),
+            _parameters("attention_factor", readers=(TRANSFORMERS,)),
+            _modifier("truncate", True),  # find_correction_range of _compute_yarn_parameters
+            _WHOLE,
+            _harmless(*_OF_LLAMA3, *_OF_LONGROPE, *_SECTIONS),
+        ),
+        _keys(
+            "longrope",
+            _BASE,
+            _parameters(_CONTEXT, *_OF_LONGROPE),
+            _WHOLE,
+            _parameters("factor", "attention_factor", readers=(TRANSFORMERS,)),
+            _harmless(*(key for key in _OF_YARN if key != "attention_factor"), *_OF_LLAMA3, *_SECTIONS),
+        ),
+    )
+}

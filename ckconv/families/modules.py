@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.tensors import PARTS, Name, parse
-from ckconv.families.catalog import FAMILIES, checksum_of_files
-from ckconv.families.kinds import has_transposed
+from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
 from ckconv.families.names import HF, MLX, Stored, names_of
 from ckconv.families.naming_schemes import NESTED, fusion_names
-from ckconv.families.own import own_files
 from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.families.sizes import has_transposed
 
 INDEX = Path(__file__).with_suffix(".json")
 

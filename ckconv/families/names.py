@@ -14,8 +14,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS, parse
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
-from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
-from ckconv.families.tensor_rows import VALUES, Cell, TensorRow
+from ckconv.families.schema import FAMILIES_KEPT, VALUES, Cell, Family, Fusion, TensorRow
 
 #: Formats of the cells of a tensor row.
 HF, MLX, GGUF = "hf", "mlx", "gguf"

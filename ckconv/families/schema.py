@@ -1,30 +1,474 @@
 """Family file as checked data: tensors, parameters, keys, engines.
 
-The form of the file is described in docs/adding-a-family.md, that of each section in the module that reads it
-(``tensor_rows``, ``parameter_rows``, ``key_rows``, ``engine_rows``). Everything is checked once, when the file is
-read: an unknown field, axis, parameter or layer kind is an error of the file, wherever it came from.
+The form of the file is described in docs/adding-a-family.md, that of sections about keys in ``keys``. Everything is
+checked once, when the file is read: an unknown field, axis, parameter or layer kind is an error of the file, wherever
+it came from.
+
+Section ``[engines]``: how the loader of an engine treats a family.
+
+``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3``, ``bump5`` and ``bump_trained`` (what
+trains). No row: the engine is not known to compute the family, and the conversion is refused; ``absent``: the engine is
+known to have nothing for it, or, with a sentence, to compute it wrong. Rows are not inherited.
+
+Section ``[tensors]``: a row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table
+of ``name``, ``axes``, ``value``, ``packed`` and ``by``, a list of forms of which the first is written, or ``absent``;
+GGUF's may be a table of ``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether
+there is a bias, and whether it is there at all (``by``, of ``hf``: a factor, or several, that its class multiplies what
+comes out with, and that the canonical values have in them), ``layers`` which kind of layer has it, ``spare`` which may
+store it though nothing reads it there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
+from ckconv.core.layouts import ADD_ONE, NEG_EXP
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS
+from ckconv.families import axes as shapes
 from ckconv.families.axes import expanded
-from ckconv.families.engine_rows import Engine, engine
 from ckconv.families.expressions import Expression
-from ckconv.families.fields import Fields, listed, texts
-from ckconv.families.key_rows import Document, KeyRows
-from ckconv.families.keys import Keys
-from ckconv.families.merge import FORMATS, merged
-from ckconv.families.parameter_rows import Parameter, ParameterRows
-from ckconv.families.rope_keys import ROPE_KEYS
-from ckconv.families.tensor_rows import Stack, TensorRow, TensorRows
+from ckconv.families.keys import ROPE_KEYS, Document, KeyRows, Keys, Parameter, ParameterRows
+from ckconv.families.merge import FORMATS, Fields, listed, merged, texts
+
+# -- Engines with a row in family files, which load what is written ----------------------------------------------------
+
+
+class Loader(NamedTuple):
+    """An engine.
+
+    Attributes:
+        name: what people call it.
+        row: its row in a family file.
+        column: the cells of a parameter that it reads.
+        has: what it has of a family.
+    """
+
+    name: str
+    row: str
+    column: str
+    has: str = "class"
+
+    @property
+    def of_metadata(self) -> bool:
+        """Whether the engine reads typed metadata instead of a document."""
+        return self.column == "gguf"
+
+
+LLAMA_CPP = Loader("llama.cpp", "llama_cpp", "gguf", "architecture")
+MLX_LM = Loader("mlx-lm", "mlx_lm", "hf")
+TRANSFORMERS = Loader("transformers", "transformers", "hf")
+
+#: Format -> the engine that such a file was written for.
+OF_FORMAT = {"gguf": LLAMA_CPP, "mlx": MLX_LM}
+
+
+# -- Section ``[engines]``: how the loader of an engine treats a family ------------------------------------------------
+
+_HOLE = re.compile(r"\{(\w+)\}")
+
+
+class Condition(NamedTuple):
+    """Condition for an engine to compute a model right.
+
+    Attributes:
+        sentence: why it does not where it does not hold; ``{name}`` stands for a parameter's value. Empty for none.
+        of: parameters whose keys are named behind the sentence.
+        hint: what helps.
+    """
+
+    expression: Expression
+    sentence: str = ""
+    of: tuple[str, ...] = ()
+    hint: str = ""
+
+    def said(self, values: Mapping[str, Any]) -> str:
+        """The sentence about these values, empty where the file has none."""
+        return _HOLE.sub(lambda hole: _shown(values[hole[1]]), self.sentence)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+class Engine(NamedTuple):
+    """One engine's row.
+
+    Attributes:
+        absent: the engine is known to have nothing for the family.
+        why: what it does with such a model, where that is known.
+        model_type: what its documents call the family, where it is not as Hugging Face's do.
+        right_if: what must hold; otherwise the engine computes something else.
+        same_if: what must hold for the engine to compute what transformers does; where it does not, a note says
+            so, as nothing that a file could say would change it.
+        unmeasured: why nobody knows that it computes what the others do; a note says so.
+        needs: keys of the document that its class cannot do without, or takes a default of its own for.
+        reads: keys that its class reads where another library's goes by another key.
+        ignores: parameters that it does not look at, though the format has them.
+        scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
+        head_must_be_written: a tied output head is stored all the same.
+        no_head: it has no output head but the embedding.
+        optional: canonical names of tensors that it loads where they are, and does without.
+        required: those that only some models of the family have, and that it does not do without.
+        tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
+            of them have to be there, and no others may.
+        slots: of a bump engine: entries of a layer, where they are not a Llama's -> canonical names of the tensors that
+            lie in each, in order; a layer has those of its kind. Besides, the zeros behind the last norm, where it has
+            them.
+        floats: those of them that are FP32 whatever the model's type is, besides vectors.
+        interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
+        slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
+        written_as: of a bump engine: the family as which its models are written, entry for entry.
+        neighbors: of a bump engine: RoPE rotates neighbors in every format of the family, and in the engine, so that
+            rows stay as they are.
+        biased: of the engine that trains: the family whose class has every bias, for a model with one that this
+            family's has not.
+        biases: of a bump engine: the only biases that it adds, where a model of the family may have others too.
+        unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
+        unadapted: canonical modules that it computes without the adapter of them.
+        wrapped: ``model_type`` of the document around that of the family, which is its ``text_config``, where the class
+            reads no other.
+        scaled: of llama.cpp: it multiplies products of NVFP4 matrices with the scales beside them.
+        transposed: of transformers: its class declares parameters of experts ``[in, out]`` (``is_transposed``).
+        narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
+    """
+
+    name: str
+    absent: bool = False
+    why: str = ""
+    model_type: str = ""
+    right_if: tuple[Condition, ...] = ()
+    same_if: tuple[Condition, ...] = ()
+    unmeasured: str = ""
+    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    scaling: tuple[str, ...] | None = None
+    head_must_be_written: bool = False
+    no_head: bool = False
+    optional: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    interleaved: bool = False
+    slides: bool = False
+    written_as: str = ""
+    neighbors: bool = False
+    biased: str = ""
+    biases: tuple[str, ...] | None = None
+    unnamed: bool = False
+    unadapted: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
+    wrapped: str = ""
+    scaled: bool = False
+    slots: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    floats: tuple[str, ...] = ()
+    transposed: bool = False
+
+
+_KNOWN = frozenset(
+    {
+        "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
+        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "transposed", "absent", "unmeasured",
+    }
+)  # fmt: skip
+_OF_BUMP = frozenset(
+    {"tensors", "interleaved", "slides", "as", "neighbors", "biased", "biases", "unnamed", "slots", "floats"}
+)
+
+
+def engine(path: Path, name: str, row: object) -> Engine:
+    """Read one row."""
+    reader = Fields(path)
+    reader.where = f"engines.{name}"
+    if row == "absent":
+        return Engine(name, absent=True)
+    fields = reader.fields(row, _KNOWN | (_OF_BUMP if name.startswith("bump") else frozenset()))
+    if "absent" in fields:
+        return Engine(name, absent=True, why=str(fields["absent"]))
+    scaling = fields.get("scaling")
+    return Engine(
+        name,
+        False,
+        "",
+        fields.get("model_type", ""),
+        tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
+        tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
+        str(fields.get("unmeasured", "")),
+        texts(fields.get("needs")),
+        texts(fields.get("reads")),
+        texts(fields.get("ignores")),
+        None if scaling is None else texts(scaling),
+        bool(fields.get("head_must_be_written")),
+        bool(fields.get("no_head")),
+        _names(fields.get("optional")),
+        _names(fields.get("required")),
+        _names(fields.get("tensors")),
+        bool(fields.get("interleaved")),
+        bool(fields.get("slides")),
+        str(fields.get("as", "")),
+        bool(fields.get("neighbors")),
+        str(fields.get("biased", "")),
+        _names(fields["biases"]) if "biases" in fields else None,
+        bool(fields.get("unnamed")),
+        _names(fields.get("unadapted")),
+        _names(fields.get("narrow")),
+        str(fields.get("wrapped", "")),
+        bool(fields.get("scaled")),
+        tuple((slot, tuple(expanded(tensors))) for slot, tensors in fields.get("slots", {}).items()),
+        texts(fields.get("floats")),
+        bool(fields.get("transposed")),
+    )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(name for text in texts(value) for name in expanded(text))
+
+
+def condition(reader: Fields, item: object) -> Condition:
+    """A condition, of a row or by itself."""
+    row = reader.fields({"if": item} if isinstance(item, str) else item, frozenset({"if", "else", "of", "hint"}))
+    expression = reader.expression(row.get("if"))
+    if expression is None:
+        raise reader.fault("a condition without 'if'")
+    return Condition(expression, str(row.get("else", "")), texts(row.get("of")), str(row.get("hint", "")))
+
+
+# -- Section ``[tensors]`` of a family file: rows of tensors -----------------------------------------------------------
+
+#: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
+VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
+
+#: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
+_CANONICAL, _KEYED = "hf", "gguf"
+#: Formats whose cell may have factors: the first, and the one that takes its cell over without them.
+_FACTORED = (_CANONICAL, "mlx")
+
+
+class Cell(NamedTuple):
+    """How one format stores a tensor.
+
+    Attributes:
+        name: the module's name, with ``M.``, ``L.`` and ``{n}``, ``{E}``; with ``=`` in front the full name.
+        axes: the order in which the format stores the values; ``None`` for the canonical one.
+        part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
+        value: the operation on values, "" for none.
+        packed: the form is that of values in blocks, which are stored in another order and under another name.
+        by: what a stored value is multiplied with; ``None`` for 1.
+        memory: the class calls it so in memory, where its files have the first form; adapters are made there.
+    """
+
+    name: str
+    axes: shapes.Shape | None = None
+    part: int = 0
+    parts: int = 1
+    value: str = ""
+    packed: bool = False
+    by: Expression | None = None
+    memory: bool = False
+
+    @property
+    def stack(self) -> str:
+        """Axis with a stored tensor for every index, or ""."""
+        start = self.name.find("{")
+        while start >= 0:
+            letter = self.name[start + 1 : self.name.index("}", start)]
+            if letter != "n":
+                return letter
+            start = self.name.find("{", start + 1)
+        return ""
+
+
+class Dropped(NamedTuple):
+    """A stored tensor that is no part of the model.
+
+    Attributes:
+        name: its full name.
+        why: what is said of it.
+        zeros: the class has it whatever is stored, and would make it up: zeros are written.
+        copied: other classes of the family read it: it goes along where tensors keep their names.
+    """
+
+    name: str
+    why: str
+    zeros: bool = False
+    copied: bool = False
+
+
+class TensorRow(NamedTuple):
+    """One canonical tensor.
+
+    Attributes:
+        name: canonical module name; ``L.`` stands for one layer's.
+        axes: its canonical shape.
+        fused_axes: that of all tensors that share the row, which a cell with one name for all stores.
+        bias: whether there is a bias beside the weight.
+        when: the tensor is there only then.
+        layers: the kind of layer that has it, ``None`` for all.
+        spare: the kind that may store it, too, and computes without it.
+        cells: format -> its forms, the first of which is written; empty where the format has none.
+        dropped: format -> a stored tensor that is no part of the model.
+        key: the metadata key of GGUF that holds the one number of every layer, "" where it is a tensor there.
+    """
+
+    name: str
+    axes: shapes.Shape
+    fused_axes: shapes.Shape
+    bias: Expression | None
+    when: Expression | None
+    layers: Expression | None
+    spare: Expression | None
+    cells: Mapping[str, tuple[Cell, ...]]
+    dropped: Mapping[str, Dropped] = {}
+    key: str = ""
+
+    def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
+        """Whether every layer of the decoder or of a stack has the row."""
+        letter, dot, _ = self.name.partition(".")
+        return bool(dot) and (letter == "L" or letter in stacks)
+
+    @property
+    def optional(self) -> bool:
+        """Whether models of the family may lack the row."""
+        return self.when is not None or self.layers is not None
+
+    @property
+    def whole_name(self) -> bool:
+        """Whether the name is complete, without ``.weight`` or ``.bias``."""
+        return any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Stack of layers apart from the decoder's, with a letter for rows.
+
+    Attributes:
+        canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
+        count: how many layers there are.
+        prefixes: format -> what the letter stands for there.
+        numbers: a list over the layers of the number that each has in GGUF's names, where that is another.
+    """
+
+    canonical: str
+    count: Expression
+    prefixes: Mapping[str, str]
+    numbers: Expression | None = None
+
+
+class TensorRows(Fields):
+    """Reads the section."""
+
+    def __init__(self, path: Path, letters: Mapping[str, object]) -> None:
+        super().__init__(path)
+        self._letters = letters
+
+    def row(self, name: str, row: Mapping[str, Any], kinds: Mapping[str, Any]) -> TensorRow:
+        """One tensor, its fields merged."""
+        self.where = f"tensors.{name}"
+        fused = self._axes(row.get("axes"))
+        if fused is None:
+            raise self.fault('axes are missing: the shape in letters of [axes], outermost first, such as axes = "F H"')
+        axes = shapes.of_part(fused, row.get("part", 0))
+        cells: dict[str, tuple[Cell, ...]] = {}
+        dropped: dict[str, Dropped] = {}
+        for format in FORMATS:
+            cell = row.get(format, None if format != "mlx" else row.get("hf"))
+            if cell is None:
+                raise self.fault(
+                    f'{format} is missing: {format} = "NAME", or {format} = "absent" where the format has none'
+                )
+            if isinstance(cell, dict) and "dropped" in cell:
+                also = (bool(cell.get(word)) for word in ("zeros", "copied"))
+                dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
+            if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
+                cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
+            keyed = isinstance(cell, dict) and "key" in cell
+            forms = [] if cell == "absent" or format in dropped or keyed else listed(cell)
+            cells[format] = tuple(self._cell(form, axes, fused, format) for form in forms)
+        return TensorRow(
+            name,
+            axes,
+            fused,
+            self.expression(row.get("bias")),
+            self.expression(row.get("when")),
+            self._kind(row.get("layers"), kinds),
+            self._kind(row.get("spare"), kinds),
+            cells,
+            dropped,
+            self._key(row.get(_KEYED)),
+        )
+
+    def _key(self, cell: object) -> str:
+        return str(self.fields(cell, frozenset({"key"}))["key"]) if isinstance(cell, dict) and "key" in cell else ""
+
+    def _kind(self, text: object, kinds: Mapping[str, Any]) -> Expression | None:
+        found = self.expression(text)
+        for name in found.names if found else ():
+            if name not in kinds:
+                raise self.fault(f"there is no layer kind {name!r} (known: {', '.join(kinds)})")
+        return found
+
+    def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
+        known = frozenset(
+            {"name", "axes", "value", "packed", "memory", "part", "parts", *(["by"] if format in _FACTORED else [])}
+        )
+        row = self.fields({"name": form} if isinstance(form, str) else form, known)
+        value = row.get("value", "")
+        if not isinstance(row.get("name"), str):
+            raise self.fault('a cell without a name: "NAME", or { name = "NAME", ... }')
+        if value not in VALUES:
+            raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
+        if value and format == _CANONICAL:
+            raise self.fault(f"{format} holds the values themselves, without {value}")
+        stored = self._axes(row.get("axes"))
+        parts = row.get("parts", 1)
+        cell = Cell(
+            row["name"],
+            stored or (fused if parts > 1 else None),
+            row.get("part", 0),
+            parts,
+            value,
+            row.get("packed", False),
+            self.expression(row.get("by")) if format == _CANONICAL else None,
+            row.get("memory", False),
+        )
+        self._check_cell(cell, axes, format)
+        return cell
+
+    def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
+        """Check that a cell's axes are the row's, without a stacked axis."""
+        canonical = axes[1:] if cell.stack else axes
+        if cell.stack and (axes[:1] != ((cell.stack,),) or format == _KEYED):
+            raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_KEYED}")
+        if cell.axes is None:
+            return
+        part = cell.part if shapes.segment_count(cell.axes) > 1 else 0
+        try:
+            shapes.move(cell.axes, canonical, part, lambda letter: 1)
+        except shapes.AxesError as error:
+            raise self.fault(f"{cell.name}: {error}") from None
+
+    def _axes(self, text: object) -> shapes.Shape | None:
+        if text is None:
+            return None
+        try:
+            shape = shapes.parse(str(text))
+        except shapes.AxesError as error:
+            raise self.fault(str(error)) from None
+        for letter in shapes.letters(shape):
+            if not letter.isdigit() and letter.removeprefix("_") not in self._letters:
+                known = ", ".join(sorted(one for one in self._letters if len(one) == 1))
+                raise self.fault(f"there is no axis {letter!r} (known: {known}; a new one is a row of [axes])")
+        return shape
+
+
+# -- Family file as checked data: tensors, parameters, keys, engines ---------------------------------------------------
 
 #: Format of parameters -> the section that says of which models it is.
 _SECTIONS = {"hf": "huggingface", "gguf": "gguf"}

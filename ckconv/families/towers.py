@@ -17,11 +17,9 @@ from ckconv.core.tensors import Tower
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalize
 from ckconv.families.expressions import Expression, ExpressionError
-from ckconv.families.fields import has_section
-from ckconv.families.keys import TRANSFORMERS
-from ckconv.families.merge import FOLDER
+from ckconv.families.keys import TRANSFORMERS, Parameter
+from ckconv.families.merge import FOLDER, has_section
 from ckconv.families.names import names_of
-from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import Family, load
 

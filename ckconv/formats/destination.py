@@ -318,7 +318,7 @@ def _name(source: Path) -> str:
 
     A directory as it is (of a download cache, the repository), a file without suffix.
     """
-    from ckconv.families.gguf_metadata import directory_name
+    from ckconv.families.parameters import directory_name
     from ckconv.formats.gguf.values import parse_shard_name
     from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 

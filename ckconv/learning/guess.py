@@ -7,7 +7,7 @@ from typing import Any
 
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import Expression
-from ckconv.families.parameter_rows import Parameter, ParameterCell
+from ckconv.families.keys import Parameter, ParameterCell
 from ckconv.families.schema import Family
 from ckconv.learning.pair import Pair
 

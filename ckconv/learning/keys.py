@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes
-from ckconv.families.keys import ANY, NONE, Kind
-from ckconv.families.parameter_rows import Parameter, ParameterCell
+from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
 from ckconv.families.schema import Family
 from ckconv.learning.guess import FAILS, Guess
 from ckconv.learning.pair import Pair

@@ -11,12 +11,9 @@ from typing import Any
 
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, UnsupportedError, counted
-from ckconv.families.catalog import FAMILIES, families_of_gguf
-from ckconv.families.document import text
-from ckconv.families.fields import listed
+from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY
-from ckconv.families.merge import FOLDER, merged, read_file
-from ckconv.families.own import both_hold
+from ckconv.families.merge import FOLDER, listed, merged, read_file, text
 from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files

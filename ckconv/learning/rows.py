@@ -9,8 +9,7 @@ from typing import Any
 
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
-from ckconv.families.schema import Family
-from ckconv.families.tensor_rows import Cell, TensorRow
+from ckconv.families.schema import Cell, Family, TensorRow
 from ckconv.learning.guess import FAILS, Guess
 from ckconv.learning.pair import NO_LAYER, Pair
 from ckconv.learning.trace import Form, Hit, Name, Traced, gguf_name, name_in, plainness, rows_of, written

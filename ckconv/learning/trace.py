@@ -16,8 +16,7 @@ import numpy as np
 from ckconv.core.tensors import StoredTensor
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError, Shape
-from ckconv.families.schema import Family
-from ckconv.families.tensor_rows import Cell
+from ckconv.families.schema import Cell, Family
 from ckconv.learning.guess import Guess
 from ckconv.learning.pair import FLOATS, NEAR, NO_LAYER, Numbers, Pair, stored_as
 

@@ -20,16 +20,12 @@ from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex,
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import FAMILIES, families_of_gguf
 from ckconv.families.elsewhere import classes_of, drafts_for, known_by
-from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
-from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS
-from ckconv.families.loaders import OF_FORMAT, Loader
+from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
-from ckconv.families.parameter_rows import Parameter
-from ckconv.families.parameters import differ, scope_of
-from ckconv.families.schema import DRAFTS, MTP, Family
+from ckconv.families.parameters import differ, own_document, scope_of
+from ckconv.families.schema import DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.words import document_words, said, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -83,7 +79,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
-    from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
+    from ckconv.families.elsewhere import diffuses, has_names_of_diffusers, is_of_diffusion
 
     if index.misfit is not None:
         raise index.misfit

@@ -17,7 +17,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PREFIX, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture
-from ckconv.families.huggingface_defaults import UNREAD, default_of, is_recorded
+from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted

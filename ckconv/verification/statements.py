@@ -23,7 +23,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.huggingface_defaults import UNKNOWN, UNREAD, default_of
+from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.io.files import open_source
 from ckconv.options import Options
 from ckconv.verification.content import Fact, of_files, parameter_differences

@@ -33,10 +33,10 @@ from ckconv.core.tensors import (
     quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
+from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import MTP
-from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, head_is_embedding, paired_runs, runs

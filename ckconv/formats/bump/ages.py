@@ -12,8 +12,7 @@ from ckconv.core.tensors import parse
 from ckconv.errors import InputError, counted
 from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
-from ckconv.families.engine_rows import Condition
-from ckconv.families.schema import Family
+from ckconv.families.schema import Condition, Family
 from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
 from ckconv.options import Options
 from ckconv.plan.steps import Reason

@@ -13,7 +13,7 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import families_of_gguf
-from ckconv.families.presence import used
+from ckconv.families.sizes import used
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
 from ckconv.formats.bump.read import row_family

@@ -9,9 +9,8 @@ from ckconv.families.catalog import families_of_gguf
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import canonical_pattern
 from ckconv.families.parameters import ParameterError, Values
-from ckconv.families.schema import Family
+from ckconv.families.schema import Family, TensorRow
 from ckconv.families.sizes import Scope, layers_with
-from ckconv.families.tensor_rows import TensorRow
 from ckconv.formats.bump.slots import TEMPLATED, SlotTable, own_slots, table_entries, with_optional
 
 

@@ -13,7 +13,6 @@ from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, names_of
 from ckconv.families.naming_schemes import beside_text, part_hint
-from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.slots import (
     TABLE_LENGTH,
@@ -25,6 +24,7 @@ from ckconv.formats.bump.slots import (
     place,
     slots_of,
     table_entries,
+    unusual,
 )
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons

@@ -16,7 +16,7 @@ from typing import Any
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalog import families_of_engine, family_of_model_type
-from ckconv.families.presence import used
+from ckconv.families.sizes import used
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import SLOTS_TRAINED, TRAINED, Slot, align, with_optional
 from ckconv.formats.bump.trained import ALIGNMENT, CHECKPOINT, CONFIG_KEYS, EPSILON, PROVENANCE, WRAPPERS

@@ -12,7 +12,7 @@ from ckconv.core.tensors import TensorIndex, is_bias, parse, with_layer
 from ckconv.families.ages import Age
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
-from ckconv.families.presence import added, used
+from ckconv.families.sizes import added, used
 from ckconv.formats.bump import ages
 from ckconv.formats.bump.ages import (
     LOADED_BY_V3,

@@ -21,8 +21,8 @@ from ckconv.families.catalog import (
     told_by_architecture,
     written_as,
 )
-from ckconv.families.presence import used
 from ckconv.families.schema import Family
+from ckconv.families.sizes import used
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, ROPE_WORDS, right_of_bump3, still_right, template_interleaves
 from ckconv.formats.bump.header import (
     MANIFEST_NAME,

@@ -24,8 +24,7 @@ from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quo
 from ckconv.families.catalog import FAMILIES, family_of_model_type, family_without_name
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import Family
-from ckconv.families.sliding import periodic
-from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, GENERATED, TYPE_WORDS
+from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, GENERATED, TYPE_WORDS, periodic
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object, shown
 from ckconv.publish.files import SideFile, holds, there

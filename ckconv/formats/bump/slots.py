@@ -1,4 +1,4 @@
-"""Tensors of a bump file in order: one table of slots a layout.
+"""Tensors of a bump file in order: one table of slots a layout, and places.
 
 And where each slot lies.
 """
@@ -14,20 +14,48 @@ from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import matrix_of, with_layer
-from ckconv.families.kinds import canonical_shape
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
 from ckconv.families.names import shift_of
+from ckconv.families.parameters import scope_of
 from ckconv.families.schema import Family
-from ckconv.families.sliding import (
-    FULL,
-    LOCAL_ROPE_THETA,
-    PERIOD,
-    SLIDING,
-    layers_of,
-    local_theta_of,
-    period_of,
-    periodic,
-)
+from ckconv.families.sizes import canonical_shape
 from ckconv.plan.steps import Reason
+
+# -- Layers with a window and a RoPE base, as engines expect them ------------------------------------------------------
+
+#: The RoPE base of the sliding layers, where nothing else is said (``Gemma3TextConfig`` of transformers 5).
+LOCAL_ROPE_THETA = 10_000.0
+
+
+def periodic(layers: int, period: int) -> tuple[str, ...]:
+    """Every ``period``-th layer has full attention; 1: all, 0: none."""
+    return tuple(slides(layers, period))
+
+
+def layers_of(config: ModelConfig) -> tuple[str, ...]:
+    """Which layers slide; the usual ones where the source does not say."""
+    return config.layer_types or periodic(config.num_layers, PERIOD if config.sliding_window else 1)
+
+
+def local_theta_of(config: ModelConfig) -> float:
+    """The RoPE base of the sliding layers."""
+    return config.local_rope_theta or LOCAL_ROPE_THETA
+
+
+def unusual(config: ModelConfig) -> Iterator[str]:
+    """Causality, caps and scales of attention that engines assume."""
+    family = FAMILIES[config.family]
+    scope = scope_of(family, config)
+    if "causal" in family.parameters and not scope["causal"]:
+        yield "is_causal = False"
+    if "final_cap" in family.parameters and scope["final_cap"]:
+        yield f"final_logit_softcapping = {scope['final_cap']:g}"
+    if "query_scalar" in family.parameters and scope["query_scalar"] != config.head_dim:
+        yield f"query_pre_attn_scalar = {scope['query_scalar']:g} beside head_dim = {config.head_dim}"
+
+
+# -- Tensors of a bump file in order: one table of slots a layout ------------------------------------------------------
 
 # The bump files of C-Kernel-Engine, byte by byte: what stands around the slots, shared by reader and writer.
 #

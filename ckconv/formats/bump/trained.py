@@ -22,8 +22,8 @@ from ckconv.core.dtypes import F32
 from ckconv.core.tensors import Dropped, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
-from ckconv.families.presence import always, switches, used
 from ckconv.families.schema import Family
+from ckconv.families.sizes import always, switches, used
 from ckconv.formats.bump.ages import ROPE_WORDS, template_interleaves
 from ckconv.formats.bump.header import (
     CODE,

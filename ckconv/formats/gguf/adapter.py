@@ -34,10 +34,9 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.kinds import is_regrouped
-from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
-from ckconv.families.schema import Family
+from ckconv.families.schema import LLAMA_CPP, Family
+from ckconv.families.sizes import is_regrouped
 from ckconv.formats.gguf.keys import container, copied, edited
 from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.gguf.values import (

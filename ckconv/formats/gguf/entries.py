@@ -42,17 +42,13 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
-from ckconv.families.canonical import Item, plain_item
+from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, rows_of_head
-from ckconv.families.kinds import layout_in
-from ckconv.families.loaders import LLAMA_CPP
+from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.names import canonical_pattern, names_of, shift_of
 from ckconv.families.naming_schemes import beside_text
-from ckconv.families.presence import conditional, everywhere, loaded, narrow, required
-from ckconv.families.rope_keys import ROPE_KEYS
-from ckconv.families.schema import Family
-from ckconv.families.sizes import Sizes
-from ckconv.families.tied_head import as_head
+from ckconv.families.schema import LLAMA_CPP, Family
+from ckconv.families.sizes import Sizes, conditional, everywhere, layout_in, loaded, narrow, required
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files

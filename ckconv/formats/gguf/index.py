@@ -30,7 +30,7 @@ from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on
 from ckconv.families.catalog import family_of_gguf
-from ckconv.families.functions import SLIDING
+from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text

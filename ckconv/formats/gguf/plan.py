@@ -30,10 +30,12 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
-from ckconv.families.diffusion import Diffusion, diffusion_of
+from ckconv.families.elsewhere import Diffusion, diffusion_of
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.gguf_metadata import (
+from ckconv.families.names import interleaves, names_of
+from ckconv.families.parameters import (
     FILE_TYPES,
+    Written,
     directory_name,
     display_name,
     general_keys,
@@ -43,13 +45,10 @@ from ckconv.families.gguf_metadata import (
     number_tensors,
     size_label,
     type_keys,
+    write,
 )
-from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.names import interleaves, names_of
-from ckconv.families.parameters import Written, write
-from ckconv.families.presence import expected, narrow
-from ckconv.families.schema import Family
-from ckconv.families.sizes import Scope
+from ckconv.families.schema import LLAMA_CPP, Family
+from ckconv.families.sizes import Scope, expected, narrow
 from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
 from ckconv.formats.gguf.entries import (
     ABORTS,

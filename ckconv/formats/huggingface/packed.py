@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Dropped, Packed, StoredTensor, Tensor, matrix_of
 from ckconv.errors import Faults, InputError, OutputError, counted, quoted
 from ckconv.families.canonical import Item, plain_item
-from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
@@ -22,6 +22,48 @@ from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS
 from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
 from ckconv.quant.triples import triple_type
+
+# -- Tensors of foreign quantizers in a checkpoint, recognized by name -------------------------------------------------
+
+#: Endings of tensors that other quantizers write -> what they are called.
+FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
+    (".qzeros", "GPTQ or AWQ"),
+    (".g_idx", "GPTQ"),
+    (".qweight", "GPTQ or AWQ"),
+    (".q_weight", "EXL2"),
+    (".trellis", "EXL3"),
+    (".absmax", "bitsandbytes"),
+    (".quant_map", "bitsandbytes"),
+    (".nested_absmax", "bitsandbytes"),
+    (".SCB", "bitsandbytes"),
+    (".weight_scale_inv", "block-scaled FP8"),
+    (".weight_scale", "FP8 or compressed-tensors"),
+    (".input_scale", "FP8"),
+    (".weight_packed", "compressed-tensors"),
+    ("._scale", "a scaled format"),
+    ("._data", "a quanto format"),
+)
+
+
+def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
+    """Name of the foreign quantizer of these tensors; empty for none.
+
+    It calls itself ``quant_method``, which counts beside names that are known or numbers that are no floats: with that
+    word alone the loader quantizes, and the checkpoint holds plain matrices. Names alone only suggest who it was.
+    """
+    method = settings.get("quant_method")
+    method = method if isinstance(method, str) else ""
+    found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
+    what, count = next(iter(found.most_common(1)), ("", 0))
+    if method and method.lower() not in what.lower():
+        count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
+        what = "quantized numbers"
+    if not count:
+        return ""
+    return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")
+
+
+# -- Matrices packed by another quantizer: arrays and declarations -----------------------------------------------------
 
 # What the configuration declares of a quantization, wherever it says it, and of which modules.
 

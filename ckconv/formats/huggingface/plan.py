@@ -15,12 +15,11 @@ from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import GATE_UP, PARTS, PREFIX, QKV, Tensor, TensorIndex, parse, parted
 from ckconv.errors import counted
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of
 from ckconv.families.naming_schemes import NESTED
 from ckconv.families.parameters import differ, nested, write
-from ckconv.families.presence import expected
-from ckconv.families.schema import Family
+from ckconv.families.schema import TRANSFORMERS, Family
+from ckconv.families.sizes import expected
 from ckconv.families.speech import is_usual, speech, speech_settings, speech_tensors
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family, tower_within
 from ckconv.formats.safetensors.arrays import (

@@ -15,10 +15,8 @@ from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import InputError, UsageError
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.engine_rows import Engine
-from ckconv.families.loaders import MLX_LM
-from ckconv.families.rope_keys import ROPE_KEYS
-from ckconv.families.schema import Family
+from ckconv.families.keys import ROPE_KEYS
+from ckconv.families.schema import MLX_LM, Engine, Family
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.plan.planner import ORIGINAL, engine_of

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
-from ckconv.families.kinds import factor_of, layout_in
 from ckconv.families.names import Stored, numbered_apart
 from ckconv.families.naming_schemes import fusion_names, scheme_names
-from ckconv.families.schema import Family
-from ckconv.families.sizes import Sizes
-from ckconv.families.tensor_rows import VALUES
+from ckconv.families.schema import VALUES, Family
+from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple

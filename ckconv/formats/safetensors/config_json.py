@@ -17,17 +17,13 @@ from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, u
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.gguf_metadata import own_document
-from ckconv.families.huggingface_classes import fit, is_on
+from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, text_config
-from ckconv.families.huggingface_types import is_padding, unaccepted
-from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell
 from ckconv.families.keys import MLX_LM as MLX_LM_READER
-from ckconv.families.loaders import MLX_LM
 from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.families.parameter_rows import ParameterCell
-from ckconv.families.parameters import nested, scope_of, write
-from ckconv.families.schema import Family
+from ckconv.families.parameters import nested, own_document, scope_of, write
+from ckconv.families.schema import MLX_LM, Family
 from ckconv.families.words import family_of, said, without_noted
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options

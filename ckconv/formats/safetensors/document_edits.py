@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
 from ckconv.errors import InputError, UsageError, quoted
+from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.families.huggingface_types import Accepts, accepted_by, accepts
 from ckconv.families.keys import CONSUMERS
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
