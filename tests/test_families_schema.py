@@ -282,7 +282,7 @@ def test_a_bump_file_that_names_no_family_is_taken_for_the_one_with_its_norms(pr
 
 def words_of_files() -> set[str]:
     """Every section and field that a family file may have: those whose form is checked, and those of its rows."""
-    forms = (FOLDER / "form.py").read_text().partition("\n_CELL_FIELDS")[2].partition("def misformed")[0]
+    forms = (FOLDER / "merge.py").read_text().partition("\n_CELL_FIELDS")[2].partition("def misformed")[0]
     rows = ROW_FIELDS | {*RopeStyle._fields, *WindowStyle._fields} | schema._KNOWN | schema._OF_BUMP
     return SECTIONS | rows | set(re.findall(r'"([a-z_]+)"', forms))
 
