@@ -1,4 +1,4 @@
-"""Sections ``[parameters]``, ``[config]`` and ``[metadata]``: the role of each key.
+"""Keys of a family file: parameters, and the role of every other key.
 
 A key is a parameter, harmless, or a modifier with its neutral values; one that is none of these nobody is known to
 read: a report names it.

@@ -1,4 +1,4 @@
-"""Family files as TOML tables: form, merge with the files they extend, text."""
+"""Family files as TOML tables: form, files that they extend, text."""
 
 from __future__ import annotations
 

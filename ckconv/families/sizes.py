@@ -1,4 +1,4 @@
-"""Sizes of a model by its family: axes, presence of tensors, places of rows."""
+"""Sizes of a model: axes, presence of tensors, places of rows."""
 
 from __future__ import annotations
 

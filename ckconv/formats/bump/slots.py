@@ -1,4 +1,4 @@
-"""Tensors of a bump file in order: one table of slots a layout, and places.
+"""Tensors of a bump file in order: a table of slots a layout, and places.
 
 And where each slot lies.
 """
