@@ -178,6 +178,21 @@ def llama_cpp() -> Iterator[consumers.Consumer]:
         yield program
 
 
+@pytest.fixture(scope="session")
+def llama_quantize() -> Iterator[Callable[..., Path]]:
+    """``llama_quantize(source, target, file type, *more)`` -> target: one process for all tests."""
+    if not consumers.LIBRARY:
+        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+    with consumers.llama_quantize() as program:
+
+        def quantize(source: Path, target: Path, file_type: int, *more: str) -> Path:
+            said = program.ask({"arguments": [str(source), str(target), str(file_type), *more]})
+            assert not said
+            return target
+
+        yield quantize
+
+
 @pytest.fixture(scope="module")
 def mlx_lm() -> Iterator[consumers.Consumer]:
     pytest.importorskip("mlx_lm")

@@ -52,17 +52,25 @@ class Request:
 
 
 def serve(answer: Callable[[Request], np.ndarray]) -> None:
-    """Answer the requests of standard input; whatever a library prints goes to standard error."""
+    """Answer requests for logits."""
+
+    def save(asked: dict[str, Any]) -> None:
+        request = Request(**{**asked, "prompt": tuple(asked["prompt"])})
+        np.save(request.rows, answer(request))
+
+    obey(save)
+
+
+def obey(act: Callable[[dict[str, Any]], None]) -> None:
+    """Do what the lines of standard input ask; whatever a library prints goes to standard error."""
     import resource  # of POSIX, as the programs are
 
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         for line in sys.stdin:
-            asked = json.loads(line)
-            request = Request(**{**asked, "prompt": tuple(asked["prompt"])})
             try:
-                np.save(request.rows, answer(request))
+                act(json.loads(line))
                 said = ""
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"[:600]
@@ -134,6 +142,10 @@ class Consumer:
 
 def llama_cpp() -> Consumer:
     return Consumer("llama_cpp_logits.py", LIBRARY)
+
+
+def llama_quantize() -> Consumer:
+    return Consumer("llama_cpp_quantize.py", LIBRARY)
 
 
 def transformers() -> Consumer:

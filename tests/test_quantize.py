@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import os
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
-import llama_cpp_quantize
 import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES, Result
-from consumers import LIBRARY
 
 import ckconv
 from ckconv import Options
-from ckconv.errors import UnsupportedError, UsageError
+from ckconv.errors import InputError, UnsupportedError, UsageError
+from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import ggml_python, quantize
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
@@ -42,7 +42,8 @@ WEIGHED = {
     "iq2_xxs": 19, "iq2_xs": 20, "q2_k_s": 21, "iq3_xs": 22, "iq3_xxs": 23, "iq1_s": 24, "iq2_s": 28, "iq2_m": 29,
 }  # fmt: skip
 
-llama_cpp = pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+#: Asked of llama.cpp: ``llama_quantize`` of conftest.
+Quantizer = Callable[..., Path]
 
 
 def checkpoint(root: Path, decoder: Decoder, model_type: str = "llama", **config: Any) -> Path:
@@ -66,19 +67,34 @@ def keys(path: Path) -> list[int]:
     return [int(fields[f"general.{key}"].contents()) for key in ("file_type", "quantization_version")]
 
 
-def by_llama_quantize(source: Path, target: Path, file_type: int, *more: str) -> Path:
-    program = [sys.executable, llama_cpp_quantize.__file__, LIBRARY, str(source), str(target), str(file_type), *more]
-    subprocess.run(program, check=True, capture_output=True)
-    return target
+class Sources:
+    """Checkpoints, and the GGUFs of their floats: each is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, tuple[Path, Path]] = {}
+
+    def of(self, decoder: Decoder, model_type: str = "llama", **config: Any) -> tuple[Path, Path]:
+        found = self._made.get(asked := repr((decoder, model_type, config)))
+        if not found:
+            place = self._folder / str(len(self._made))
+            found = self._made[asked] = checkpoint(place / "hf", decoder, model_type, **config), place / "plain.gguf"
+            ckconv.convert(*found, options=Options())
+        return found
 
 
-@llama_cpp
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    return Sources(tmp_path_factory.mktemp("sources"))
+
+
 @pytest.mark.parametrize("word", WORDS)
-def test_every_block_and_key_is_llama_quantizes(word: str, tmp_path: Path) -> None:
+def test_every_block_and_key_is_llama_quantizes(
+    word: str, sources: Sources, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
     file_type, mixes = WORDS[word]
-    source = checkpoint(tmp_path / "hf", WIDE)
-    ckconv.convert(source, tmp_path / "plain.gguf")
-    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", file_type, *([] if mixes else ["pure"]))
+    source, plain = sources.of(WIDE)
+    theirs = llama_quantize(plain, tmp_path / "q.gguf", file_type, *([] if mixes else ["pure"]))
 
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word))
 
@@ -96,37 +112,38 @@ DEEP: dict[str, tuple[Decoder, str, dict[str, Any]]] = {
 }
 
 
-@llama_cpp
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("word", [word for word, (_, mixes) in WORDS.items() if mixes])
-def test_the_types_of_every_layer_are_llama_quantizes(model: str, word: str, tmp_path: Path) -> None:
+def test_the_types_of_every_layer_are_llama_quantizes(
+    model: str, word: str, sources: Sources, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
     decoder, model_type, config = DEEP[model]
-    source = checkpoint(tmp_path / "hf", decoder, model_type, **config)
-    ckconv.convert(source, tmp_path / "plain.gguf", verify=False)
-    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+    source, plain = sources.of(decoder, model_type, **config)
+    theirs = llama_quantize(plain, tmp_path / "q.gguf", WORDS[word][0])
 
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word), verify=False)
 
     assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
 
 
-@llama_cpp
 @pytest.mark.parametrize("word", ["q3_k_m", "q4_k_m"])
-def test_v_of_a_model_of_80_layers_has_more_bits(word: str, tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "hf", Decoder(layers=80, hidden=32, head_dim=8, ffn=32, vocab=8))
-    ckconv.convert(source, tmp_path / "plain.gguf", verify=False)
-    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+def test_v_of_a_model_of_80_layers_has_more_bits(
+    word: str, sources: Sources, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
+    source, plain = sources.of(Decoder(layers=80, hidden=32, head_dim=8, ffn=32, vocab=8))
+    theirs = llama_quantize(plain, tmp_path / "q.gguf", WORDS[word][0])
 
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word), verify=False)
 
     assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
 
 
-@llama_cpp
 @pytest.mark.parametrize("name", ["gpt2-hub-f32", "phi3-bf16", "qwen3-tied-bf16", "gemma3-text-bf16"])
-def test_fused_transposed_and_tied_matrices_are_as_llama_quantize_has_them(name: str, tmp_path: Path) -> None:
+def test_fused_transposed_and_tied_matrices_are_as_llama_quantize_has_them(
+    name: str, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
     ckconv.convert(FIXTURES / "hf" / name, tmp_path / "plain.gguf")
-    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", 15)
+    theirs = llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", 15)
 
     ckconv.convert(FIXTURES / "hf" / name, tmp_path / "ours.gguf", options=Options(quantize="Q4_K_M"))
 
@@ -147,14 +164,12 @@ def test_q4_k_m_gives_half_of_the_layers_more_bits(tmp_path: Path) -> None:
     assert (found["output.weight"][0], found["token_embd.weight"][0]) == ("Q8_0", "Q5_0")
 
 
-@llama_cpp
 @pytest.mark.parametrize("word", ["q4_k_m", "q8_0"])
 def test_a_bump_holds_the_entries_of_the_one_made_from_llama_quantizes_gguf(
-    word: str, tmp_path: Path, ckconv: Callable[..., Result]
+    word: str, sources: Sources, llama_quantize: Quantizer, tmp_path: Path, ckconv: Callable[..., Result]
 ) -> None:
-    source = checkpoint(tmp_path / "hf", WIDE)
-    ckconv("convert", source, tmp_path / "plain.gguf")
-    quantized = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+    source, plain = sources.of(WIDE)
+    quantized = llama_quantize(plain, tmp_path / "q.gguf", WORDS[word][0])
     ckconv("convert", quantized, f"{tmp_path}/theirs/", "--to", "bump")
 
     made = ckconv("convert", source, f"{tmp_path}/ours/", "--to", "bump", "--quantize", word)
@@ -427,3 +442,215 @@ def test_a_bump_file_of_decoded_groups_is_as_in_two_steps(tmp_path: Path) -> Non
     assert ckconv.diff(tmp_path / "m.bump", tmp_path / "two.bump", weights=True).same
     back = tmp_path / "again" / "model.safetensors"
     assert back.read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+# -- Importance matrices of llama-imatrix, in both of its forms: they count as with llama-quantize --------------------
+
+EXPERTS = Decoder(layers=1, hidden=256, head_dim=64, ffn=256, vocab=32, experts=4, expert_ffn=256)
+
+Sums = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+def sums_of(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Sums ``[experts, columns]`` and counts for every matrix of a GGUF, from a seed; one expert was never asked."""
+    pytest.importorskip("libgguf")
+    rng, found = np.random.default_rng(5), {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        shape = [int(n) for n in tensor.shape]
+        if len(shape) > 1:
+            experts = shape[2] if len(shape) == 3 else 1
+            counts = np.arange(experts, dtype=np.float32) * 3 if experts > 1 else np.array([7], np.float32)
+            found[tensor.name] = (rng.random((experts, shape[0])).astype(np.float32) * counts[:, None] * 40, counts)
+    return found
+
+
+def means(sums: Sums) -> dict[str, np.ndarray]:
+    return {
+        name: np.concatenate([row / n if n else np.ones_like(row) for row, n in zip(each, counts, strict=True)])
+        for name, (each, counts) in sums.items()
+    }
+
+
+def save_imatrix(path: Path, sums: Sums) -> Path:
+    writer = gguf.GGUFWriter(path, "")
+    writer.add_string("general.type", "imatrix")
+    writer.add_array("imatrix.datasets", ["some.txt"])
+    writer.add_uint32("imatrix.chunk_count", 3)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for name, (each, counts) in sums.items():
+        writer.add_tensor(f"{name}.in_sum2", each)
+        writer.add_tensor(f"{name}.counts", counts.reshape(-1, 1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def save_dat(path: Path, numbers: Mapping[str, np.ndarray], calls: int) -> Path:
+    data = struct.pack("<i", len(numbers))
+    for name, values in numbers.items():
+        data += struct.pack(f"<i{len(name)}sii", len(name), name.encode(), calls, values.size)
+        data += (values * np.float32(calls)).astype(np.float32).tobytes()
+    path.write_bytes(data + struct.pack("<ii4s", 3, 4, b"some"))
+    return path
+
+
+@pytest.mark.parametrize("decoder", [WIDE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("word", ["q4_k_m", "q4_0", "q5_0", "iq4_xs"])
+def test_every_block_is_llama_quantizes_with_the_same_importance(
+    word: str, decoder: Decoder, sources: Sources, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
+    source, plain = sources.of(decoder, "mixtral" if decoder.experts else "llama")
+    sums = sums_of(plain)
+    np.savez(tmp_path / "i.npz", **means(sums))
+    theirs = llama_quantize(plain, tmp_path / "q.gguf", WORDS[word][0], str(tmp_path / "i.npz"))
+    imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums)
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word, imatrix=imatrix))
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+
+
+def test_the_older_form_says_the_same(tmp_path: Path) -> None:
+    values = {"blk.0.attn_q.weight": np.arange(1, 65, dtype=np.float32) / 8}
+
+    found = read_imatrix(save_dat(tmp_path / "imatrix.dat", values, 4))
+
+    assert list(found.matrices) == list(values)
+    assert np.array_equal(found.matrices["blk.0.attn_q.weight"], values["blk.0.attn_q.weight"])
+    assert (found.dataset, found.chunks) == ("some", 3)
+    (tmp_path / "imatrix.dat").write_bytes((tmp_path / "imatrix.dat").read_bytes()[:-12])
+    assert read_imatrix(tmp_path / "imatrix.dat")[1:] == ("", 0)
+
+
+def test_a_gguf_says_what_its_blocks_were_weighed_by(sources: Sources, tmp_path: Path) -> None:
+    """Keys and their types of ``tools/quantize/quantize.cpp``; of the file its name, which is no place on a disk."""
+    source, plain = sources.of(WIDE)
+    sums = sums_of(plain)
+    weighed = Options(quantize="q4_0", imatrix=save_imatrix(tmp_path / "imatrix.gguf", sums))
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=weighed)
+    ckconv.convert(plain, tmp_path / "again.gguf", options=weighed)
+
+    for name in ("m", "again"):
+        fields = gguf.GGUFReader(tmp_path / f"{name}.gguf").fields
+        assert {key: (field.types[0].name, field.contents()) for key, field in fields.items() if "imatrix" in key} == {
+            "quantize.imatrix.file": ("STRING", "imatrix.gguf"),
+            "quantize.imatrix.dataset": ("STRING", "some.txt"),
+            "quantize.imatrix.entries_count": ("UINT32", len(sums)),
+            "quantize.imatrix.chunks_count": ("UINT32", 3),
+        }
+
+
+def test_verification_and_records_need_the_same_file(
+    sources: Sources, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    (source, plain), out = sources.of(WIDE), tmp_path / "m.gguf"
+    imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums_of(plain))
+    made = ckconv("convert", source, out, "--quantize", "q4_k", "--imatrix", imatrix, "--record")
+
+    without, with_it = ckconv("verify", out, source), ckconv("verify", out, source, "--imatrix", imatrix)
+
+    assert (made.code, without.code, with_it.code) == (0, 2, 0), with_it.err
+    assert "--imatrix imatrix.gguf was given: name it again" in without.err
+
+
+def test_a_bump_holds_the_blocks_of_the_gguf(sources: Sources, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source, plain = sources.of(WIDE)
+    asked = ["--quantize", "q4_k_m", "--imatrix", save_imatrix(tmp_path / "i.gguf", sums_of(plain))]
+    ckconv("convert", source, tmp_path / "m.gguf", *asked)
+
+    made = ckconv("convert", source, f"{tmp_path}/b/", "--to", "bump", *asked)
+    compared = ckconv("diff", tmp_path / "m.gguf", f"{tmp_path}/b/weights.bump", "--weights")
+
+    assert (made.code, compared.code) == (0, 0), made.err
+
+
+@pytest.mark.parametrize("data", [b"", b"\1\0\0\0", b"GGUF", struct.pack("<i", 9) + b"\xff" * 40])
+def test_what_is_no_importance_matrix_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "i.dat").write_bytes(data)
+
+    with pytest.raises(InputError) as caught:
+        read_imatrix(tmp_path / "i.dat")
+
+    assert caught.value.code == "quantize.imatrix"
+
+
+@pytest.mark.needs("posix")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "i.dat")
+
+    with pytest.raises(InputError) as caught:
+        read_imatrix(tmp_path / "i.dat")
+
+    assert caught.value.code == "input.special"
+
+
+@pytest.mark.parametrize("field", ["entries", "name", "numbers"])
+def test_a_field_that_announces_more_than_is_there_reads_nothing(field: str, tmp_path: Path) -> None:
+    """The file is of four gigabytes, all of them zeros but for the field."""
+    fields = {"entries": [1, 1 << 20], "name": [1, -1], "numbers": [1, 0, 1, (1 << 30) - 1]}[field]
+    with (tmp_path / "i.dat").open("wb") as file:
+        file.write(struct.pack(f"<{len(fields)}i", *fields))
+        file.truncate(4 << 30)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as caught:
+            read_imatrix(tmp_path / "i.dat")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+    assert caught.value.code == "quantize.imatrix"
+
+
+def test_one_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", WIDE)
+    imatrix = save_dat(tmp_path / "i.dat", {"blk.0.attn_q.weight": np.ones(64, np.float32)}, 1)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_0", imatrix=imatrix))
+    with pytest.raises(UsageError, match="--imatrix is for --quantize"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(imatrix=imatrix))
+
+    said = " ".join([caught.value.message, *caught.value.details])
+    assert "has 64 numbers for blk.0.attn_q.weight, which takes 256" in said
+
+
+#: Rows of whole blocks, a layer of every kind that a recipe tells apart.
+LAYERS: dict[str, tuple[Decoder, str]] = {
+    "8 layers": (Decoder(layers=8, hidden=256, head_dim=32, heads=8, kv_heads=4, ffn=256, vocab=32), "llama"),
+    "8 heads, 2 of K and V": (
+        Decoder(layers=1, hidden=256, head_dim=32, heads=8, kv_heads=2, ffn=256, vocab=32),
+        "llama",
+    ),
+    "8 experts": (
+        Decoder(layers=1, hidden=256, head_dim=64, ffn=256, vocab=32, experts=8, expert_ffn=256),
+        "mixtral",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "model"),
+    [
+        *(("q2_k_s", model) for model in LAYERS if model != "8 heads, 2 of K and V"),
+        *((word, "8 heads, 2 of K and V") for word in WEIGHED if word != "iq1_s"),
+        ("iq3_xs", "8 layers"), ("iq2_xxs", "8 experts"),
+    ],
+)  # fmt: skip
+def test_recipes_of_few_bits_mix_as_llama_quantizes(
+    word: str, model: str, sources: Sources, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
+    decoder, model_type = LAYERS[model]
+    source, plain = sources.of(decoder, model_type)
+    sums = sums_of(plain)
+    np.savez(tmp_path / "i.npz", **means(sums))
+    theirs = llama_quantize(plain, tmp_path / "q.gguf", WEIGHED[word], str(tmp_path / "i.npz"))
+    asked = Options(quantize=word, imatrix=save_imatrix(tmp_path / "imatrix.gguf", sums))
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=asked, verify=False)
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
