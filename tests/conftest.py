@@ -170,7 +170,7 @@ def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def llama_cpp() -> Iterator[consumers.Consumer]:
     if not consumers.LIBRARY:
         pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
@@ -193,7 +193,7 @@ def llama_quantize() -> Iterator[Callable[..., Path]]:
         yield quantize
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mlx_lm() -> Iterator[consumers.Consumer]:
     pytest.importorskip("mlx_lm")
     with consumers.mlx_lm() as program:

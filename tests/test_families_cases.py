@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import consumers
@@ -35,12 +34,11 @@ def run(case: Case, place: Path) -> Run:
     return Run(case, place, proof, case.recorded)
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[dict[str, consumers.Consumer]]:
+@pytest.fixture
+def engines(request: pytest.FixtureRequest) -> dict[str, consumers.Consumer]:
     """Those that are installed."""
-    with consumers.llama_cpp() as llama_cpp, consumers.mlx_lm() as mlx_lm:
-        found = {"llama_cpp": llama_cpp} if consumers.LIBRARY else {}
-        yield found | ({"mlx_lm": mlx_lm} if importlib.util.find_spec("mlx_lm") else {})
+    there = {"llama_cpp": bool(consumers.LIBRARY), "mlx_lm": importlib.util.find_spec("mlx_lm") is not None}
+    return {name: request.getfixturevalue(name) for name, found in there.items() if found}
 
 
 @pytest.mark.parametrize(("engine", "model"), [("llama_cpp", "olmo2.f32.gguf"), ("mlx_lm", "olmo2")])

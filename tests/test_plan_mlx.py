@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import consumers
 import gguf
 import numpy as np
 import pytest
@@ -406,74 +404,31 @@ def test_gemma3_needs_the_layer_of_full_attention_that_mlx_lm_looks_for(tmp_path
 # What mlx-lm computes
 
 
-def _python_with_mlx_lm() -> str | None:
-    for python in (os.environ.get("MLX_PYTHON"), sys.executable):
-        probe = [python, "-c", "import mlx_lm.utils"]
-        if python and not subprocess.run(probe, capture_output=True, check=False).returncode:  # type: ignore[arg-type]
-            return python
-    return None
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> str:
-    python = _python_with_mlx_lm()
-    if python is None:
-        pytest.skip("mlx-lm is not installed")
-    return python
-
-
-_LOGITS = """
-import json, sys
-from pathlib import Path
-import mlx.core as mx
-from mlx_lm.utils import load_model
-made = {}
-for path in sys.argv[2:]:
-    model, _ = load_model(Path(path))
-    made[path] = model(mx.array([json.loads(sys.argv[1])]))[0, -1].astype(mx.float32).tolist()
-print(json.dumps(made))
-"""
-
-
-def test_mlx_lm_computes_the_reference_logits(tmp_path: Path, mlx_lm: str) -> None:
+def test_mlx_lm_computes_the_reference_logits(tmp_path: Path, mlx_lm: consumers.Consumer) -> None:
     outputs: dict[Path, tuple[str, float]] = {}
     for name in LOGITS:
         if name == "gpt2-f32":  # the same weights as the hub's
             continue
         twin = next((FIXTURES / "gguf").glob(f"{name.replace('-hub', '')}.*"))
         outputs[to_mlx(FIXTURES / "hf" / name, tmp_path / f"{name}.hf")] = name, 0.01 if "f32" in name else 0.05
-        # llama.cpp's norms are float32, in which everything is then computed.
         outputs[to_mlx(twin, tmp_path / f"{name}.gguf")] = name, 0.01
-    ids = json.dumps(LOGITS["llama-tied-bf16"]["prompt_ids"])
-    command = [mlx_lm, "-c", _LOGITS, ids, *map(str, outputs)]
-    made = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    prompt = tuple(LOGITS["llama-tied-bf16"]["prompt_ids"])
     for path, (name, limit) in outputs.items():
         wanted = np.array(LOGITS[name]["last_row"])
-        assert np.abs(np.array(made[str(path)]) - wanted).max() < limit, path.name
-
-
-_DEQUANTIZED = """
-import json, sys
-import numpy as np
-import mlx.core as mx
-arrays = mx.load(sys.argv[1] + "/model.safetensors")
-settings = json.load(open(sys.argv[1] + "/config.json"))["quantization"]
-module = sys.argv[2]
-biases = arrays.get(module + ".biases")
-made = mx.dequantize(arrays[module + ".weight"], arrays[module + ".scales"], biases, **settings)
-np.save(sys.argv[3], np.array(made.astype(mx.float32)))
-"""
+        assert np.abs(mlx_lm.logits(path, prompt)[-1] - wanted).max() < limit, path.name
 
 
 @pytest.mark.parametrize("kind", [kind for kind, *_ in TYPES])
-def test_mlx_decodes_a_triple_to_the_very_values_of_the_blocks(tmp_path: Path, mlx_lm: str, kind: Q) -> None:
+def test_mlx_decodes_a_triple_to_the_very_values_of_the_blocks(tmp_path: Path, kind: Q) -> None:
+    mx = pytest.importorskip("mlx.core")
     source = quantized_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight",))
     out = to_mlx(source, tmp_path / "out")
 
-    command = [mlx_lm, "-c", _DEQUANTIZED, str(out), "model.layers.0.mlp.up_proj", str(tmp_path / "made.npy")]
-    subprocess.run(command, capture_output=True, check=True)
+    arrays = mx.load(str(out / "model.safetensors"))
+    triple = [arrays.get(f"model.layers.0.mlp.up_proj.{part}") for part in ("weight", "scales", "biases")]
+    decoded = mx.dequantize(*triple, **config_of(out)["quantization"]).astype(mx.float32)
+    made = np.array(decoded)
     stored = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.ffn_up.weight")
     wanted = gguf.quants.dequantize(stored.data, stored.tensor_type)
-    made = np.load(tmp_path / "made.npy")
     # A zero's sign is not kept by every pair of types.
     assert np.array_equal((made + 0.0).view(np.uint32), (wanted + np.float32(0)).view(np.uint32))
