@@ -392,7 +392,7 @@ TENSORS = [
     ),
     Case(
         "norms of Gemma without their one",
-        "shifts:shifted",
+        "quant.convert:shifted",
         lambda real: lambda floats, shift: floats,
         "hf/gemma3-text-bf16",
         GGUF,
@@ -467,7 +467,7 @@ TENSORS = [
     ),
     Case(
         "nf4 decoded: scales of other blocks",
-        "bitsandbytes:_scales",
+        "packings.floats:_scales",
         touched(lambda v: v[::-1].copy()),
         "quantised/bnb-nf4-double",
         (*PLAIN, "--dequantize"),

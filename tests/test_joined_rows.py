@@ -17,9 +17,8 @@ from ckconv.io.rows import RowReader
 from ckconv.io.stored import JoinedRows, stored_pieces
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
-from ckconv.quant.mlx import Quantization
+from ckconv.quant.mlx import Quantization, plane_types, triple_type
 from ckconv.quant.repack import Triple
-from ckconv.quant.triples import plane_types, triple_type
 
 
 def stored(path: Path, matrix: np.ndarray, dtype: DType = F32, layout: Layout | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.core.layouts import NEG_EXP
-from ckconv.quant.shifts import shifted
+from ckconv.quant.convert import shifted
 
 WRAPPED = {"vision_config": {"depth": 2}, "image_token_id": 5, "architectures": ["Qwen3_5ForConditionalGeneration"]}
 

@@ -12,8 +12,7 @@ import numpy as np
 from ckconv.core.dtypes import F32, F64
 from ckconv.errors import counted
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.quant.convert import Conversion, convertible, decode, way_between
-from ckconv.quant.shifts import shifted
+from ckconv.quant.convert import Conversion, convertible, decode, shifted, way_between
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -453,7 +453,7 @@ class Packed(NamedTuple):
     Attributes:
         rows: how many rows it has.
         arrays: in the order that ``unpack`` wants; ``None`` for one that is not there.
-        unpack: :attr:`ckconv.quant.packings.Packing.unpack`, settings filled in.
+        unpack: :attr:`ckconv.quant.packings.module.Module.unpack`, settings filled in.
     """
 
     rows: int

@@ -16,7 +16,7 @@ from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.quant.convert import side_by_side
-from ckconv.quant.triples import triple_of, triple_type
+from ckconv.quant.mlx import triple_of, triple_type
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -222,7 +222,7 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import integers
-    from ckconv.quant.integers import of_triple, parts_of
+    from ckconv.quant.reexpress import integer_parts, of_triple
 
     triple, unfit, middle = triple_of(tensor.dtype), 0, True
     if triple is not None:
@@ -231,7 +231,7 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
     else:
         whole = (rows for _, rows in canonical_pieces(RowReader(tensor, files)))
         found = numbers_alone(tensor, lambda array: RowReader(array, files)) if tensor.packed else whole
-        each = (parts_of(rows, tensor.dtype, codes=False) for rows in found)
+        each = (integer_parts(rows, tensor.dtype, codes=False) for rows in found)
     for parts in each:
         zeros, fits = integers(parts)
         unfit += int(np.count_nonzero(~fits))
@@ -241,9 +241,8 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.nvfp4 import TRIPLE
     from ckconv.quant.packed import is_scaled
-    from ckconv.quant.reexpress import MXFP8, blocks_for, is_fp8, way_between
+    from ckconv.quant.reexpress import MXFP8, TRIPLE, blocks_for, is_fp8, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
     into = TRIPLE if is_scaled(tensor.dtype) else MXFP8 if is_fp8(tensor.dtype) else triple_of(tensor.dtype)
@@ -267,9 +266,8 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     """
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import unfit
-    from ckconv.quant.nvfp4 import products
     from ckconv.quant.packed import is_scaled
-    from ckconv.quant.reexpress import beyond_bf16, numbers_of, scale_bytes
+    from ckconv.quant.reexpress import beyond_bf16, numbers_of, products, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 
     triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)

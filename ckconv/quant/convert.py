@@ -16,10 +16,9 @@ from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.mlx import plane_types, split_planes, triple_of
 from ckconv.quant.packed import scheme_of
 from ckconv.quant.quantize import missing_quantizer, planes_of, quantize
-from ckconv.quant.shifts import shifted
-from ckconv.quant.triples import plane_types, split_planes, triple_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +28,44 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.quantize import Quantizing
     from ckconv.quant.reexpress import Way
+
+
+# -- Values in another convention: norms as 1 + w, decays as -exp(w) ---------------------------------------------------
+
+#: Binary digits of a bfloat16 and of a float32.
+_FEWEST, _MOST = 8, 24
+
+
+def shifted(floats: Floats, shift: int) -> Floats:
+    """Shift float32 values by the difference of two layouts' shifts.
+
+    Shifts of :class:`ckconv.core.layouts.Layout`; a NaN stays one.
+
+    Exponentials and logarithms are computed in float64 and rounded once.
+    """
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        if shift == NEG_EXP:
+            return -np.exp(floats.astype(np.float64)).astype(np.float32)
+        return _logarithm(-floats) if shift == -NEG_EXP else floats + np.float32(shift)
+
+
+def _logarithm(floats: Floats) -> Floats:
+    """Shortest float32 with this exponential: a bfloat16 is found again."""
+    import numpy as np
+
+    exact = np.log(floats.astype(np.float64))
+    mantissa, exponent = np.frexp(exact)
+    found = exact.astype(np.float32)
+    for digits in range(_MOST - 1, _FEWEST - 1, -1):
+        shorter = np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits).astype(np.float32)
+        same = np.exp(shorter.astype(np.float64)).astype(np.float32) == floats
+        found = np.where(same, shorter, found)
+    return found
+
+
+# -- Conversions between types, row by row, each exact or counted ------------------------------------------------------
 
 #: Block types of intermediate results: nobody decodes them to values.
 _NO_DECODER = frozenset({"Q8_1", "Q8_K"})

@@ -1,31 +1,15 @@
-"""Decode MLX's quantized matrices, as arrays of raw bytes.
-
-A quantized module ``P`` is stored as parallel arrays, and row ``i`` of the matrix is row ``i`` of each:
-
-``P.weight``
-    U32 ``[out, in * bits / 32]``. A row is one little-endian bit stream; code ``i`` is its bits
-    ``[i * bits, (i + 1) * bits)``, so 3, 5 and 6-bit codes cross word borders.
-``P.scales``
-    ``[out, in / group_size]``. Affine: a float of the model's type. mxfp4, mxfp8: U8, E8M0. nvfp4: U8, E4M3.
-``P.biases``
-    Affine only, as ``scales``: value = scale * code + bias. (A layer's own ``bias`` is another array.)
-
-Decoding equals ``mlx.core.dequantize`` of MLX's CPU backend (0.32) bit for bit: scale * code is rounded to the
-model's type, and the sum with the bias is rounded again, in float32 as well as in bfloat16 and float16. (A GPU may
-fuse the two into one rounding, which moves a value by one unit in the last place at most.)
-
-Every function works on a tile: some rows of a matrix, stacked experts being more rows. Arrays of raw bytes
-are uint8 ``[rows, bytes of a row]``.
-"""
+"""MLX's quantized matrices: decode them, see them as blocks, quantize."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import e2m1, e4m3, e8m0, round_to
-from ckconv.errors import InputError
-from ckconv.quant.codec import to_float32
-from ckconv.quant.codes import unpack
+from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
+from ckconv.errors import InputError, UnsupportedError
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.codes import pack, unpack
 
 if TYPE_CHECKING:
     import os
@@ -33,10 +17,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ckconv.core.dtypes import DType
+    from ckconv.core.tensors import Tensor
+    from ckconv.quant.codec import Floats, Rows
 
     Bytes = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
+
+
+# -- Decode MLX's quantized matrices, as arrays of raw bytes -----------------------------------------------------------
+# A quantized module ``P`` is stored as parallel arrays, and row ``i`` of the matrix is row ``i`` of each:
+#
+# ``P.weight``
+#     U32 ``[out, in * bits / 32]``. A row is one little-endian bit stream; code ``i`` is its bits
+#     ``[i * bits, (i + 1) * bits)``, so 3, 5 and 6-bit codes cross word borders.
+# ``P.scales``
+#     ``[out, in / group_size]``. Affine: a float of the model's type. mxfp4, mxfp8: U8, E8M0. nvfp4: U8, E4M3.
+# ``P.biases``
+#     Affine only, as ``scales``: value = scale * code + bias. (A layer's own ``bias`` is another array.)
+#
+# Decoding equals ``mlx.core.dequantize`` of MLX's CPU backend (0.32) bit for bit: scale * code is rounded to the
+# model's type, and the sum with the bias is rounded again, in float32 as well as in bfloat16 and float16. (A GPU may
+# fuse the two into one rounding, which moves a value by one unit in the last place at most.)
+#
+# Every function works on a tile: some rows of a matrix, stacked experts being more rows. Arrays of raw bytes
+# are uint8 ``[rows, bytes of a row]``.
 
 #: Decoding works on about this many elements at a time, so that its temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 17
@@ -243,3 +246,179 @@ def checked_shape(
             allowed=wanted,
         )
     return rows, columns
+
+
+# -- MLX triples as block types: a block is a group of elements --------------------------------------------------------
+# Its bytes are those of codes, scale and bias.
+#
+# A row of such a type is the module's row of packed codes, then its row of scales, then its row of biases, as the
+# planes of the tensor are read side by side.
+
+
+@cache
+def triple_type(triple: Triple) -> DType:
+    """Return the block type of a triple: a group's codes, scale and bias."""
+    q = triple.quantization
+    codes = q.group_size * q.bits // 8
+    numbers = triple.number.size * 2 if q.has_biases else 1
+    mode = f"{q.bits}-bit" if q.mode == "affine" else q.mode
+    number = f" {triple.number}" if q.has_biases else ""
+    dtype = DType(f"MLX {mode} group {q.group_size}{number}", Kind.BLOCK, q.group_size, codes + numbers)
+    _TRIPLES[dtype] = triple
+    return dtype
+
+
+_TRIPLES: dict[DType, Triple] = {}
+
+
+def triple_of(dtype: DType) -> Triple | None:
+    """The triple that a type stands for, ``None`` for any other type."""
+    return _TRIPLES.get(dtype)
+
+
+def plane_types(triple: Triple) -> tuple[DType, ...]:
+    """Types of the arrays: packed codes, scales and, if any, biases."""
+    if triple.quantization.has_biases:
+        return DTYPES["U32"], triple.number, triple.number
+    return DTYPES["U32"], DTYPES["U8"]
+
+
+def split_planes(rows: Rows, triple: Triple) -> tuple[Rows, ...]:
+    """Split rows into the rows of each plane: weight, scales, biases.
+
+    Contiguous; biases only where there are such.
+    """
+    import numpy as np
+
+    q: Quantization = triple.quantization
+    dtype = triple_type(triple)
+    columns = rows.shape[1] // dtype.size * dtype.block
+    groups = columns // q.group_size
+    codes = q.row_bytes(columns)
+    widths = [groups * triple.number.size] * 2 if q.has_biases else [groups]
+    planes = [np.ascontiguousarray(rows[:, :codes])]
+    for width in widths:
+        start = sum(plane.shape[1] for plane in planes)
+        planes.append(np.ascontiguousarray(rows[:, start : start + width]))
+    return tuple(planes)
+
+
+def viewed(plane: Tensor, dtype: DType) -> Tensor:
+    """The bytes of an array as rows of another type."""
+    if plane.dtype is dtype:
+        return plane
+    cols = plane.layout.cols * plane.dtype.size // dtype.size
+    return replace(plane, dtype=dtype, shape=(plane.layout.rows, cols), layout=plane.layout.of_width(cols))
+
+
+# -- Quantize to MLX's triples, the very bytes of ``mlx.core.quantize`` ------------------------------------------------
+# In NumPy, as mlx 0.32 has them on a processor.
+#
+# affine
+#     The bias is the end of a group that is farther from zero, the scale goes from there to the other end, and is
+#     negative where that is below; it is fitted again so that zero is a code. Of one bit the bias is the lower end, and
+#     nothing is fitted. Codes are computed with float32 numbers,
+#     which are rounded to the type of the weights afterwards.
+# mxfp4, mxfp8
+#     The scale is the smallest power of two with which nothing is beyond the largest code.
+# nvfp4
+#     The scale is the largest value over the largest code, as E4M3.
+#
+# Of two codes that are as near, 4-bit floats get the smaller one, and what rounds to zero is +0. (On Metal they go to
+# the even one, and keep their sign: ``fp4_e2m1`` of ``backend/metal/kernels/fp4.h``.) The quotients that are scales are
+# numbers of the weights' own type.
+
+#: Below it a group of one value would be divided by nothing (``eps`` of ``mlx.core.quantize``).
+_LEAST_SCALE = 1e-7
+
+#: The largest 4-bit and 8-bit float, and between which magnitudes 4-bit codes change.
+_LARGEST = {4: 6.0, 8: 448.0}
+_STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+
+
+def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
+    """float32 ``[n, cols]`` -> rows of packed codes, of scales, of biases.
+
+    Biases only where the mode has them.
+
+    Args:
+        number: the type of the weights, all of whose values ``floats`` are.
+        codes: ``False`` for scales and biases alone: the first is empty.
+    """
+    import numpy as np
+
+    q = triple.quantization
+    grouped = floats.reshape(len(floats), -1, q.group_size)
+    with np.errstate(all="ignore"):
+        if q.has_biases:
+            scale, bias = _pairs(grouped, q)
+            planes = tuple(from_float32(numbers[..., 0], triple.number)[0] for numbers in (scale, bias))
+            made = np.rint((grouped - bias) / scale).clip(0, (1 << q.bits) - 1) if codes else None
+        else:
+            stored = _scales(grouped, q, number)
+            scale = (e4m3() if q.mode == "nvfp4" else e8m0())[stored][..., None]
+            planes = (stored,)
+            made = _float_codes(np.where(scale == 0, np.float32(0), grouped / scale), q.bits) if codes else None
+    if made is None:
+        return np.empty((len(floats), 0), np.uint8), *planes
+    return pack(made.astype(np.uint8).reshape(floats.shape), q.bits), *planes
+
+
+def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
+    """Scale and bias of each group."""
+    import numpy as np
+
+    low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
+    scale = np.maximum((high - low) / np.float32((1 << q.bits) - 1), np.float32(_LEAST_SCALE))
+    if q.bits == 1:
+        return scale, low
+    below = np.abs(low) > np.abs(high)
+    scale = np.where(below, scale, -scale)
+    edge = np.where(below, low, high)
+    zero = np.rint(edge / scale)
+    return np.where(zero != 0, edge / zero, scale), np.where(zero != 0, edge, np.float32(0))
+
+
+def _scales(grouped: Floats, q: Quantization, number: DType) -> Rows:
+    """The scale of each group as it is stored."""
+    import numpy as np
+
+    scale = np.abs(grouped).max(-1) / np.float32(_LARGEST[q.bits])
+    round_to(scale, number)
+    if q.mode == "nvfp4":
+        if scale.max(initial=0) > _LARGEST[8]:
+            largest = float(scale.max()) * _LARGEST[4]
+            message = f"values up to {largest:g} are beyond the range of nvfp4, whose scales end at 448"
+            raise UnsupportedError("quantize.value", message, found=largest)
+        return _e4m3_codes(scale)
+    mantissa, exponent = np.frexp(scale)
+    stored: Rows = ((exponent - (mantissa == 0.5)).clip(-127, 127) + 127).astype(np.uint8)
+    return stored
+
+
+def _float_codes(values: Floats, bits: int) -> NDArray[np.uint8]:
+    import numpy as np
+
+    if bits == 8:
+        return _e4m3_codes(values)
+    magnitude, codes = np.abs(values), np.zeros(values.shape, np.uint8)
+    for step in _STEPS:
+        codes += magnitude > np.float32(step)
+    codes |= (np.signbit(values) & (codes > 0)).astype(np.uint8) << np.uint8(3)
+    return codes
+
+
+def _e4m3_codes(values: Floats) -> NDArray[np.uint8]:
+    """Rounded to nearest, ties to even, to 448 at most (``to_fp8`` of MLX)."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    sign = bits >> np.uint32(31) << np.uint32(7)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    # Below 2**-6 codes are multiples of 2**-9: what is added leaves just those bits of the sum.
+    small = (magnitude.view(np.float32) + np.float32(2.0**14)).view(np.uint32) - np.float32(2.0**14).view(np.uint32)
+    odd = magnitude >> np.uint32(20) & np.uint32(1)
+    large = (magnitude - np.uint32(120 << 23) + np.uint32(0x7FFFF) + odd) >> np.uint32(20)
+    codes = np.where(magnitude < np.uint32(121 << 23), small, np.minimum(large, np.uint32(0x7E)))
+    made: NDArray[np.uint8] = (codes | sign).astype(np.uint8)
+    return made

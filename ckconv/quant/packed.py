@@ -208,8 +208,7 @@ def plane(rows: Rows, dtype: DType, number: int) -> Rows:
         number: 0 for the codes, one stream of bits a row with the lowest first; 1 for the scales; 2 for the zero
             points, in words that are for :func:`together` rows each.
     """
-    from ckconv.quant.codes import pack
-    from ckconv.quant.packings.words import of_rows
+    from ckconv.quant.codes import of_rows, pack
 
     found = numbers(rows, dtype)
     if number < 2:

@@ -19,7 +19,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import ggml_python
 from ckconv.quant.codec import from_float32, libgguf
-from ckconv.quant.triples import triple_of
+from ckconv.quant.mlx import triple_of
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -210,7 +210,7 @@ def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = Tr
     ``codes=False`` leaves the first empty.
     """
     from ckconv.core.dtypes import round_to
-    from ckconv.quant.quantize_mlx import quantize_triple
+    from ckconv.quant.mlx import quantize_triple
 
     _check_finite(floats)
     if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before

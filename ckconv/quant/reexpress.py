@@ -6,18 +6,241 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.quant import affine, integers, packed, repack
-from ckconv.quant import nvfp4 as packed_ways
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, e4m3, holds
+from ckconv.quant import affine, packed, repack
 from ckconv.quant.affine import Affine, Repacked
-from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.packed import E4M3, INT, is_scaled, scheme_of
-from ckconv.quant.superblocks import SUPERBLOCKS, parts_of
-from ckconv.quant.triples import split_planes, triple_of
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.codes import pack, unpack
+from ckconv.quant.mlx import Quantization, Triple, split_planes, triple_of
+from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, Scheme, is_scaled, numbers, rows_of, scheme_of
+from ckconv.quant.repack import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:
     from ckconv.quant.affine import Flags
     from ckconv.quant.codec import Rows
+
+
+# -- Re-packings of integers of 4 and 8 bits with scales and zero points -----------------------------------------------
+# A group of a triple or of Q4_1 has a bias instead. It is ``-zero * scale`` exactly, with a zero point that is a code,
+# or the group has no zero point. Where every zero point is the middle one, nothing needs to be stored of them.
+
+#: GGUF blocks that are a scale and integers around zero -> the same numbers as other quantizers have them.
+INTEGERS = {DTYPES[name]: Scheme(INT, bits, 32, F16) for name, bits in (("Q4_0", 4), ("Q8_0", 8))}
+
+_Q4_1 = DTYPES["Q4_1"]
+
+
+@cache
+def with_zeros(dtype: DType) -> Scheme | None:
+    """Scheme of a type with zero points added, or ``None``.
+
+    Of types with zero points or biases.
+    """
+    triple, found = triple_of(dtype), scheme_of(dtype)
+    if triple is not None and triple.quantization.mode == "affine":
+        found = Scheme(INT, triple.quantization.bits, triple.quantization.group_size, triple.number, zeros=True)
+    elif dtype is _Q4_1:
+        found = Scheme(INT, 4, 32, F16, zeros=True)
+    elif found is None or not (found.codes == INT and found.zeros and whole(dtype, 1)) or found.ordered:
+        return None
+    return found if found.bits in (4, 8) else None
+
+
+def whole(dtype: DType, unit: int) -> bool:
+    """Whether groups of a packed type are all a multiple of ``unit`` long.
+
+    Else the last one of a row is smaller.
+    """
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.groups(dtype.block) == 1 and dtype.block % unit == 0
+
+
+def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
+    """Rows of a packed type of integers."""
+    import numpy as np
+
+    found = packed.numbers(rows, dtype)
+    assert found.zeros is not None  # of integers
+    kept = found.codes if codes else found.codes[:, :0]
+    return Affine(found.scheme.bits, dtype.block, kept, found.scales, zero=found.zeros.astype(np.int16))
+
+
+def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = None) -> Affine:
+    """Rows of the arrays of a triple; without codes the numbers alone."""
+    import numpy as np
+
+    q = triple.quantization
+    unpacked = np.empty((len(scales), 0), np.uint8) if codes is None else unpack(codes, q.bits)
+    scale, bias = (to_float32(np.ascontiguousarray(plane), triple.number) for plane in (scales, biases))
+    return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
+
+
+def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
+    """Codes and numbers of rows of a type that :func:`with_zeros` knows.
+
+    Without ``codes`` the numbers alone.
+    """
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    triple = triple_of(dtype)
+    if triple is not None:
+        weight, scales, biases = split_planes(rows, triple)
+        return of_triple(triple, scales, biases, weight if codes else None)
+    if dtype is not _Q4_1:
+        return of_packed(rows, dtype, codes=codes)
+    blocks = ggml.of_bytes(rows, dtype)
+    d, m = (np.ascontiguousarray(blocks[field]).astype(np.float32) for field in ("d", "m"))
+    found = ggml.get_codes(blocks, dtype) if codes else np.empty((len(rows), 0), np.uint8)
+    return Affine(4, 32, found, d, bias=m)
+
+
+def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
+    """To rows of a packed type of integers, or ``None`` where there is none."""
+    scheme, own = scheme_of(target), with_zeros(source)
+    if scheme is None:
+        return None
+    if INTEGERS.get(source) == scheme:
+        return partial(_of_blocks, block=source)
+    same = own is not None and own == scheme._replace(number=own.number, zeros=True)
+    return partial(_to_zeros, dtype=source, scheme=scheme) if same else None
+
+
+def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    blocks = ggml.of_bytes(rows, block)
+    scales = np.ascontiguousarray(blocks["d"])
+    unfit = ~np.isfinite(scales)
+    return Repacked((packed.rows_of(ggml.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
+
+
+def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    found = integer_parts(rows, dtype)
+    zeros, fits = affine.integers(found)
+    fits = fits & holds(found.scale, scheme.number)
+    if not scheme.zeros:
+        fits &= zeros == 1 << scheme.bits - 1
+    scales, _ = from_float32(found.scale, scheme.number)
+    made = packed.rows_of(found.codes, scales, *([zeros] if scheme.zeros else []))
+    return Repacked((made,), fits.size, int(np.count_nonzero(~fits)))
+
+
+# -- Re-pack NVFP4 with a scale of scales into ggml's blocks and MLX's -------------------------------------------------
+# The other way round blocks and triples have the scale of scales 1.
+#
+# A block of ggml has four scales of E4M3 and the codes of 64 elements. Its scales have no sign and are numbers, else a
+# group does not fit. A group fits MLX's nvfp4 if its scale times the scale of scales is an E4M3 number without a sign:
+# with that one the codes say the same. A divisor becomes a factor by one rounding, as llama.cpp's converter has it; a
+# factor becomes a divisor if it is a power of two, of which the inverse is exact.
+
+_NVFP4 = DTYPES["NVFP4"]
+
+#: What holds a matrix whose scales take up the scale of scales.
+TRIPLE = Triple(Quantization("nvfp4", 4, 16), BF16)
+
+
+def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
+    """From or to rows of a scaled NVFP4 type, or ``None`` where there is none."""
+    scheme, other = scheme_of(source), scheme_of(target)
+    if other in (FACTOR, DIVISOR) and (source is _NVFP4 or triple_of(source) == TRIPLE):
+        return partial(_with_one, dtype=source)
+    if scheme == FACTOR and other == DIVISOR:
+        return partial(_to_divisor, dtype=source)
+    if scheme is None or not is_scaled(source):
+        return None
+    if target is _NVFP4:
+        return partial(_nvfp4_to_blocks, dtype=source)
+    if triple_of(target) == TRIPLE:
+        return partial(_to_triple, dtype=source)
+    if other is not None and scheme.divisor and other == scheme._replace(divisor=False):
+        return partial(_to_factor, dtype=source)
+    return None
+
+
+def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    found = numbers(rows, dtype)
+    blocks = ggml.empty(len(rows), found.codes.shape[1], _NVFP4)
+    ggml.put_codes(blocks, found.codes, _NVFP4)
+    blocks["d"] = found.stored_scales.reshape(blocks["d"].shape)
+    unfit = found.stored_scales > np.uint8(0x7E)
+    return Repacked((ggml.to_bytes(blocks),), unfit.size, int(unfit.sum()))
+
+
+def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
+    """Scales of groups times the scale of scales, and which exist.
+
+    Bytes ``[rows, groups]``.
+    """
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    assert found.factors is not None
+    table, factors = e4m3()[:0x7F].astype(np.float64), found.factors.astype(np.float64)[:, None]
+    scales = found.scales.astype(np.float64)
+    with np.errstate(all="ignore"):  # a factor of 0, or that is no number
+        wanted = scales / factors if found.scheme.divisor else scales * factors
+    codes = np.searchsorted(table, wanted).clip(max=len(table) - 1)
+    # Four bits times 24 are exact in float64; a quotient that is an E4M3 number is not rounded.
+    exact = table[codes] * factors == scales if found.scheme.divisor else table[codes] == wanted
+    return codes.astype(np.uint8), exact & np.isfinite(factors)
+
+
+def _to_triple(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    scales, exact = products(rows, dtype)
+    found = numbers(rows, dtype).codes
+    return Repacked((pack(found if codes else found[:, :0], 4), scales), exact.size, int((~exact).sum()))
+
+
+def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    assert found.factors is not None
+    with np.errstate(all="ignore"):
+        factors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
+    return Repacked((rows_of(found.codes, found.stored_scales, factors),), found.scales.size, 0)
+
+
+def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    assert found.factors is not None
+    mantissas, exponents = np.frexp(found.factors)
+    exact = (mantissas == 0.5) & (exponents >= -125) & (exponents <= 127)
+    with np.errstate(all="ignore"):
+        divisors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
+    made = rows_of(found.codes, found.stored_scales, divisors)
+    return Repacked((made,), found.scales.size, int((~exact).sum()) * found.scales.shape[1])
+
+
+def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    if dtype is _NVFP4:
+        blocks = ggml.of_bytes(rows, _NVFP4)
+        found, scales = ggml.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)
+    else:
+        weight, scales = split_planes(rows, TRIPLE)
+        found = unpack(weight, 4)
+    unfit = scales > np.uint8(0x7E)
+    ones = np.ones((len(rows), 1), np.float32).view(np.uint8)
+    return Repacked((rows_of(found, scales, ones),), unfit.size, int(unfit.sum()))
+
+
+# -- Exact ways from one block type to another, and their conditions ---------------------------------------------------
 
 T = TypeVar("T")
 
@@ -61,9 +284,9 @@ def numbers_of(dtype: DType) -> Numbers | None:
         return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype))
     if scheme is None or scheme.codes != INT or scheme.ordered or scheme.factor:
         return None
-    if not integers.whole(dtype, 1):
+    if not whole(dtype, 1):
         return None
-    return Numbers(scheme.bits, dtype.block, True, partial(integers.of_packed, dtype=dtype))
+    return Numbers(scheme.bits, dtype.block, True, partial(of_packed, dtype=dtype))
 
 
 @cache
@@ -72,14 +295,14 @@ def way_between(source: DType, target: DType) -> Way | None:
     triple, into = triple_of(source), triple_of(target)
     if source is target or (triple and into):
         return None
-    if found := packed_ways.way_between(source, target) or integers.way_between(source, target):
+    if found := nvfp4_way(source, target) or integer_way(source, target):
         return found
     if triple is not None:
         recipe = repack.find(triple.quantization, target)
         return partial(_to_blocks, recipe, triple) if recipe else None
     if into is not None and (recipe := repack.find(into.quantization, source)):
         return partial(recipe.to_triple, triple=into)
-    if into and into.quantization == _MXFP8 and is_fp8(source) and integers.whole(source, _MXFP8.group_size):
+    if into and into.quantization == _MXFP8 and is_fp8(source) and whole(source, _MXFP8.group_size):
         return partial(_to_mxfp8, dtype=source)
     numbers = numbers_of(source)
     if numbers is None:
@@ -179,10 +402,10 @@ def triple_for(source: DType, number: DType) -> Triple | None:
     recipe = repack.BY_BLOCK.get(source)
     if recipe is not None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
-    if is_fp8(source) and integers.whole(source, _MXFP8.group_size):
+    if is_fp8(source) and whole(source, _MXFP8.group_size):
         return MXFP8
     if is_scaled(source):
-        return packed_ways.TRIPLE
+        return TRIPLE
     numbers = numbers_of(source)
     if numbers is None or not (group := affine.natural_group(numbers.group)):
         return None

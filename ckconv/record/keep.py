@@ -20,9 +20,8 @@ from ckconv.options import Options, Records, asked
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
-from ckconv.quant.mlx import Triple
+from ckconv.quant.mlx import Triple, triple_of
 from ckconv.quant.repack import Recipe, find
-from ckconv.quant.triples import triple_of
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record import zip as zipstore
 from ckconv.record.read import (

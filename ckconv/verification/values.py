@@ -21,8 +21,8 @@ from ckconv.core.layouts import NEG_EXP, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Role
 from ckconv.io.rows import RowReader
+from ckconv.quant.mlx import triple_of
 from ckconv.quant.packed import Scheme, scheme_of
-from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

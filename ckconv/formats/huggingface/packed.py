@@ -17,11 +17,10 @@ from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
-from ckconv.quant.mlx import Triple
+from ckconv.quant.mlx import Triple, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS
 from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
-from ckconv.quant.triples import triple_type
 
 # -- Tensors of foreign quantizers in a checkpoint, recognized by name -------------------------------------------------
 

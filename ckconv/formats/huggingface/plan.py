@@ -38,11 +38,9 @@ from ckconv.options import Options
 from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, decode_hint, missing_tensors
-from ckconv.quant.integers import INTEGERS, with_zeros
-from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.nvfp4 import TRIPLE
+from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
 from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
-from ckconv.quant.triples import triple_of, triple_type
+from ckconv.quant.reexpress import INTEGERS, TRIPLE, with_zeros
 from ckconv.tokenizer.vocabulary import token_ids
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import StoredTensor, Tensor
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.families.canonical import Item, plain_item
-from ckconv.quant.mlx import Quantization, Triple, quantization
-from ckconv.quant.triples import triple_type
+from ckconv.quant.mlx import Quantization, Triple, quantization, triple_type
 
 
 def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names: Iterable[str]) -> bool:

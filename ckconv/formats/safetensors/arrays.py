@@ -16,8 +16,7 @@ from ckconv.families.schema import VALUES, Family
 from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
 from ckconv.quant.convert import Conversion, Run
-from ckconv.quant.mlx import Triple
-from ckconv.quant.triples import plane_types, triple_of, viewed
+from ckconv.quant.mlx import Triple, plane_types, triple_of, viewed
 
 # Canonical tensors -> the tensors of a checkpoint: what each is called there, and which are stored as one.
 

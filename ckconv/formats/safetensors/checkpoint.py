@@ -75,7 +75,7 @@ from ckconv.plan.planner import (
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, apart, decode_hint, missing_tensors
 from ckconv.quant.convert import Action, decodable, writable
-from ckconv.quant.triples import triple_of
+from ckconv.quant.mlx import triple_of
 
 # The tensors of a checkpoint under the names that they have: copied, or packed matrices decoded.
 

@@ -1,4 +1,4 @@
-"""Layouts of other quantizers' matrices, one module for each family.
+"""Layouts of other quantizers' matrices, in the order of recognition.
 
 A new packing is a row of :data:`PACKINGS`:
 
@@ -19,12 +19,32 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import awq, bitnet, bitsandbytes, compressed, fp8, gptq, mx, nvfp4, quark, torchao
+from ckconv.quant.packings.floats import (
+    BITSANDBYTES_PACKINGS,
+    FP8_PACKINGS,
+    MX_PACKINGS,
+    NVFP4_PACKINGS,
+)
+from ckconv.quant.packings.integers import (
+    AWQ_PACKINGS,
+    BITNET_PACKINGS,
+    COMPRESSED_PACKINGS,
+    GPTQ_PACKINGS,
+    QUARK_PACKINGS,
+    TORCHAO_PACKINGS,
+)
 
-PACKINGS = tuple(
-    one
-    for layout in (awq, bitnet, bitsandbytes, gptq, fp8, quark, torchao, compressed, mx, nvfp4)
-    for one in layout.PACKINGS
+PACKINGS = (
+    *AWQ_PACKINGS,
+    *BITNET_PACKINGS,
+    *BITSANDBYTES_PACKINGS,
+    *GPTQ_PACKINGS,
+    *FP8_PACKINGS,
+    *QUARK_PACKINGS,
+    *TORCHAO_PACKINGS,
+    *COMPRESSED_PACKINGS,
+    *MX_PACKINGS,
+    *NVFP4_PACKINGS,
 )
 
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.

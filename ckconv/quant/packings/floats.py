@@ -1,0 +1,417 @@
+"""Small floats and tables of values, as each quantizer packs them."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.errors import InputError
+from ckconv.quant.codes import unpack
+from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
+from ckconv.quant.packed import E2M1, E4M3, FP4, MAPS, NF4, PARTS, Scheme, rows_of
+from ckconv.quant.packings.module import (
+    AUTO_ROUND,
+    FLOATS,
+    FP8,
+    I8,
+    U8,
+    UE8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    Tile,
+    Unread,
+    in_rows,
+    shaped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckconv.quant.codec import Floats, Rows
+
+
+# -- MLX triples under other names, whose rows are the same bytes ------------------------------------------------------
+# ====================  =============================  ==============================  ================================
+# written by            codes                          scales                          is
+# ====================  =============================  ==============================  ================================
+# transformers mxfp4    ``P_blocks`` U8 [.., G, 16]    ``P_scales`` U8 [.., G]         mxfp4
+# compressed-tensors    ``P.weight_packed`` [.., C/2]  ``P.weight_scale`` [.., G]      mxfp4
+# compressed-tensors    ``P.weight`` E4M3 [.., C]      ``P.weight_scale`` U8 [.., G]   mxfp8
+# transformers metal    ``P.weight`` U32               ``P.scales``, ``P.qbiases``     affine
+# Quark                 ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` U8 [.., G]   mxfp4
+# ModelOpt              ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` E4M3 [.., G]  nvfp4, without a second scale
+# ====================  =============================  ==============================  ================================
+#
+# Element 2k of a row is in the lower half of byte k, as in MLX's words of 32 bits. Sources: ``integrations/mxfp4.py``
+# and ``integrations/metal_quantization.py`` of transformers 5.23; ``compressors/mx_pack.py`` of compressed-tensors
+# 0.20.
+
+_U32 = DTYPES["U32"]
+
+
+def fit_triple(stored: Arrays, declared: Declared, *, mode: str, apart: bool = False) -> Module:
+    """Triple of codes, scales and, of affine, biases, in this order.
+
+    Args:
+        apart: the codes of a group are an axis of their own.
+    """
+    codes, scales, *biases = stored.values()
+    q = _quantization(mode, declared)
+    lead, own = codes.shape[: -2 if apart else -1], codes.shape[-2 if apart else -1 :]
+    words = math.prod(own) * codes.dtype.size
+    columns = q.columns(words)
+    if not lead or not math.prod(lead) or not q.divides(columns) or q.row_bytes(columns) != words:
+        raise Misfit(f"{_last(codes)} has shape {list(codes.shape)}, which is not {q}")
+    groups = columns // q.group_size
+    if apart:
+        shaped(codes, (*lead, groups, q.row_bytes(q.group_size)))
+    for array in (scales, *biases):
+        shaped(array, (*lead, groups))
+    rows, number = math.prod(lead), scales.dtype if q.has_biases else BF16
+    numbers = [(array, groups, number if q.has_biases else U8) for array in (scales, *biases)]
+    planes = [_plane(array, rows, cols, dtype) for array, cols, dtype in [(codes, words // 4, _U32), *numbers]]
+    return Module(Triple(q, number), (*lead, columns), tuple(planes), None, str(q))
+
+
+def _quantization(mode: str, declared: Declared) -> Quantization:
+    if mode != "affine":
+        own = MODES[mode]
+        declared.agree("group_size", own.group_size)
+        return Quantization(mode, own.bits, own.group_size)
+    try:
+        return quantization(mode, declared.number("bits"), declared.number("group_size"))
+    except InputError as error:
+        raise Misfit(error.message) from None
+
+
+def _plane(stored: StoredTensor, rows: int, cols: int, dtype: DType) -> Array:
+    """An array as rows of a type of the same bytes."""
+    return Array(Tensor(stored.name, stored.name, dtype, (rows, cols), (stored.extent,), plain(rows, cols)))
+
+
+def _last(stored: StoredTensor) -> str:
+    return stored.name.rpartition(".")[2]
+
+
+def _packing(name: str, methods: Sequence[str], mode: str, arrays: dict[str, tuple[DType, ...]]) -> Packing:
+    return Packing(name, frozenset(methods), arrays, partial(fit_triple, mode=mode))
+
+
+_CT = ("compressed-tensors", *AUTO_ROUND)
+_POWERS = (U8, UE8)
+MX_PACKINGS = (
+    Packing(
+        "MXFP4",
+        frozenset({"mxfp4"}),
+        {"_blocks": (U8,), "_scales": _POWERS},
+        partial(fit_triple, mode="mxfp4", apart=True),
+        "_blocks",
+    ),
+    _packing("compressed-tensors", _CT, "mxfp4", {".weight_packed": (U8,), ".weight_scale": _POWERS}),
+    _packing("compressed-tensors", _CT, "mxfp8", {".weight": (FP8,), ".weight_scale": _POWERS}),
+    _packing("MXFP8", ("mxfp8",), "mxfp8", {".weight": (FP8,), ".weight_scale_inv": (U8,)}),
+    _packing("Quark", ("quark",), "mxfp4", {".weight": (U8,), ".weight_scale": _POWERS})._replace(declared=True),
+    _packing("metal", ("metal",), "affine", {".weight": (_U32,), ".scales": FLOATS, ".qbiases": FLOATS}),
+)
+
+
+# -- FP8 with scales of blocks, of rows, or of the whole matrix --------------------------------------------------------
+# ``weight`` is F8_E4M3 ``[R, C]``.
+#
+# ``weight_scale_inv`` (DeepSeek, Qwen): F32 or F8_E8M0, one for each block of ``weight_block_size`` rows and columns,
+# the last block of a row or column cut; or one number. Despite its name the scale is multiplied with. Source:
+# ``modeling_deepseek.py`` and ``kernel.py`` of DeepSeek-V3. Grids of another size would be other blocks (transformers 5
+# divides the shape by the grid instead): they are refused.
+#
+# ``weight_scale`` (compressed-tensors, ModelOpt, Quark): the same for blocks, ``[R, 1]`` or ``[R]`` for rows, else one.
+
+
+def fit_fp8(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
+    """Module of an FP8 ``weight`` and its scales, the array ``suffix``."""
+    weight, scale = stored[".weight"], stored[suffix]
+    if scale.shape == weight.shape[:1]:  # Quark
+        scale = scale._replace(shape=(weight.shape[0], 1))
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    (rows, columns), (per, group) = weight.shape, _blocks(weight, scale, declared)
+    return Module(
+        Scheme(E4M3, 8, min(group, columns), scale.dtype),
+        weight.shape,
+        (in_rows(weight), in_rows(scale, per if per < rows else 0)),
+        _unpack_fp8,
+        f"8-bit, {_said_fp8(scale, per, group)}",
+    )
+
+
+def _said_fp8(scale: StoredTensor, per: int, group: int) -> str:
+    if len(scale.shape) < 2:
+        return "one scale a matrix"
+    return "scales of whole rows" if per == 1 else f"blocks of {per} x {group}"
+
+
+def _blocks(weight: StoredTensor, scale: StoredTensor, declared: Declared) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    rows, columns = weight.shape
+    if scale.shape in ((), (1,)):
+        return rows, columns
+    said = declared.settings.get("weight_block_size") or declared.settings.get("block_structure")
+    if isinstance(said, list) and len(said) == 2 and all(type(n) is int and n > 0 for n in said):
+        grid = tuple(-(-n // block) for n, block in zip(weight.shape, said, strict=True))
+        if scale.shape != grid:
+            size = f"blocks of {said[0]} x {said[1]} in {list(weight.shape)}"
+            raise Misfit(f"{size} need {list(grid)} scales, and there are {list(scale.shape)}")
+        return said[0], said[1]
+    if scale.shape == (rows, 1):
+        return 1, columns
+    raise Misfit(
+        f"weight has shape {list(weight.shape)} and its scales {list(scale.shape)}, and no block size is declared"
+    )
+
+
+def _unpack_fp8(tile: Tile) -> Rows:
+    return rows_of(tile.own(0), tile.own(1))
+
+
+FP8_PACKINGS = (
+    Packing(
+        "block-scaled FP8",
+        frozenset({"fp8"}),
+        {".weight": (FP8,), ".weight_scale_inv": (*FLOATS, UE8)},
+        partial(fit_fp8, suffix=".weight_scale_inv"),
+    ),
+    Packing(
+        "scaled FP8",
+        AUTO_ROUND | {"compressed-tensors", "modelopt", "fp8", "fbgemm_fp8", "quark"},
+        {".weight": (FP8,), ".weight_scale": FLOATS},
+        partial(fit_fp8, suffix=".weight_scale"),
+    ),
+)
+
+
+# -- NVFP4 of ModelOpt and compressed-tensors, with a scale of scales --------------------------------------------------
+# Codes of E2M1 along the row, two a byte, an E4M3 scale for each 16, and one float32 number for the matrix.
+#
+# ModelOpt (``quantization/qtensor/nvfp4_tensor.py``, 0.47): ``weight`` U8 ``[R, C / 2]``, ``weight_scale``,
+# ``weight_scale_2``, which is multiplied with; without it the matrix is an MLX triple. compressed-tensors
+# (``compressors/nvfp4.py``, 0.20): ``weight_packed``, ``weight_scale``, ``weight_global_scale``, which is divided by.
+
+GROUP = 16
+
+
+def _fit_nvfp4(stored: Arrays, declared: Declared) -> Module:
+    codes, scales, *factors = stored.values()
+    triple = fit_triple({".codes": codes, ".scales": scales}, declared, mode="nvfp4")
+    if not factors:
+        return triple
+    if len(triple.shape) != 2:
+        raise Misfit(f"{len(triple.shape) - 1} axes of rows, and one scale of all scales")
+    if factors[0].shape not in ((), (1,)):
+        shaped(factors[0], (1,))
+    divisor = ".weight_global_scale" in stored
+    scheme = Scheme(E2M1, 4, GROUP, FP8, factor=True, divisor=divisor)
+    arrays = (in_rows(codes), in_rows(scales), in_rows(factors[0], 0))
+    return Module(scheme, triple.shape, arrays, _unpack_nvfp4, f"NVFP4, groups of {GROUP}")
+
+
+def _unpack_nvfp4(tile: Tile) -> Rows:
+    return rows_of(unpack(tile.own(0), 4), tile.own(1), tile.own(2))
+
+
+NVFP4_PACKINGS = (
+    Packing(
+        "ModelOpt",
+        frozenset({"modelopt"}),
+        {".weight": (U8,), ".weight_scale": (FP8,), ".weight_scale_2?": (F32,)},
+        _fit_nvfp4,
+    ),
+    Packing(
+        "compressed-tensors",
+        AUTO_ROUND | {"compressed-tensors"},
+        {".weight_packed": (U8,), ".weight_scale": (FP8,), ".weight_global_scale": (F32,)},
+        _fit_nvfp4,
+    ),
+)
+
+
+# -- bitsandbytes: 4-bit codes of a table, or 8-bit parts of a row's largest -------------------------------------------
+# nf4, fp4: a matrix ``[R, C]`` is one run of codes, two in a byte, the first one in the **upper** half, and a scale for
+# each ``blocksize`` of them, whatever row they are in.
+#
+# ``weight``                                   U8 ``[R * C / 2, 1]``; the same bytes as BF16, F16 or F32 (quant_storage)
+# ``weight.absmax``                            F32 ``[B]``: scales; U8, where they are quantized, too ("double quant"):
+# ``weight.nested_absmax``                     F32: of each ``nested_blocksize`` of them, what all are multiplied with
+# ``weight.nested_quant_map``                  F32 ``[256]``: what the codes of scales are
+# ``weight.quant_map``                         F32 ``[16]``: what the codes are
+# ``weight.quant_state.bitsandbytes__nf4``     U8: JSON with shape, blocksize, dtype and, of scales, nested_offset
+#
+# Value = quant_map[code] * absmax; absmax = nested_quant_map[code] * nested_absmax + nested_offset.
+#
+# int8: ``weight`` I8 ``[R, C]``, ``SCB`` F32 ``[R]``, ``weight_format`` U8 ``[]``, 0 for rows. Value = code * SCB /
+# 127.
+#
+# Every product and sum is rounded to float32, and the value to the model's type. Sources: ``QuantState`` of
+# ``functional.py``, ``backends/default/ops.py`` and ``nn/modules.py`` of bitsandbytes 0.50.
+
+_STATE = ".weight.quant_state.bitsandbytes__"
+_TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
+
+
+def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: str) -> Module:
+    weight, absmax = stored[".weight"], stored[".weight.absmax"]
+    said = _said_bitsandbytes(stored[state], declared)
+    shape, size, number = said.get("shape"), said.get("blocksize"), _TYPES.get(str(said.get("dtype")))
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
+        raise Misfit(f"quant_state says shape {shape}, and a matrix has two lengths")
+    if type(size) is not int or not 0 < size <= 1 << 20 or number is None:
+        raise Misfit(f"quant_state says blocksize {size} and dtype {said.get('dtype')}")
+    rows, columns = shape
+    if columns % 2:
+        raise Unread(f"{codes} with rows of an odd number of columns")
+    if math.prod(weight.shape) * weight.dtype.size * 2 != rows * columns:
+        raise Misfit(f"weight has shape {list(weight.shape)} {weight.dtype}, and quant_state says {shape}")
+    blocks = -(-rows * columns // size)
+    shaped(absmax, (blocks,))
+    _check_map(stored[".weight.quant_map"], codes, declared)
+    nested, inner = (stored.get(f".weight.nested_{name}") for name in ("absmax", "quant_map"))
+    many, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
+    if absmax.dtype is U8:
+        if nested is None or inner is None or type(many) is not int or many < 1 or not isinstance(offset, float):
+            raise Misfit("absmax is quantized, and its nested_absmax, nested_quant_map or quant_state are not there")
+        shaped(nested, (-(-blocks // many),))
+        shaped(inner, (256,))
+    elif nested is not None or inner is not None:
+        raise Misfit("absmax is F32, and there are nested_absmax or nested_quant_map")
+    group = math.gcd(size, columns)
+    return Module(
+        Scheme(codes, 4, group, F32, library=number),
+        (rows, columns),
+        (
+            _bytes(weight, rows, columns // 2),
+            in_rows(absmax, 0),
+            in_rows(stored[".weight.quant_map"], 0),
+            in_rows(stored[state], 0),
+            *(in_rows(array, 0) for array in (nested, inner) if array),
+        ),
+        partial(_unpack_bitsandbytes, size=size, many=many, offset=offset),
+        f"blocks of {size}{', double-quantized' * (nested is not None)}",
+    )
+
+
+def _said_bitsandbytes(state: StoredTensor, declared: Declared) -> dict[str, Any]:
+    """The JSON of ``quant_state``."""
+    found = declared.integers_of(state) if state.extent.nbytes <= 1 << 16 else None
+    if found is None:
+        raise Unread("bitsandbytes without its quant_state")
+    try:
+        said = json.loads(found.tobytes())
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise Misfit("quant_state is no JSON object")
+    return said
+
+
+def _check_map(stored: StoredTensor, codes: str, declared: Declared) -> None:
+    import numpy as np
+
+    shaped(stored, (16,))
+    found = declared.integers_of(stored)
+    if found is not None and not np.array_equal(found.view("<f4"), np.array(MAPS[codes], np.float32)):
+        raise Unread(f"{codes} with a table of its own (quant_map)")
+
+
+def _bytes(stored: StoredTensor, rows: int, width: int) -> Array:
+    """An array as rows of so many bytes."""
+    return Array(Tensor(stored.name, stored.name, U8, (rows, width), (stored.extent,), plain(rows, width)))
+
+
+def _unpack_bitsandbytes(tile: Tile, *, size: int, many: int, offset: float) -> Rows:
+    import numpy as np
+
+    packed = tile.own(0)
+    codes = np.empty((len(packed), tile.columns), np.uint8)
+    np.right_shift(packed, np.uint8(4), out=codes[:, ::2])
+    np.bitwise_and(packed, np.uint8(15), out=codes[:, 1::2])
+    group = tile.scheme.group
+    first = np.arange(tile.start * tile.columns, tile.stop * tile.columns, group)  # element that a group begins with
+    scales = _scales(tile, first // size, many, offset)
+    return rows_of(codes, np.ascontiguousarray(scales).view(np.uint8).reshape(len(codes), -1))
+
+
+def _scales(tile: Tile, blocks: Any, many: int, offset: float) -> Floats:
+    import numpy as np
+
+    absmax, *nested = (tile.arrays[number] for number in (1, 4, 5) if number < len(tile.arrays))
+    assert absmax is not None
+    if not nested:
+        alone: Floats = absmax[0].view(np.float32)[blocks]
+        return alone
+    outer, inner = (part[0].view(np.float32) for part in nested if part is not None)
+    with np.errstate(all="ignore"):
+        made: Floats = inner[absmax[0][blocks]] * outer[blocks // many] + np.float32(offset)
+    return made
+
+
+def _fit_parts(stored: Arrays, declared: Declared) -> Module:
+    weight, scale = stored[".weight"], stored[".SCB"]
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    rows, columns = weight.shape
+    if math.prod(scale.shape) != rows:
+        raise Misfit(f"SCB has shape {list(scale.shape)}, and weight {list(weight.shape)}")
+    form = stored.get(".weight_format")
+    found = declared.integers_of(form) if form else None
+    if found is not None and found.any():
+        raise Unread("int8 of bitsandbytes in tiles (weight_format)")
+    numbers = Tensor(scale.name, scale.name, scale.dtype, (rows, 1), (scale.extent,), plain(rows, 1))
+    return Module(
+        Scheme(PARTS, 8, columns, F32, library=F32), weight.shape, (in_rows(weight), Array(numbers)), _unpack_parts,
+        "scales of whole rows",
+    )  # fmt: skip
+
+
+def _unpack_parts(tile: Tile) -> Rows:
+    import numpy as np
+
+    return rows_of(tile.own(0) ^ np.uint8(0x80), tile.own(1))
+
+
+_BITSANDBYTES_METHODS = frozenset({"bitsandbytes"})
+
+
+def _four(codes: str, name: str) -> Packing:
+    arrays = {
+        ".weight": (U8, *FLOATS),
+        ".weight.absmax": (F32, U8),
+        ".weight.quant_map": (F32,),
+        _STATE + name: (U8,),
+        ".weight.nested_absmax?": (F32,),
+        ".weight.nested_quant_map?": (F32,),
+    }
+    fit = partial(_fit_bitsandbytes, codes=codes, state=_STATE + name)
+    return Packing(
+        f"bitsandbytes {name}",
+        _BITSANDBYTES_METHODS,
+        arrays,
+        fit,
+    )
+
+
+BITSANDBYTES_PACKINGS = (
+    _four(NF4, "nf4"),
+    _four(FP4, "fp4"),
+    Packing(
+        "bitsandbytes int8",
+        _BITSANDBYTES_METHODS,
+        {".weight": (I8,), ".SCB": (F32,), ".weight_format?": (U8,)},
+        _fit_parts,
+    ),
+)

@@ -1,0 +1,600 @@
+"""Integers with scales and zero points, as each quantizer packs them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.errors import InputError
+from ckconv.quant.codec import to_float32
+from ckconv.quant.codes import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, together
+from ckconv.quant.packed import INT, Scheme, rows_of
+from ckconv.quant.packings.floats import fit_fp8
+from ckconv.quant.packings.module import (
+    AUTO_ROUND,
+    FLOATS,
+    FP8,
+    I8,
+    I32,
+    I64,
+    U8,
+    UE8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    Tile,
+    Unread,
+    grouped,
+    in_columns,
+    in_rows,
+    ordered,
+    said,
+    shaped,
+)
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Rows
+
+
+# -- AWQ for GEMM: stored ``[in, out]``, interleaved words along the output --------------------------------------------
+# ``qweight``  I32 ``[C, R / 8]``: bits ``4 * i`` and on of word ``w`` are output
+#              ``8 * w + (0, 2, 4, 6, 1, 3, 5, 7)[i]``.
+# ``qzeros``   I32 ``[G, R / 8]``: zero points, packed alike.
+# ``scales``   F16 ``[G, R]``.
+#
+# Codes of auto-round may have 5, 6 or 7 bits: a stream of as many words for 32 outputs, each eight in the same order
+# (``utils/bit_packing.py``, 0.16).
+#
+# Value = scales[c // group_size, r] * (code - zero). Source: ``awq/modules/linear/gemm.py`` of AutoAWQ 0.2.9 and its
+# ``packing_utils.py``. Other versions (gemv) pack otherwise.
+
+#: Output ``8 * w + j`` is this place of word ``w``.
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def _like(stored: Arrays) -> bool:
+    """Whether weights and zero points both have words along the output.
+
+    GPTQ has only those of zero points so.
+    """
+    weight, zeros = stored[".qweight"].shape, stored[".qzeros"].shape
+    return len(weight) == len(zeros) == 2 and weight[1] == zeros[1]
+
+
+def _fit_awq(stored: Arrays, declared: Declared) -> Module:
+    weight, scales, zeros = (stored[suffix] for suffix in (".qweight", ".scales", ".qzeros"))
+    if len(weight.shape) != 2 or len(scales.shape) != 2 or not all((*weight.shape, *scales.shape)):
+        raise Misfit("qweight and scales are not matrices")
+    (columns, many), (groups, rows) = weight.shape, scales.shape
+    bits, mine = many * 32 // rows, declared.method in AUTO_ROUND
+    if many * 32 != bits * rows or bits not in (range(4, 8) if mine else (4,)) or many % run(bits):
+        made = "4 to 7 bits" if mine else "4 bits"
+        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {made}")
+    declared.agree("bits", bits)
+    shaped(zeros, (groups, many))
+    version = str(declared.settings.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise Unread(f"AWQ of version {version}")
+    packed = declared.settings.get("packing_format")
+    if mine and packed not in ("auto_round:auto_awq", "auto_round:awq"):
+        raise Misfit(f"quantization_config says packing_format {packed}, and it is stored as AWQ")
+    size = grouped(columns, groups, declared)
+    per, words = together(bits), run(bits)
+    return Module(
+        Scheme(INT, bits, size, scales.dtype, zeros=True),
+        (rows, columns),
+        (in_columns(weight, per, words), in_columns(scales), in_columns(zeros, per, words)),
+        _unpack_awq,
+        f"{bits}-bit, {said(size, declared)}",
+    )
+
+
+def _unpack_awq(tile: Tile) -> Rows:
+    weight, _, zeros = tile.arrays
+    assert weight is not None
+    assert zeros is not None
+    bits = tile.scheme.bits
+    codes, points = (tile.cut(along_rows(words, bits, PLACES), together(bits)) for words in (weight, zeros))
+    return rows_of(codes, tile.own(1), points)
+
+
+AWQ_PACKINGS = (
+    Packing(
+        "AWQ",
+        AUTO_ROUND | {"awq"},
+        {".qweight": (I32,), ".qzeros": (I32,), ".scales": FLOATS},
+        _fit_awq,
+        like=_like,
+    ),
+)
+
+
+# -- GPTQ: stored ``[in, out]``, in words of 32 bits along the input ---------------------------------------------------
+# ``qweight``  I32 ``[C * bits / 32, R]``: a word has the codes of ``32 / bits`` inputs of one output, lowest bits
+#              first; 32 codes of 3, 5, 6 or 7 bits are a stream of as many words.
+# ``qzeros``   I32 ``[G, R * bits / 32]``: zero points, along the output, lowest bits first. Version 1 stores zero - 1.
+# ``scales``   F16 ``[G, R]``.
+# ``g_idx``    I32 ``[C]``: the group of each input; without it, group ``i // group_size``.
+#
+# Value = scales[g_idx[c], r] * (code - zero). Source: ``nn_modules/qlinear/torch.py`` of GPTQModel 7.7. Version 1 is
+# ``checkpoint_format: gptq``, or none; ``gptq_p`` is version 2 with codes in planes (:mod:`ckconv.quant.codes`).
+# auto-round says it by ``packing_format`` (``inference/convert_model.py``, 0.16): ``auto_round:auto_gptq`` and none are
+# version 1, ``auto_round`` and ``auto_round:gptqmodel`` version 2. In version 1 the library adds one to whole words, so
+# that a stored zero point of all ones would carry into the next one: no writer stores it, and what it is depends on who
+# reads.
+
+_GPTQ_READ = range(2, 9)
+
+#: What stores zero points less one, as they are, and as they are beside codes in planes; ``None`` is what says nothing.
+_LESS, _AS_THEY_ARE, _PLANES = {"gptq", None}, {"gptq_v2"}, {"gptq_p"}
+_LESS |= {"auto_round:auto_gptq", "auto_round:gptq", "auto"}
+_AS_THEY_ARE |= {"auto_round", "auto_round:gptqmodel"}
+
+
+def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
+    weight, scales, zeros = (stored[suffix] for suffix in (".qweight", ".scales", ".qzeros"))
+    if not all(len(array.shape) == 2 for array in (weight, scales, zeros)):
+        raise Misfit("qweight, qzeros and scales are not matrices")
+    groups, rows = scales.shape
+    if weight.shape[1] != rows:
+        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}")
+    if not rows or not groups or zeros.shape[0] != groups or zeros.shape[1] * 32 % rows:
+        raise Misfit(f"qzeros has shape {list(zeros.shape)}, scales {list(scales.shape)}")
+    bits = zeros.shape[1] * 32 // rows
+    declared.agree("bits", bits)
+    if bits not in _GPTQ_READ:
+        raise Unread(f"{bits}-bit GPTQ")
+    for array, words in ((weight, weight.shape[0]), (zeros, zeros.shape[1])):
+        if words % run(bits):
+            name = array.name.rpartition(".")[2]
+            raise Misfit(f"{name} has shape {list(array.shape)}, which is not whole runs of 32 codes of {bits} bits")
+    columns = weight.shape[0] * 32 // bits
+    size = grouped(columns, groups, declared)
+    index = None
+    if ".g_idx" in stored:
+        shaped(stored[".g_idx"], (columns,))
+        index = in_rows(stored[".g_idx"], 0)
+    elif declared.settings.get("desc_act"):
+        raise Misfit("desc_act is true, and there is no g_idx")
+    key = "packing_format" if AUTO_ROUND & {declared.method} else "checkpoint_format"
+    version = declared.settings.get(key) or None
+    if version is not None and not isinstance(version, str):
+        raise Misfit(f"quantization_config says {key} {version!r}, which is no text")
+    if key == "packing_format" and version is None and declared.settings.get("checkpoint_format"):
+        raise Unread("auto-round's GPTQ with a checkpoint_format in place of its packing_format")
+    if version in ("auto_round:auto_awq", "auto_round:awq"):
+        raise Misfit(f"quantization_config says {key} {version}, and it is stored as GPTQ")
+    if version not in _LESS | _AS_THEY_ARE | _PLANES:
+        raise Unread(f"GPTQ with {key} {version}")
+    if bits in (5, 6, 7) and key == "checkpoint_format" and version not in _PLANES:
+        raise Unread(f"{bits}-bit GPTQ with checkpoint_format {version}, where GPTQModel has gptq_p")
+    across = ordered(index, stored, ".g_idx", size, groups, declared)
+    return Module(
+        Scheme(INT, bits, size, scales.dtype, zeros=True, ordered=across),
+        (rows, columns),
+        (
+            in_columns(weight),
+            in_columns(scales),
+            in_columns(zeros, together(bits), run(bits)),
+            index if across else None,
+        ),
+        partial(_unpack_gptq, less=version in _LESS, form=PLANES if version in _PLANES else STREAM, name=zeros.name),
+        f"{bits}-bit, {said(size, declared)}{', columns in another order (desc_act)' * across}",
+    )
+
+
+def _unpack_gptq(tile: Tile, *, less: bool, form: str, name: str) -> Rows:
+    import numpy as np
+
+    weight, _, zeros, _ = tile.arrays
+    assert weight is not None
+    assert zeros is not None
+    bits = tile.scheme.bits
+    points = tile.cut(along_rows(zeros, bits, form=form), together(bits))
+    parts = [along_columns(weight, bits, form), tile.own(1), points]
+    if less:
+        if bool((parts[2] == (1 << bits) - 1).any()):
+            message = f"a stored zero point of {(1 << bits) - 1} stands for {1 << bits}, which {bits} bits do not hold"
+            raise InputError(
+                "quant.zero", message, tensor=name, hint="checkpoint_format gptq_v2 stores them as they are"
+            )
+        parts[2] = parts[2] + np.uint8(1)
+    if tile.scheme.ordered:
+        parts.append(tile.own(3))
+    return rows_of(*parts)
+
+
+GPTQ_PACKINGS = (
+    Packing(
+        "GPTQ",
+        AUTO_ROUND | {"gptq"},
+        {".qweight": (I32,), ".qzeros": (I32,), ".scales": (F16, BF16, F32), ".g_idx?": (I32,)},
+        _fit_gptq,
+    ),
+)
+
+
+# -- BitNet's ternary matrices: four rows in a byte, one scale a matrix ------------------------------------------------
+# ``weight``        U8 ``[R / 4, C]``: bits ``2 * i`` and on of row ``r`` are row ``i * R / 4 + r``: 0, 1, 2 for
+#                   -1, 0, 1.
+# ``weight_scale``  one float: numbers are divided by it, or multiplied where ``linear_class`` is ``autobitlinear``.
+#
+# Source: ``unpack_weights``, ``BitLinear`` and ``AutoBitLinear`` of transformers 5.23, ``integrations/bitnet.py``,
+# which round what goes into a matrix to eight bits, too.
+
+_MANY, _BITS, _MIDDLE = 4, 2, 1
+
+
+def _fit_bitnet(stored: Arrays, declared: Declared) -> Module:
+    weight, scale = stored[".weight"], stored[".weight_scale"]
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    if scale.shape not in ((), (1,)):
+        raise Misfit(f"weight_scale has shape {list(scale.shape)}, and a ternary matrix has one scale")
+    if declared.settings.get("use_rms_norm"):
+        raise Unread("ternary with norms of its own")
+    quarter, columns = weight.shape
+    rows = _MANY * quarter
+    # The bytes are read again for every fourth of the rows.
+    codes = Tensor(
+        weight.name, weight.name, weight.dtype, (rows, columns), (weight.extent,) * _MANY, plain(rows, columns)
+    )
+    times = declared.settings.get("linear_class") == "autobitlinear"
+    return Module(
+        Scheme(INT, _BITS, columns, F32, zeros=True),
+        (rows, columns),
+        (Array(codes), in_rows(scale, 0)),
+        partial(_unpack_bitnet, quarter=quarter, number=scale.dtype, times=times),
+        "ternary, one scale a matrix",
+    )
+
+
+def _unpack_bitnet(tile: Tile, *, quarter: int, number: DType, times: bool) -> Rows:
+    import numpy as np
+
+    shifts = np.uint8(_BITS) * (np.arange(tile.start, tile.stop) // quarter).astype(np.uint8)
+    codes = tile.own(0) >> shifts[:, None] & np.uint8(3)
+    scales = to_float32(tile.own(1), number)
+    with np.errstate(divide="ignore"):
+        scales = np.ascontiguousarray(scales if times else np.float32(1) / scales)
+    scales[np.isinf(scales)] = np.nan  # it divides by zero, or nearly: what becomes of a 0 is no number
+    return rows_of(codes, scales.view(np.uint8), np.full((len(codes), 1), _MIDDLE, np.uint8))
+
+
+BITNET_PACKINGS = (
+    Packing("BitNet", frozenset({"bitnet"}), {".weight": (U8,), ".weight_scale": FLOATS}, _fit_bitnet, declared=True),
+)
+
+
+# -- torchao's tensors as transformers saves them in safetensors -------------------------------------------------------
+# The arrays of ``P.weight`` are ``P._weight_qdata`` and its like.
+#
+# Int8Tensor, IntxUnpackedToInt8Tensor
+#     ``qdata`` I8 ``[R, C]``, ``scale`` ``[R, G]``, ``zero_point`` I8 like the scales, if any, all signed. Value =
+#     scale * (code - zero). A target of int2 to int7 has codes of as many bits (``quant_type`` of the configuration).
+# Float8Tensor
+#     ``qdata`` F8_E4M3 ``[R, C]``, ``scale`` F32 ``[R, 1]`` or ``[1, 1]``.
+#
+# Int4TilePackedTo4dTensor lies as tensor cores take it; Int4Tensor and the tensors of MX and NVFP4 have arrays of the
+# same names. They are named and not read, and neither is what ``act_pre_scale`` multiplies the activations of. Sources:
+# ``quantization/quantize_/workflows`` and ``prototype/safetensors`` of torchao 0.18.
+
+_TILES = "._weight_scale_and_zero"
+_CODES, _SCALE, _ZERO, _BEFORE = "._weight_qdata", "._weight_scale", "._weight_zero_point", "._weight_act_pre_scale"
+
+
+def _fit_torchao(stored: Arrays, declared: Declared) -> Module:
+    if _TILES in stored:
+        raise Unread("torchao's Int4TilePackedTo4dTensor")
+    weight, scale, zero = stored[_CODES], stored[_SCALE], stored.get(_ZERO)
+    if _BEFORE in stored:
+        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
+    if weight.dtype is FP8:
+        scale = scale._replace(shape=()) if scale.shape == (1, 1) else scale
+        return fit_fp8({".weight": weight, ".scale": scale}, declared, suffix=".scale")
+    if weight.dtype is not I8 or (zero is not None and zero.dtype is not I8):
+        raise Unread(f"torchao's {_kind(stored)}")
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"{_CODES[1:]} has shape {list(weight.shape)}, and is not a matrix")
+    rows, columns = weight.shape
+    if len(scale.shape) == 2 and scale.shape[0] != rows and scale.shape[1] == rows:
+        raise Unread("torchao's Int4Tensor")
+    if len(scale.shape) != 2 or scale.shape[0] != rows or not scale.shape[1]:
+        raise Misfit(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+    bits, size = _bits(declared), grouped(columns, scale.shape[1], declared)
+    if zero is not None:
+        shaped(zero, scale.shape)
+    library = F32 if scale.dtype is F32 else None
+    return Module(
+        Scheme(INT, bits, size, scale.dtype, zeros=zero is not None, library=library),
+        weight.shape,
+        (in_rows(weight), in_rows(scale), in_rows(zero) if zero is not None else None),
+        partial(_unpack_torchao, name=weight.name),
+        f"{bits}-bit, {'scales of whole rows' if size == columns else f'groups of {size}'}",
+    )
+
+
+def _kind(stored: Arrays) -> str:
+    """The class of a tensor that is not read, by its arrays."""
+    if stored[_CODES].dtype is I32:
+        return "Int4PlainInt32Tensor"
+    if stored[_SCALE].dtype in (FP8, U8, UE8):
+        return "MXTensor or NVFP4Tensor"
+    return "tensor with zero points that are floats" if _ZERO in stored else f"tensor of {stored[_CODES].dtype}"
+
+
+def _bits(declared: Declared) -> int:
+    """Bits of the one integer type of all matrices; eight where types differ."""
+    found: Any = declared.settings.get("quant_type")
+    for key in ("default", "_data", "weight_dtype", "_data"):
+        found = found.get(key) if isinstance(found, dict) else None
+    bits = str(found).removeprefix("int")
+    return int(bits) if bits in "2345678" and len(bits) == 1 else 8
+
+
+def _unpack_torchao(tile: Tile, *, name: str) -> Rows:
+    """Signed numbers are so much less than the codes that stand for them."""
+    import numpy as np
+
+    middle = np.uint8(1 << tile.scheme.bits - 1)
+    parts = [tile.own(0) + middle, tile.own(2) + middle] if tile.scheme.zeros else [tile.own(0) + middle]
+    if tile.scheme.bits < 8 and any(bool((part >> np.uint8(tile.scheme.bits)).any()) for part in parts):
+        message = f"a code is no number of {tile.scheme.bits} bits, which quant_type says they are"
+        raise InputError("quant.code", message, tensor=name)
+    return rows_of(parts[0], tile.own(1), *parts[1:])
+
+
+_TORCHAO_METHODS = frozenset({"torchao"})
+_ANY = (I8, U8, FP8, DTYPES["F8_E5M2"], I32)
+
+TORCHAO_PACKINGS = (
+    Packing(
+        "torchao",
+        _TORCHAO_METHODS,
+        {_CODES: _ANY, _SCALE: (*FLOATS, FP8, U8, UE8), f"{_ZERO}?": (I8, F32, BF16, F16), f"{_BEFORE}?": FLOATS},
+        _fit_torchao,
+    ),
+    Packing("torchao", _TORCHAO_METHODS, {_CODES: (I32, U8), _TILES: FLOATS, f"{_BEFORE}?": FLOATS}, _fit_torchao),
+)
+
+
+# -- AMD Quark's own layout of integers (``quant_method: quark``) ------------------------------------------------------
+# FP8 and MXFP4 have the arrays of others.
+#
+# 4 bits in groups
+#     AWQ's arrays under other names: ``weight`` I32 ``[C, R / 8]``, ``weight_scale`` ``[G, R]``, ``weight_zero_point``
+#     I32 ``[G, R / 8]``. Codes and zero points of ``int4`` are signed; with ``pack_method: order`` words are not
+#     interleaved.
+# Value = scale * (code - zero). Integers of 8 bits and of 2 are named and not read. Sources: ``torch/utils/pack.py``
+# and ``torch/export/nn/modules/realquantizer.py`` of amd-quark 0.13.
+
+
+def _said_quark(declared: Declared, *keys: str) -> Any:
+    found: Any = declared.settings
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _fit_quark(stored: Arrays, declared: Declared) -> Module:
+    weight, scale, zero = stored[".weight"], stored[".weight_scale"], stored[".weight_zero_point"]
+    kind = _said_quark(declared, "global_quant_config", "weight", "dtype")
+    if kind not in ("int4", "uint4"):
+        raise Unread(f"Quark's {kind}")
+    if _said_quark(declared, "layer_quant_config"):
+        raise Unread(f"Quark's {kind} with other types for some layers (layer_quant_config)")
+    if len(weight.shape) != 2 or len(scale.shape) != 2 or not all((*weight.shape, *scale.shape)):
+        raise Misfit("weight and weight_scale are not matrices")
+    (columns, many), (groups, rows) = weight.shape, scale.shape
+    if many * 8 != rows:
+        raise Misfit(f"weight has shape {list(weight.shape)}, weight_scale {list(scale.shape)}, which is not 4 bits")
+    shaped(zero, (groups, many))
+    own = declared._replace(
+        settings={"group_size": _said_quark(declared, "global_quant_config", "weight", "group_size")}
+    )
+    size = grouped(columns, groups, own)
+    places = () if _said_quark(declared, "export", "pack_method") == "order" else PLACES
+    return Module(
+        Scheme(INT, 4, size, scale.dtype, zeros=True, library=F32 if scale.dtype is F32 else None),
+        (rows, columns),
+        (in_columns(weight, 8), in_columns(scale), in_columns(zero, 8)),
+        partial(_unpack_quark, places=places, signed=kind == "int4"),
+        f"4-bit, groups of {size}",
+    )
+
+
+def _unpack_quark(tile: Tile, *, places: tuple[int, ...], signed: bool) -> Rows:
+    import numpy as np
+
+    weight, _, zeros = tile.arrays
+    assert weight is not None
+    assert zeros is not None
+    codes, points = (tile.cut(along_rows(words, 4, places), 8) for words in (weight, zeros))
+    sign = np.uint8(8 * signed)  # of two's complement: codes are eight more than what they stand for
+    return rows_of(codes ^ sign, tile.own(1), points ^ sign)
+
+
+def _named(stored: Arrays, declared: Declared) -> Module:
+    raise Unread(f"Quark's {_said_quark(declared, 'global_quant_config', 'weight', 'dtype')}")
+
+
+_QUARK_METHODS = frozenset({"quark"})
+
+QUARK_PACKINGS = (
+    Packing(
+        "Quark", _QUARK_METHODS, {".weight": (I32,), ".weight_scale": FLOATS, ".weight_zero_point": (I32,)}, _fit_quark,
+        declared=True,
+    ),
+    Packing(
+        "Quark",
+        _QUARK_METHODS,
+        {".weight": (I8, U8), ".weight_scale": FLOATS, ".weight_zero_point?": (I8, I32, U8)},
+        _named,
+        declared=True,
+    ),
+)  # fmt: skip
+
+
+# -- Integers of compressed-tensors, in rows ``[out, in]`` -------------------------------------------------------------
+# pack-quantized
+#     ``weight_packed``      I32 ``[R, ceil(C * bits / 32)]``: code + 2 ** (bits - 1), along the row, lowest bits first.
+#     ``weight_scale``       ``[R, G]``; ``[R, 1]`` for whole rows, ``[1]`` for the matrix. ``weight_shape``       I64
+#     ``[2]``: R and C, which the words do not tell. ``weight_zero_point``  I32 ``[ceil(R * bits / 32), G]``: zero point
+#     + 2 ** (bits - 1), along the **output**; if any. ``weight_g_idx``       I32 ``[C]``: the group of each column;
+#     versions up to 0.10, ``actorder: group``.
+#
+# int-quantized, naive-quantized
+#     ``weight`` I8 ``[R, C]``, ``weight_scale`` as above, ``weight_zero_point`` I8 like the scales, if any.
+#
+# Value = scale * (code - zero), both signed. Source: ``compressors/quantized_compressors`` of compressed-tensors 0.20.
+# Codes of 3, 5, 6 and 7 bits are a stream over the words of a row; before version 0.19 a word had whole ones, and a row
+# took more words (:mod:`ckconv.quant.codes`).
+
+_COMPRESSED_READ = range(2, 9)
+
+
+def _packed(stored: Arrays, declared: Declared) -> Module:
+    weight, scale = stored[".weight_packed"], stored[".weight_scale"]
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"weight_packed has shape {list(weight.shape)}, and is not a matrix")
+    rows, columns = _shape(stored, declared)
+    bits = declared.number("bits") or weight.shape[1] * 32 // max(columns, 1)
+    if bits == 1:
+        raise Unread("1-bit pack-quantized")
+    form = STREAM
+    if bits in _COMPRESSED_READ and bits not in FILLING and weight.shape[1] == -(-columns // (32 // bits)):
+        form = WHOLE
+        if weight.shape[1] == -(-columns * bits // 32):
+            raise Unread(f"{bits}-bit pack-quantized with so few columns that versions before 0.19 are not told apart")
+    elif bits not in _COMPRESSED_READ or weight.shape[1] != -(-columns * bits // 32):
+        made = f"{rows:,} rows of {columns:,} columns (weight_shape)"
+        raise Misfit(f"weight_packed has shape {list(weight.shape)}, which is not {made} in {bits} bits")
+    array, groups, size = _scales(scale, rows, columns, declared)
+    zeros, index = None, None
+    if zero := _zero(stored, declared):
+        words = run(bits, form)
+        shaped(zero, (-(-rows // together(bits, WHOLE)) if form == WHOLE else -(-rows * bits // 32), groups))
+        if zero.shape[0] % words:
+            raise Unread(f"{bits}-bit zero points of rows that are no multiple of 32")
+        wide = zero._replace(shape=(zero.shape[0] // words, words * groups))
+        zeros = in_rows(wide, together(bits, form))
+    if ".weight_g_idx" in stored:
+        if zeros is not None:
+            raise Unread("pack-quantized with columns in another order and zero points")
+        shaped(stored[".weight_g_idx"], (columns,))
+        index = in_rows(stored[".weight_g_idx"], 0)
+    elif declared.settings.get("actorder") == "group":
+        raise Misfit("actorder is group, and there is no weight_g_idx")
+    across = ordered(index, stored, ".weight_g_idx", size, groups, declared)
+    return Module(
+        Scheme(INT, bits, size, scale.dtype, zeros=zeros is not None, ordered=across),
+        (rows, columns),
+        (in_rows(weight), array, zeros, index if across else None),
+        partial(_unpack_words, form=form),
+        f"{bits}-bit, {_said_compressed(scale, size)}{', columns in another order (actorder)' * across}",
+    )
+
+
+def _plain(stored: Arrays, declared: Declared) -> Module:
+    weight, scale = stored[".weight"], stored[".weight_scale"]
+    if len(weight.shape) != 2 or not all(weight.shape):
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
+    declared.agree("bits", 8)
+    (rows, columns), zero = weight.shape, _zero(stored, declared)
+    array, _, size = _scales(scale, rows, columns, declared)
+    if zero:
+        shaped(zero, scale.shape)
+    zeros = in_rows(zero, array.per) if zero else None
+    return Module(
+        Scheme(INT, 8, size, scale.dtype, zeros=zeros is not None),
+        weight.shape,
+        (in_rows(weight), array, zeros),
+        _unpack_bytes,
+        f"8-bit, {_said_compressed(scale, size)}",
+    )
+
+
+def _shape(stored: Arrays, declared: Declared) -> tuple[int, int]:
+    """Rows and columns; what the words can hold where only headers are there."""
+    weight, shape = stored[".weight_packed"], stored[".weight_shape"]
+    shaped(shape, (2,))
+    found = declared.integers_of(shape)
+    if found is None:
+        return weight.shape[0], weight.shape[1] * 32 // (declared.number("bits") or 32)
+    rows, columns = int(found[0]), int(found[1])
+    if rows != weight.shape[0] or columns < 1:
+        raise Misfit(f"weight_shape is {[rows, columns]}, and weight_packed has shape {list(weight.shape)}")
+    return rows, columns
+
+
+def _scales(scale: StoredTensor, rows: int, columns: int, declared: Declared) -> tuple[Array, int, int]:
+    """The array, the scales of a row, and the columns of each."""
+    if scale.shape in ((), (1,), (1, 1)):
+        return in_rows(scale, 0), 1, columns
+    if len(scale.shape) != 2 or scale.shape[0] != rows or not scale.shape[1]:
+        raise Misfit(f"weight_scale has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+    return in_rows(scale), scale.shape[1], grouped(columns, scale.shape[1], declared)
+
+
+def _zero(stored: Arrays, declared: Declared) -> StoredTensor | None:
+    zero = stored.get(".weight_zero_point")
+    if zero is None and declared.settings.get("symmetric") is False:
+        raise Misfit("symmetric is false, and there is no weight_zero_point")
+    return zero
+
+
+def _said_compressed(scale: StoredTensor, size: int) -> str:
+    if len(scale.shape) < 2:
+        return "one scale a matrix"
+    return "scales of whole rows" if scale.shape[1] == 1 else f"groups of {size}"
+
+
+def _unpack_words(tile: Tile, *, form: str) -> Rows:
+    weight, _, zeros, _ = tile.arrays
+    assert weight is not None
+    bits = tile.scheme.bits
+    parts = [along_columns(weight, bits, form)[:, : tile.columns], tile.own(1)]
+    if zeros is not None:
+        words = zeros.reshape(len(zeros), run(bits, form), -1, 4).swapaxes(1, 2).reshape(zeros.shape)
+        parts.append(tile.cut(along_rows(words, bits, form=form), together(bits, form)))
+    if tile.scheme.ordered:
+        parts.append(tile.own(3))
+    return rows_of(*parts)
+
+
+def _unpack_bytes(tile: Tile) -> Rows:
+    """Signed numbers are 128 less than the codes that stand for them."""
+    import numpy as np
+
+    sign = np.uint8(0x80)
+    zeros = (tile.own(2) ^ sign,) if tile.scheme.zeros else ()
+    return rows_of(tile.own(0) ^ sign, tile.own(1), *zeros)
+
+
+_COMPRESSED_METHODS = AUTO_ROUND | {"compressed-tensors"}
+
+COMPRESSED_PACKINGS = (
+    Packing(
+        "compressed-tensors pack-quantized",
+        _COMPRESSED_METHODS,
+        {
+            ".weight_packed": (I32,),
+            ".weight_scale": FLOATS,
+            ".weight_shape": (I64, I32),
+            ".weight_zero_point?": (I32,),
+            ".weight_g_idx?": (I32,),
+        },
+        _packed,
+    ),
+    Packing(
+        "compressed-tensors int-quantized",
+        _COMPRESSED_METHODS,
+        {".weight": (I8,), ".weight_scale": FLOATS, ".weight_zero_point?": (I8,)},
+        _plain,
+    ),
+)
