@@ -70,6 +70,20 @@ _HOMES = {
 }
 
 
+class _Names(list[str]):
+    """Names for ``import *``.
+
+    ``help()`` asks whether each is in the list, gets no, and shows the docstring alone.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+
+#: ``hash`` would take the place of Python's own.
+__all__ = _Names(name for name in _HOMES if name != "hash")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ckconv' has no attribute {name!r}")

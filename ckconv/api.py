@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
-from inspect import isgeneratorfunction
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from ckconv.conversion.library import StrPath, SupportsWrite, check_argument, pythonic
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
-from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
+from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import (
@@ -33,7 +32,7 @@ from ckconv.formats.model import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
-from ckconv.options import OPTIONS, Options, Takes
+from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
 from ckconv.record import record_path
@@ -53,98 +52,8 @@ if TYPE_CHECKING:
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
-StrPath = str | os.PathLike[str]
-
 #: Type -> numpy's, of those that numpy has.
 _NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "BOOL": "?"}
-
-
-class SupportsWrite(Protocol):
-    """A binary file object that is open for writing."""
-
-    def write(self, data: bytes, /) -> object:
-        """Write all of ``data``."""
-
-
-# Errors as a Python program meets them: builtin classes where they apply, hints with arguments for flags.
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-#: Flag -> the argument of the library's functions.
-_ARGUMENTS = {
-    "--force": "force=True", "--to": "to=", "--from": "source_format=", "--adapter": "adapters=", "--mmproj": "mmproj=",
-    "--no-verify": "verify=False", "--checksums": "checksums=True", "--record": "record=True", "--jobs": "jobs=",
-    "--resume": "resume=True", "--weights": "weights=True", "--tolerance": "tolerance=",
-}  # fmt: skip
-
-
-class NotFoundError(InputError, FileNotFoundError):
-    """A file that is not there."""
-
-
-class ExistsError(OutputError, FileExistsError):
-    """An output that is there already."""
-
-
-_ALSO: dict[str, type[CkconvError]] = {"input.missing": NotFoundError, "output.exists": ExistsError}
-
-
-#: A flag, and the value behind it: quoted, or a word.
-_FLAG = r"--[a-z][a-z0-9-]*(?P<value>[ =](?:'[^']*'|[\w.:*/]*[\w*/](?=$|[\s,;)])))?"
-
-
-def in_python(text: str) -> str:
-    """A hint with the arguments of the library where flags stand."""
-    return re.sub(_FLAG, _spelled, text)
-
-
-def _spelled(found: re.Match[str]) -> str:
-    value = found["value"] or ""
-    flag, word = found[0].removesuffix(value), value[1:].strip("'")
-    row = next((option for option in OPTIONS if option.flag == flag), None)
-    if row is None:
-        argument = _ARGUMENTS.get(flag, flag)
-        return f"{argument}{word!r}" if argument.endswith("=") and word else argument + value
-    if row.takes is Takes.NOTHING:
-        return f"Options({row.name}={row.gives!r}){value}"
-    if not word or (row.takes is Takes.NUMBER and not word.isdigit()):
-        return f"Options({row.name}=...){value}"
-    several = row.takes in (Takes.GLOB, Takes.WORDS)
-    return f"Options({row.name}={f'({word!r},)' if several else word if row.takes is Takes.NUMBER else repr(word)})"
-
-
-def _made(error: CkconvError) -> CkconvError:
-    kind = _ALSO.get(error.code)
-    if kind is not None and not isinstance(error, kind):
-        plain, error = error, kind.__new__(kind)
-        error.__dict__.update(plain.__dict__)
-        error.args = plain.args
-        error.filename = plain.path  # type: ignore[attr-defined]
-    error.python_hint = in_python(error.hint) if error.hint else None
-    return error
-
-
-def pythonic(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of the library whose errors are those of Python, too."""
-
-    def generate(*args: Any, **more: Any) -> Any:
-        try:
-            yield from function(*args, **more)  # type: ignore[misc]
-        except CkconvError as error:
-            raise _made(error) from error.__cause__
-
-    @wraps(function)
-    def call(*args: P.args, **more: P.kwargs) -> T:
-        try:
-            return function(*args, **more)
-        except CkconvError as error:
-            raise _made(error) from error.__cause__
-
-    return wraps(function)(generate) if isgeneratorfunction(function) else call
-
-
-# The functions.
 
 
 @pythonic
@@ -412,6 +321,7 @@ def iter_tensors(
     from ckconv.verification.tensors import Soundness
 
     options = options or Options()
+    check_values(options)
     with own_families(options.families):
         plan, _ = prepare(source, STDOUT, to=to, adapters=adapters, options=options)
         plan.check()
@@ -453,9 +363,13 @@ def batch(
     Raises:
         UsageError: ``usage.target``, two models have one name, or one would go to its own place.
     """
+    from ckconv.conversion.run import make_folder
+
     given = list(sources)
+    for source in given:
+        check_argument("a source", source, "StrPath")
     places = places_in([as_path(source) for source in given], Path(into))
-    Path(into).mkdir(exist_ok=True)
+    make_folder(Path(into))
     for source, (_, place) in zip(given, places, strict=True):
         try:
             yield source, convert(source, place, to=to, options=options, **more)
@@ -480,6 +394,7 @@ def dry_run(
         UsageError, InputError, UnsupportedError: as :func:`convert`.
     """
     options = options or Options()
+    check_values(options)
     with own_families(options.families):
         return prepare(source, os.fspath(target), to=to, adapters=adapters, options=options)[0]
 

@@ -98,6 +98,18 @@ class Options:
     strict: bool = False
     families: tuple[Path, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Take lists for tuples, and texts for paths."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            made: object = tuple(value) if isinstance(value, list) else value
+            if item.type == "tuple[Path, ...]" and isinstance(made, tuple):
+                made = tuple(Path(path) if isinstance(path, str) else path for path in made)
+            elif item.type == "Path | None" and isinstance(made, str):
+                made = Path(made)
+            if made is not value:
+                object.__setattr__(self, item.name, made)
+
     def decodes(self, tensor: Named) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""
         return self.dequantize or any(

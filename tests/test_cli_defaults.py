@@ -100,6 +100,69 @@ def test_a_fault_is_named_with_file_and_line(
     assert not Path("x.gguf").exists()
 
 
+KQUANTS = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "same_as"),
+    [
+        ("dequantize = true", ["--dtype", "keep"], ["--dtype", "keep"]),
+        ('dtype = "keep"', ["--dequantize"], ["--dequantize"]),
+        ('dequantize = "blk.0.*"', [], ["--dequantize=blk.0.*"]),
+        ('decode = ["blk.0.*"]', ["--dtype", "keep"], []),
+        ('output = "other.gguf"', [], []),
+    ],
+)
+def test_a_flag_counts_before_a_default_that_it_excludes(
+    text: str, flags: list[str], same_as: list[str], here: Path, ckconv
+) -> None:
+    assert ckconv("convert", KQUANTS, "two.gguf", *same_as, "-q").code == 0
+    (here / "ckconv.toml").write_text(f"{text}\n")
+    found = ckconv("convert", KQUANTS, "one.gguf", *flags, "-q")
+    assert found.code == 0, found.err
+    assert Path("one.gguf").read_bytes() == Path("two.gguf").read_bytes()
+    assert not Path("other.gguf").exists()
+
+
+def test_a_default_of_the_output_counts_where_none_is_named(here: Path, ckconv) -> None:
+    (here / "ckconv.toml").write_text('output = "other.gguf"\n')
+    assert ckconv("convert", LLAMA, "-q").code == 0
+    assert Path("other.gguf").exists()
+    assert ckconv("edit", LLAMA, "own.gguf", "--set-meta", "general.name=x", "-q").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "said"),
+    [
+        ('dequantize = true\ndtype = "keep"\n', {}, "--dtype (ckconv.toml:2), --dequantize (ckconv.toml:1)"),
+        ("dequantize = true\n", {"CKCONV_DTYPE": "keep"}, "--dtype (CKCONV_DTYPE), --dequantize (ckconv.toml:1)"),
+        ('drop = "nothing"\n', {}, "--drop (ckconv.toml:1)"),
+    ],
+)
+def test_a_refusal_names_the_flags_of_the_file(
+    text: str, environment: dict[str, str], said: str, here: Path, ckconv, monkeypatch
+) -> None:
+    (here / "ckconv.toml").write_text(text)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = ckconv("convert", KQUANTS, "x.gguf")
+    assert (found.code, f"not from the command line: {said}" in found.err) == (2, True), found.err
+
+
+def test_a_default_for_other_outputs_has_no_say_in_batch_and_verify(here: Path, ckconv) -> None:
+    (here / "ckconv.toml").write_text('engine = "july"\n')
+    done = ckconv("batch", LLAMA, "--to", "gguf", "--into", "o")
+    assert (done.code, json.loads(done.out)["status"]) == (0, "converted"), done.err
+    assert ckconv("verify", f"o/{LLAMA.stem}/model.gguf", LLAMA).code == 0
+    assert ckconv("batch", LLAMA, "--to", "gguf", "--into", "p", "--engine", "july").code == 2
+
+
+@pytest.mark.parametrize("words", [["diff", "a", "b", "--tolerance", "nan"], ["formats", "--timeout", "inf"]])
+def test_a_number_is_finite(words: list[str], ckconv) -> None:
+    found = ckconv(*words)
+    assert (found.code, "is not a finite number" in found.err) == (2, True), found.err
+
+
 # Names
 
 

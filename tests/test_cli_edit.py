@@ -292,3 +292,26 @@ def test_a_dry_run_prints_what_would_change(source: Path, tmp_path: Path, ckconv
     changes = json.loads(ckconv("edit", source, f"{tmp_path}/out/", *flags, "--json").out)["changes"]
     assert {"old": 2, "new": 1} in [{key: change[key] for key in ("old", "new")} for change in changes]
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ('tokenizer.ggml.tokens=["a","b"]', "tokenizer.ggml.tokens has 2 items, 384 tokens expected"),
+        ("tokenizer.ggml.token_type=[1]", "tokenizer.ggml.token_type has 1 item, 384 tokens expected"),
+        ("tokenizer.ggml.model=gpt-2", "llama.cpp knows no tokenizer 'gpt-2'"),
+        ("llama.attention.layer_norm_rms_epsilon=-1", "layer_norm_rms_epsilon must be 0 or more, got -1.0"),
+        ("rms_norm_eps=-1", "rms_norm_eps must be 0 or more, got -1.0"),
+    ],
+)
+def test_a_value_that_no_reader_takes_is_refused(pair: str, said: str, ckconv, tmp_path: Path) -> None:
+    source = "hf/llama-tied-bf16" if pair.startswith("rms") else "gguf/llama-tied-bf16.auto.gguf"
+    found = ckconv("edit", FIXTURES / source, tmp_path / "out", "--set-meta", pair)
+    assert (found.code, said in found.err) == (2, True), found.err
+
+
+def test_a_directory_is_no_place_for_its_own_edit(ckconv, tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    shutil.copytree(FIXTURES / "hf/llama-tied-bf16", source)
+    found = ckconv("edit", source, source, "-f", "--set-meta", "rms_norm_eps=1e-5")
+    assert (found.code, "hint: name another place" in found.err) == (6, True), found.err

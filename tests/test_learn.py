@@ -251,7 +251,7 @@ def test_the_command_writes_a_file_that_converts(pair: tuple[Path, Path], tmp_pa
     assert result.code in (0, 7), result.err
     assert "byte for byte: GGUF" in result.out + result.err
     again = ckconv("learn", *pair, "-o", tmp_path / "new.toml")
-    assert (again.code, "already exists" in again.err) == (6, True)
+    assert (again.code, "exists already" in again.err) == (6, True)
     made = ckconv("convert", pair[0], tmp_path / "made.gguf", "--family", tmp_path / "new.toml")
     assert made.code == 0, made.err
     assert "was not measured" in made.err + made.out
@@ -280,6 +280,18 @@ def test_questions_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     keys = [question["key"] for question in asked.json["questions"]]
     answers = [word for key in keys for word in ("--confirm", f"{key}=fixed")]
     assert ckconv(*command, "--force", *answers).code == 0
+
+
+def test_an_output_of_learn_is_placed_as_every_other(pair: tuple[Path, Path], tmp_path: Path, ckconv) -> None:
+    lost = ckconv("learn", *pair, "-o", tmp_path / "no/new.toml")
+    assert (lost.code, "hint: mkdir -p" in lost.err) == (6, True), lost.err
+    (tmp_path / "real").mkdir()
+    (tmp_path / "new.toml").symlink_to("real/new.toml")
+    linked = ckconv("learn", *pair, "-o", tmp_path / "new.toml")
+    assert (linked.code, "is a link to real/new.toml" in linked.err) == (6, True), linked.err
+    assert list((tmp_path / "real").iterdir()) == []
+    unknown = ckconv("learn", *pair, "-o", tmp_path / "own.toml", "--confirm", "hiden_size=any")
+    assert (unknown.code, "did you mean hidden_size?" in unknown.err) == (2, True), unknown.err
 
 
 def test_nothing_is_written_where_nothing_is_learned(pair: tuple[Path, Path], tmp_path: Path, ckconv) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import errno
+import inspect
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from conftest import FIXTURES
 from models import Model
 
 import ckconv
-from ckconv.api import in_python
+from ckconv.conversion.library import in_python
 from ckconv.errors import InputError, OutputError, UsageError
 from ckconv.families.catalog import own_files
 
@@ -172,6 +173,43 @@ def test_arguments_that_cannot_be(source: Path, target: str, arguments: dict[str
         ckconv.convert(source, target if target == "-" else f"{source.parent}/{target}", **arguments)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["open_model", "convert", "dry_run", "iter_tensors", "targets", "verify", "diff", "edit", "hash", "batch",
+     "convert_tower"],
+)  # fmt: skip
+def test_an_argument_of_another_type_is_a_usage_error(source: Path, name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = getattr(ckconv, name)
+    good = {"source": source, "path": source, "a": source, "b": source, "target": "x.gguf", "into": "o", "to": "gguf",
+            "sources": [source]}  # fmt: skip
+    parameters = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD}
+    needed = {key: good[key] for key, one in parameters.items() if one.default is one.empty}
+    for key in parameters:
+        for wrong in (object(), 1.5, b"x", "", ("x", 1)):
+            if (key, wrong) == ("tolerance", 1.5):
+                continue
+            with pytest.raises(UsageError) as refused:
+                for _ in function(**{**needed, key: wrong}) or ():
+                    pass  # of generators
+            assert refused.value.code in ("usage", "usage.target")
+    assert [*tmp_path.iterdir()] == [source]
+    with pytest.raises(TypeError, match="expected"):
+        function(**{**needed, next(iter(needed)): object()})
+
+
+def test_lists_are_tuples_and_texts_are_paths_in_options() -> None:
+    options = ckconv.Options(drop=["a"], families=["f.toml"], imatrix="i.dat")  # type: ignore[arg-type]
+    assert (options.drop, options.families, options.imatrix) == (("a",), (Path("f.toml"),), Path("i.dat"))
+    assert hash(options)
+
+
+def test_everything_can_be_imported_by_a_star() -> None:
+    found: dict[str, object] = {}
+    exec("from ckconv import *", found)
+    assert found.keys() - {"__builtins__"} == {*dir(ckconv)} - {"__version__", "hash"}
+
+
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     """From now on the system says this to a system call."""
 
@@ -306,6 +344,9 @@ def test_a_missing_file_is_also_the_error_of_python(tmp_path: Path) -> None:
     assert (missing.value.code, missing.value.filename) == ("input.missing", str(tmp_path / "nowhere.gguf"))
     with pytest.raises(FileNotFoundError):
         [*ckconv.iter_tensors(tmp_path / "nowhere.gguf", to="mlx")]
+    with pytest.raises(FileNotFoundError) as tower:
+        ckconv.convert_tower(tmp_path / "nowhere.gguf", tmp_path / "t.gguf")
+    assert (missing.value.errno, tower.value.errno) == (errno.ENOENT, errno.ENOENT)
 
 
 def test_an_output_that_is_there_is_also_the_error_of_python(source: Path, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from ckconv.cli.settings import CONTEXT, common_options
+from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
 from ckconv.core.version import __version__
+from ckconv.errors import CkconvError
 
 #: verb -> what `ckconv --help` says of it. Its module has the verb's name and holds ``command``.
 VERBS: dict[str, str] = {
@@ -45,6 +46,11 @@ _ALIASES = {"info": "inspect", "show": "inspect"}
 
 class ReaderGone(Exception):
     """Nobody reads our stdout any more, which is their right."""
+
+
+def _told(ctx: click.Context, error: CkconvError) -> tuple[str, ...]:
+    """Flags from elsewhere, where they may be the reason of a refusal."""
+    return told_elsewhere(ctx.meta["ckconv.context"]) if error.exit_code in (2, 4) else ()
 
 
 class Verbs(click.Group):
@@ -125,6 +131,9 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise ReaderGone from error
+        except CkconvError as error:
+            error.details = (*error.details, *_told(ctx, error))
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""

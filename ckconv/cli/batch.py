@@ -19,7 +19,9 @@ from ckconv.cli.flags import (
     adapters_of,
     cluster_option,
     conversion_options,
+    default_options,
     options_of,
+    where_it_counts,
     writing_options,
 )
 from ckconv.cli.progress import ProgressLine
@@ -76,26 +78,29 @@ def command(
     interrupted. A model that fails does not stop the others. As each one ends, stdout gets a line of JSON, a
     terminal one for people.
     """
+    from ckconv.conversion.run import make_folder
     from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
     from ckconv.plan.choices import check_values
-    from ckconv.publish.checks import check_place
-    from ckconv.publish.files import failing
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
-    check_values(options)
+    defaults = default_options(context)
+
+    def checked(options: Options) -> Options:
+        check_values(options)
+        return options
+
+    options = where_it_counts(options, defaults, checked)
     models = _models([*sources, *(_listed(from_file) if from_file else ())], into)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
     with interruptible(last=True):
         if not flags["dry_run"]:
-            check_place(into)
-            with failing(into):  # it stays, whatever comes of it: another batch may have begun to use it
-                into.mkdir(exist_ok=True)
+            make_folder(into)  # it stays, whatever comes of it: another batch may have begun to use it
         try:
-            batch = Batch(flags, options, adapters, settings, max(len(model.target) for model in models))
+            batch = Batch(flags, options, defaults, adapters, settings, max(len(model.target) for model in models))
             if flags["cluster"]:
                 from ckconv.conversion.cluster import connected
 
@@ -198,11 +203,18 @@ class Batch:
         self,
         flags: Mapping[str, Any],
         options: Options,
+        defaults: set[str],
         adapters: Sequence[tuple[Path, float]],
         settings: Settings,
         longest: int = 0,
     ) -> None:
-        """Nothing is done yet; ``longest`` is how long names of targets are."""
+        """Nothing is done yet.
+
+        Args:
+            defaults: options of the environment or a file, which count for models that they have a say in.
+            longest: how long names of targets are.
+        """
+        self._defaults = defaults
         self._flags, self._options, self._adapters, self._settings = flags, options, adapters, settings
         self._longest = longest
         self._lines = Lines(shown=settings.json or not settings.quiet)
@@ -217,7 +229,7 @@ class Batch:
         for model in models:
             started = time.monotonic()
             try:
-                convert(model, self._flags, self._options, self._adapters, self._settings)
+                convert(model, self._flags, self._options, self._defaults, self._adapters, self._settings)
             except Interrupted as error:
                 _fail(model, error, "interrupted")
                 raise _interrupted(error, models) from error
@@ -243,6 +255,7 @@ class Batch:
                 __version__,
                 {name: self._flags[name] for name in _SENT},
                 absolute(self._options),
+                self._defaults,
                 [(absolute_path(path), weight) for path, weight in self._adapters],
                 self._flags["jobs"],
                 replace(model, source=absolute_path(model.source), target=os.path.abspath(model.target) + "/"),  # noqa: PTH100
@@ -285,6 +298,7 @@ class Job(NamedTuple):
     version: str
     flags: Mapping[str, Any]
     options: Options
+    defaults: set[str]
     adapters: Sequence[tuple[str, float]]
     jobs: int | None
     model: Model
@@ -306,7 +320,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
     with own_families(job.options.families), at_once(job.jobs or 1):
         for again in (True, False):
             try:
-                convert(model, job.flags, job.options, adapters)
+                convert(model, job.flags, job.options, job.defaults, adapters)
             except Exception as error:
                 failure = as_error(error)
                 if again and failure.code == "output.exists":  # somebody who was taken for dead may have made it
@@ -323,6 +337,7 @@ def convert(
     model: Model,
     flags: Mapping[str, Any],
     options: Options,
+    defaults: set[str],
     adapters: Sequence[tuple[Path, float]],
     settings: Settings | None = None,
 ) -> None:
@@ -345,13 +360,17 @@ def convert(
 
     declare(None)  # what was true of the model before
     bring_back(Path(model.target))
-    plan, place = prepare(
-        as_path(model.source),
-        model.target,
-        to=flags["to"],
-        source_format=flags["source_format"],
-        adapters=adapters,
-        options=options,
+    plan, place = where_it_counts(
+        options,
+        {*defaults},
+        lambda options: prepare(
+            as_path(model.source),
+            model.target,
+            to=flags["to"],
+            source_format=flags["source_format"],
+            adapters=adapters,
+            options=options,
+        ),
     )
     place = place._replace(typed=False)
     followed(Path(model.target), force=False, typed=False)

@@ -17,6 +17,7 @@ from ckconv.cli.flags import (
     adapters_of,
     cluster_option,
     conversion_options,
+    default_options,
     one_or_two,
     options_of,
     sources_and_output,
@@ -31,6 +32,7 @@ from ckconv.cli.settings import (
     Sections,
     Settings,
     common_options,
+    forget_default,
     page_option,
     settings_of,
     told_elsewhere,
@@ -132,7 +134,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
-    sources, dst = sources_and_output(paths, output)
+    sources, dst = sources_and_output(context, paths, output)
     src, seen = one_or_two(sources)
     if dst in ON_STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
@@ -154,9 +156,11 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         lasting = flags["resume"] or flags["cluster"] is not None
         upload = context.with_resource(uploading(dst, replacing=flags["force"], lasting=lasting))
         dst = upload.local if upload else dst
+        defaults = default_options(context)
+        before = set(defaults)
         plan, target = where_it_counts(
-            context,
             options,
+            defaults,
             lambda options: prepare(
                 src,
                 dst,
@@ -167,6 +171,8 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 options=options,
             ),
         )
+        for name in before - defaults:
+            forget_default(context, name)
         plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
         short = "-q" in context.find_root().meta.get("ckconv.words", ())
         if plan.format == "mlx" and not options.quantize and short and sys.stderr.isatty():  # a person, used to mlx_lm

@@ -22,7 +22,7 @@ from ckconv.errors import UsageError, quoted
 
 _PREFIX, FILE, PROJECT = "CKCONV_", "ckconv.toml", "pyproject.toml"
 _TABLE = "[tool.ckconv"
-_PRESET = "preset"
+_PRESET, _DECODE = "preset", "decode"
 _LIMIT = 1 << 20
 
 
@@ -61,6 +61,12 @@ def defaults_of(
     """
     flags = _flags(command)
     found: dict[str, Default] = {}
+
+    def take(key: str, value: Any, origin: str) -> None:
+        key = _DECODE if key == "dequantize" and _is_glob(value) and _DECODE in flags else key
+        value = [value] if flags[key].multiple and isinstance(value, str) else value
+        _take(found, flags[key], Default(_value(flags[key], value, key, origin), origin))
+
     file, asked = _file(), _preset(arguments) or before
     if file is not None:
         preset = asked or os.environ.get(f"{_PREFIX}PRESET", "")
@@ -75,21 +81,28 @@ def defaults_of(
         for table, values in rows:
             for key, value in values.items():
                 if key in flags:
-                    origin = file.at(key, table)
-                    _take(found, flags[key], Default(_value(flags[key], value, key, origin), origin))
+                    take(key, value, file.at(key, table))
                 elif table == command.name:
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
     elif asked:
         raise _fault(FILE, f"there is no {FILE} and no {_TABLE}] in {PROJECT} that has the preset")
-    for key, option in flags.items():
+    for key in flags:
         name = f"{_PREFIX}{key.upper().replace('-', '_')}"
         if text := os.environ.get(name):
-            _take(found, option, Default(_value(option, [text] if option.multiple else text, key, name), name))
+            take(key, text, name)
     given = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("--")}
     for key in given & flags.keys():
         for other in _opposites(key):
             found.pop(other, None)
     return found
+
+
+def _is_glob(value: Any) -> bool:
+    """Whether a default of ``dequantize`` is a glob, or a list of globs."""
+    try:
+        return isinstance(value, list) or (isinstance(value, str) and click.BOOL.convert(value, None, None) is None)
+    except click.UsageError:
+        return True
 
 
 def _take(found: dict[str, Default], option: click.Option, default: Default) -> None:
@@ -213,8 +226,6 @@ def _value(option: click.Option, value: Any, key: str, origin: str) -> Any:
         UsageError: ``usage.defaults``, it is none.
     """
     wanted = "true or false" if option.is_flag else "a list" if option.multiple else "one value"
-    if option.multiple and isinstance(value, str):
-        value = [value]
     if isinstance(value, list) != option.multiple or (option.is_flag and not isinstance(value, bool | str)):
         raise _fault(origin, f"{key} is {value!r}, {wanted} expected")
     items = value if option.multiple else [value]

@@ -11,7 +11,7 @@ import click
 from ckconv.cli.flags import flag
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, page_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SHOWN = 20
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=0.0,
     metavar="T",
     help="Count a tensor as the same if its relative error (RMS) is at most T, such as 1e-6.",

@@ -9,7 +9,7 @@ import click
 
 from ckconv.cli.flags import flag, pairs_of
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of, told_elsewhere
+from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
 
 
 @click.command("edit", context_settings=CONTEXT)
@@ -50,6 +50,12 @@ def command(
     from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
+    if is_default(context, "output") and (dst is not None or in_place):  # the command line names another place
+        forget_default(context, "output")
+        output = None
+    if is_default(context, "in_place") and (dst is not None or output is not None):
+        forget_default(context, "in_place")
+        in_place = False
     if dst is not None and output is not None:
         raise UsageError("usage", f"two outputs: {dst} and -o {output}", hint="name one of them")
     dst = output if dst is None else dst

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH, is_default
+from ckconv.cli.settings import PATH, forget_default, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, named, names
 from ckconv.io.addresses import as_path
@@ -135,17 +135,28 @@ def writing_options(function: Function) -> Function:
     return function
 
 
-def where_it_counts(context: click.Context, options: Options, planned: Callable[[Options], T]) -> T:
-    """Plan without those defaults of flags that are for another output."""
+def default_options(context: click.Context) -> set[str]:
+    """The options that the environment or a file gave."""
+    given = [o for o in OPTIONS if is_default(context, o.flag.lstrip("-").replace("-", "_"))]
+    return {option.name for option in given}
+
+
+def where_it_counts(options: Options, defaults: set[str], planned: Callable[[Options], T]) -> T:
+    """Plan without defaults for another output, or that a flag excludes.
+
+    Args:
+        defaults: options that nobody gave on the command line; those without a say are removed from it.
+    """
     while True:
         try:
             return planned(options)
         except UsageError as error:
-            name = error.found if error.code == "usage.flag" and isinstance(error.found, str) else ""
-            if not is_default(context, name):
+            names = error.found if isinstance(error.found, tuple) else (error.found,)
+            soft = [name for name in names if name in defaults]
+            if error.code not in ("usage.flag", "usage.dtype") or len(soft) != 1:
                 raise
-            del context.find_root().meta["ckconv.defaults"][name]
-            options = replace(options, **{name: getattr(Options(), name)})
+            defaults.remove(soft[0])
+            options = replace(options, **{soft[0]: getattr(Options(), soft[0])})
 
 
 def options_of(flags: dict[str, Any]) -> Options:
@@ -199,14 +210,17 @@ def _adapter(text: str) -> tuple[Path, float]:
     return as_path(path), number
 
 
-def sources_and_output(paths: Sequence[str], output: str | None) -> tuple[list[Path], str]:
+def sources_and_output(context: click.Context, paths: Sequence[str], output: str | None) -> tuple[list[Path], str]:
     """Split paths into sources and output.
 
-    The last one is the output, unless ``-o`` names it.
+    The last one is the output, unless ``-o`` names it. A default of ``-o`` counts where there is one path.
 
     Raises:
         UsageError: one of the two is missing.
     """
+    if is_default(context, "output") and len(paths) > 1:
+        forget_default(context, "output")
+        output = None
     *sources, dst = (*paths, output) if output is not None else (*paths, *([""] if len(paths) < 2 else []))
     if not sources or not dst:
         missing = "SRC" if not paths else "DST"

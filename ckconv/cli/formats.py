@@ -8,8 +8,16 @@ import click
 
 from ckconv.cli.render import print_json, print_lines, print_report_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.errors import CkconvError
 
 _SCHEMAS = Path(__file__).parent / "schemas"
+
+
+def _no_family(name: str) -> CkconvError:
+    from ckconv.errors import UsageError, quoted
+    from ckconv.families.catalog import FAMILIES
+
+    return UsageError("usage", f"--family {quoted(name)}: neither a file nor one of the families {', '.join(FAMILIES)}")
 
 
 @click.command("formats", context_settings=CONTEXT)
@@ -36,7 +44,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
     from ckconv.core.dtypes import DTYPES, Kind
-    from ckconv.errors import UsageError, quoted
+    from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
@@ -50,6 +58,10 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
 
         if family is None:
             raise UsageError("usage", "--resolved prints the rows of one family: add --family NAME")
+        if family not in FAMILIES:
+            if not Path(family).exists():
+                raise _no_family(family)
+            context.with_resource(own_families([Path(family)]))  # which checks it
         print_lines([*rows.resolved(FOLDER / f"{family}.toml" if family in FAMILIES else Path(family))])
         return
     if family is not None:
@@ -58,9 +70,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
             print_lines(text.splitlines())
             return
         if not Path(family).exists():
-            raise UsageError(
-                "usage", f"--family {quoted(family)}: neither a file nor one of the families {', '.join(FAMILIES)}"
-            )
+            raise _no_family(family)
         context.with_resource(own_families([Path(family)]))
     engines = table_of_types()
     kept, adapters = kept_types(), list(adapter_outputs())

@@ -57,9 +57,11 @@ def command(
     Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
     tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
-    from ckconv.errors import OutputError, UsageError
+    from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
+    from ckconv.publish.checks import check_target, followed
+    from ckconv.publish.files import write_whole
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
@@ -69,8 +71,8 @@ def command(
         raise UsageError("usage.target", f"-o {shown(output)}: a name of letters, digits, '_', '-' in .toml expected")
     if base and base not in FAMILIES:
         raise UsageError("usage.flag", f"--base {base}: no family (ckconv formats lists them)")
-    if output.exists() and not force:
-        raise OutputError("output.exists", "already exists", path=output, hint="--force replaces it")
+    place = followed(output, force=force)
+    check_target(place, None, force=force, inputs=())
     answers = dict(one.rpartition("=")[::2] for one in confirm)
     wrong = next((one for one in confirm if one.rpartition("=")[2] not in _ANSWERS), None)
     if wrong is not None:
@@ -84,7 +86,7 @@ def command(
             values=check == "pair",
             confirmed=answers,
         )
-        output.write_text(found.text, "utf-8")
+        write_whole(place, found.text.encode())
     _print(found, output, settings, checked=check == "pair")
     return OPEN if found.questions else 0
 

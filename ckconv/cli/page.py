@@ -19,7 +19,7 @@ from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
 from ckconv.formats.destination import STDOUT
 from ckconv.publish.checks import check_parent
-from ckconv.publish.files import close_written, create, failing, removed
+from ckconv.publish.files import write_whole
 
 if TYPE_CHECKING:
     from ckconv.api import Checked
@@ -122,21 +122,7 @@ def write(path: Path, text: str, *, force: bool = False) -> None:
     """
     check_new(path, force=force)
     check_parent(path)
-    place = path.with_name(f".{path.name}.{os.getpid()}") if os.path.lexists(path) else path
-    with failing(path):
-        try:
-            fd = create(place)
-        except FileExistsError:
-            raise OutputError("output.exists", "already exists", path=path, hint="--force replaces a page") from None
-        try:
-            with open(fd, "wb", closefd=False) as file:
-                file.write(text.encode("utf-8", "backslashreplace"))
-            close_written(fd)
-            if place != path:
-                place.replace(path)
-        except BaseException:
-            removed(place)
-            raise
+    write_whole(path, text.encode("utf-8", "backslashreplace"))
 
 
 # Pieces of a page.

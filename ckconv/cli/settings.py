@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -68,18 +69,40 @@ def is_default(context: click.Context, name: str | None) -> bool:
     )
 
 
-def told_elsewhere(context: click.Context) -> tuple[str, ...]:
-    """Notes on flags set by the environment or a file."""
+def origins(context: click.Context) -> dict[str, str]:
+    """Flag that the command line lacks -> where its value comes from."""
     found = context.find_root().meta.get("ckconv.defaults", {})
     taken = [parameter for parameter in context.command.params if is_default(context, parameter.name)]
-    words = [f"{parameter.opts[-1]} ({found[parameter.name].origin})" for parameter in taken]
+    return {parameter.opts[-1]: found[parameter.name].origin for parameter in taken if parameter.name}
+
+
+def told_elsewhere(context: click.Context) -> tuple[str, ...]:
+    """Notes on flags set by the environment or a file."""
+    words = [f"{flag} ({origin})" for flag, origin in origins(context).items()]
     return (f"not from the command line: {', '.join(words)}",) if words else ()
 
 
+def forget_default(context: click.Context, name: str) -> None:
+    """Let a default count no more: it has no say here."""
+    context.find_root().meta["ckconv.defaults"].pop(name, None)
+
+
 def _preset(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Note the preset that is named before the command."""
+    """Note the context of the command, and the preset before it."""
+    context.find_root().meta["ckconv.context"] = context
     if name:
         context.find_root().meta["ckconv.preset"] = name
+
+
+class Finite(click.FloatRange):
+    """Range of numbers without NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; fails with a sentence."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 def _end_after(context: click.Context, _: click.Parameter, seconds: float | None) -> None:
@@ -110,7 +133,7 @@ def common_options(function: Function) -> Function:
         (
             ("--timeout",),
             {
-                "type": click.FloatRange(min=0, min_open=True),
+                "type": Finite(min=0, min_open=True),
                 "metavar": "SECONDS",
                 "callback": _end_after,
                 "help": "End after SECONDS, as SIGTERM ends it.",

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.flags import FormatName, adapters_of, conversion_options, one_or_two, options_of
+from ckconv.cli.flags import (
+    FormatName,
+    adapters_of,
+    conversion_options,
+    default_options,
+    one_or_two,
+    options_of,
+    where_it_counts,
+)
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Sections, common_options, force_option, page_option, settings_of
@@ -97,8 +105,12 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         try:
-            checked = check_output(
-                path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
+            checked = where_it_counts(
+                options,
+                default_options(context),
+                lambda options: check_output(
+                    path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
+                ),
             )
         except VerifyError as error:
             if page is not None:

@@ -35,7 +35,7 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.io.tiles import threads
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Written
-from ckconv.publish.checks import check_parent
+from ckconv.publish.checks import check_parent, check_place
 from ckconv.publish.files import failing
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
@@ -439,3 +439,14 @@ def outputs_of(
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
     return (*plan.index.files, *beside(plan.index).values())
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder in which models of a batch get theirs.
+
+    Raises:
+        OutputError: ``output.parent``, ``output.exists`` or ``output.write``.
+    """
+    check_place(path)
+    with failing(path):
+        path.mkdir(exist_ok=True)

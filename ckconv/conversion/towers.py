@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.conversion.follow import watching
+from ckconv.conversion.library import StrPath, pythonic
 from ckconv.conversion.planning import TOWER_HINT, make_plan
 from ckconv.conversion.run import Report, run
 from ckconv.conversion.sidefiles import late_files
@@ -25,12 +27,10 @@ from ckconv.plan.steps import Late, Plan
 from ckconv.publish.checks import check_target, followed
 
 if TYPE_CHECKING:
-    from ckconv.conversion.follow import Watcher
+    from ckconv.verification.tensors import Progress
 
 
-def prepare_tower(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], *, options: Options
-) -> tuple[Plan, Destination]:
+def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tuple[Plan, Destination]:
     """The plan of a tower's file (``mmproj``), and where it goes.
 
     Args:
@@ -92,15 +92,16 @@ def without_hint(plan: Plan) -> Plan:
     return replace(plan, notes=tuple(note.removesuffix(f"; {TOWER_HINT}") for note in plan.notes))
 
 
+@pythonic
 def convert_tower(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    source: StrPath,
+    target: StrPath,
     *,
     options: Options | None = None,
     force: bool = False,
     verify: bool = True,
     checksums: bool = False,
-    progress: Watcher | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Write a model's tower, which llama.cpp loads beside the text model.
 
@@ -118,4 +119,4 @@ def convert_tower(
     check_values(options)
     plan, place = prepare_tower(source, target, options=options)
     late = late_files(plan, place, checksums=checksums)
-    return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
+    return run(plan, place, force=force, verify=verify, late=late, watcher=watching(progress))

@@ -439,8 +439,10 @@ def checked_number(name: str, value: object, number: Number, fail: Fail) -> int 
         if not 0 <= value <= limit:
             raise fail(f"{name} is {value:,}, outside 0 to {limit:,}")
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise fail(f"{name} must be a finite number, got {value!r}")
+    if value < 0:
+        raise fail(f"{name} must be 0 or more, got {value!r}")
     return float(value)
 
 

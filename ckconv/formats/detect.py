@@ -89,6 +89,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("a NumPy archive", "NumPy", "give it the ending .npz", _at(0, rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy")),
     Foreign("a gzip archive", "gzip", "gzip -dc FILE | ckconv convert - DST", _at(0, rb"\x1f\x8b")),
     Foreign("a Zstandard archive", "zstd", "zstd -dc FILE | ckconv convert - DST", _at(0, rb"\x28\xb5\x2f\xfd")),
+    Foreign("a bzip2 archive", "bzip2", "bzip2 -dc FILE | ckconv convert - DST", _at(0, rb"BZh[1-9]1AY&SY")),
     Foreign("an xz archive", "xz", "xz -dc FILE | ckconv convert - DST", _at(0, rb"\xfd7zXZ\x00")),
     Foreign("a TensorRT engine", "TensorRT", head=_at(0, b"ptrt"), names=("*.engine", "*.trt")),
     Foreign("a NeMo archive", "NVIDIA NeMo", "NeMo's exporters write a Hugging Face checkpoint", names=("*.nemo",)),
@@ -110,6 +111,14 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("a DeepSpeed checkpoint", "DeepSpeed", "zero_to_fp32.py in the directory joins it",
             names=("zero_to_fp32.py", "*_model_states.pt", "*_optim_states.pt")),
 )  # fmt: skip
+
+#: Archives of anything, where neither content nor name tells more.
+_ARCHIVES: tuple[Foreign, ...] = (
+    Foreign("an archive of torch.save", "PyTorch", "give it the ending .pt", rb"PK\x03\x04.{26}[^/]{1,200}/data\.pkl"),
+    Foreign("a zip archive", "unzip", "unpack it and name the model in it", _at(0, rb"PK\x03\x04")),
+    Foreign("a 7-Zip archive", "7-Zip", "unpack it and name the model in it", _at(0, rb"7z\xbc\xaf\x27\x1c")),
+    Foreign("a RAR archive", "unrar", "unpack it and name the model in it", _at(0, rb"Rar!\x1a\x07")),
+)
 
 #: The code of a pointer that stands for a file.
 POINTER = "input.lfs-pointer"
@@ -133,6 +142,7 @@ def foreign_file(path: Path, head: bytes, *, by_name: bool = True) -> CkconvErro
     found = [row for row in FOREIGN if row.head is not None and re.match(row.head, head, re.DOTALL)]
     if not found and by_name:
         found = [row for row in FOREIGN if _in((path.name.lower(),), row)]
+        found += [row for row in _ARCHIVES if row.head is not None and re.match(row.head, head, re.DOTALL)]
     return _refusal(found[0], path) if found else None
 
 

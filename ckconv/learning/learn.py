@@ -6,11 +6,12 @@ import hashlib
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.version import __version__
-from ckconv.errors import CkconvError, InputError, UnsupportedError, counted
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY
 from ckconv.families.merge import FOLDER, listed, merged, read_file, text
@@ -97,6 +98,7 @@ def learn(
         UnsupportedError: ``learn.type``, tensors are quantized.
     """
     opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
+    _check_answers(opened, confirmed or {})
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
     families = {one: family for one, family in families.items() if _of_text(family)}
     guesses = {(one, n): Guess(family, pair) for one, family in families.items() for n, pair in enumerate(opened)}
@@ -124,6 +126,20 @@ def learn(
         f" back; the nearest extends {one}: {fault}",
         details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
     )
+
+
+def _check_answers(pairs: Sequence[Pair], confirmed: Mapping[str, str]) -> None:
+    """Check that each answer is about a key that the files have.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    known = {key for pair in pairs for keys in (pair.flat, pair.document, pair.keys) for key in keys}
+    for key in confirmed:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise UsageError("usage.flag", f"--confirm {key}: neither config.json nor the GGUF has this key", hint=hint)
 
 
 def _windows(pairs: Sequence[Pair], families: Mapping[str, Family], base: str) -> list[Mapping[str, Any]]:

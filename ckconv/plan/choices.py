@@ -23,24 +23,27 @@ def check_values(options: Options) -> None:
     """
     for option in OPTIONS:
         _check(option, getattr(options, option.name))
+    if not isinstance(options.file_name, str):
+        raise _fault("file_name", options.file_name, "a word")
+    created = options.created
+    if created is not None and not (type(created) is int and 0 <= created < _LATEST):
+        raise _fault("created", created, "a whole number of seconds since 1970")
     given = list(asked(options))
     for one in given:
         for other in given:
             if one.excludes(other.option):
-                raise UsageError("usage.dtype", f"{other.flag} and {one.shown} exclude each other")
-    created = options.created
-    if created is not None and not (type(created) is int and 0 <= created < _LATEST):
-        raise _fault("created", created, "a whole number of seconds since 1970")
+                message = f"{other.flag} and {one.shown} exclude each other"
+                raise UsageError("usage.dtype", message, found=(other.option.name, one.option.name))
 
 
 def _check(option: Option, value: object) -> None:
     if option.takes in (Takes.WORD, Takes.NOTHING):
         choices = _choices(option)
-        if value not in choices and value != option.default:
+        if not any(type(value) is type(word) and value == word for word in (*choices, option.default)):
             raise _fault(option.name, value, f"one of {', '.join(map(repr, choices))}")
     elif option.takes in (Takes.WORDS, Takes.GLOB):
         # A lone word would be taken for its letters.
-        if not isinstance(value, (tuple, list)) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise _fault(option.name, value, "a tuple of words")
         for item in value:
             if option.words and item not in option.words:
@@ -51,13 +54,16 @@ def _check(option: Option, value: object) -> None:
         if value:
             parsed(value)
     elif option.takes is Takes.FILES:
-        if not isinstance(value, (tuple, list)) or not all(isinstance(item, Path) for item in value):
+        if not isinstance(value, tuple) or not all(isinstance(item, Path) for item in value):
             raise _fault(option.name, value, "a tuple of paths")
+    elif option.takes in (Takes.PATH, Takes.EXISTING):
+        if not isinstance(value, Path) and value is not None:
+            raise _fault(option.name, value, "a path")
     elif option.takes in (Takes.NUMBER, Takes.SIZE):
-        if not isinstance(value, int) or not 0 <= value <= option.most:
+        if type(value) is not int or not 0 <= value <= option.most:
             raise _fault(option.name, value, f"a whole number from 0 to {option.most:,}")
     elif option.takes is Takes.PAIR:
-        for pair in value if isinstance(value, (tuple, list)) else (value,):
+        for pair in value if isinstance(value, tuple) else (value,):
             if not isinstance(pair, tuple) or [type(text) for text in pair] != [str, str]:
                 raise _fault(option.name, pair, "pairs of a key and a value, both words")
 

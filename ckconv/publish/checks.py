@@ -119,7 +119,8 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
     for source in inputs:
         with suppress(OSError):
             if os.path.samestat(found, source.stat()):
-                raise OutputError("output.is-input", f"is the input {source}, which is never written to", path=target)
+                message = f"is the input {source}, which is never written to"
+                raise OutputError("output.is-input", message, path=target, hint="name another place")
     with suppress(OSError):
         if os.path.samestat(found, read := os.fstat(0)) and stat.S_ISREG(read.st_mode):
             message = "is the file that standard input reads, which is never written to"

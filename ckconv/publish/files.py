@@ -306,6 +306,22 @@ def write_file(fd: int, content: SideFile, path: Path) -> None:
     close_written(fd)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file whole: its name appears, or is replaced, at once.
+
+    Raises:
+        OutputError: ``output.write``, ``output.space``.
+    """
+    place = path.with_name(f".{path.name[: CUT // 4]}.{os.getpid()}")
+    with failing(path):
+        try:
+            write_file(create(place), data, place)
+            place.replace(path)
+        except BaseException:
+            removed(place)
+            raise
+
+
 def close_written(fd: int) -> None:
     """Close a descriptor; what failed to be written may be said only now.
 

@@ -72,6 +72,11 @@ OTHER_MODELS: dict[str, str] = {
     "whitespace": "it is that of Jina's Chinese embedding model, whose architecture ckconv does not know",
 }
 
+EXACT_MODELS, NO_VOCABULARY = ("gpt2", "llama", "gemma4", "t5", "bert"), ("no_vocab", "none")
+
+#: Tokenizers of llama.cpp (``llama_vocab::impl::load``).
+MODELS = (*EXACT_MODELS, *OTHER_MODELS, *NO_VOCABULARY)
+
 #: Models whose name holds one of these have special tokens that swallow the white space behind them, but for these.
 PHI3_NAMES = ("phi-3", "phi3")
 #: Words that llama.cpp looks up in their vocabulary, without asking whether they are there.
@@ -134,11 +139,11 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         NotFaithful: there is none, or not everything that it does is known.
     """
     kind = _text(metadata, "tokenizer.ggml.model")
-    if kind in ("", "no_vocab", "none"):
+    if kind in ("", *NO_VOCABULARY):
         raise NotFaithful("the source has none")
     if kind in OTHER_MODELS:
         raise NotFaithful(OTHER_MODELS[kind])
-    if kind not in ("gpt2", "llama", "gemma4", "t5", "bert"):
+    if kind not in EXACT_MODELS:
         raise NotFaithful(f"its model is {kind!r}, which is not known exactly")
     name = "gemma4" if kind == "gemma4" else _text(metadata, "tokenizer.ggml.pre")
     scored = kind in ("llama", "t5")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.config import FIELD_OF, NUMBERS, checked_number
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
@@ -29,16 +31,17 @@ from ckconv.core.metadata import (
     string,
 )
 from ckconv.core.tensors import MetadataKind, TensorIndex, made
-from ckconv.errors import UsageError, quoted
+from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families.catalog import FAMILIES, hyperparameters
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.entries import has_scales
-from ckconv.formats.gguf.known_keys import resolved, type_of, unknown_note
+from ckconv.formats.gguf.known_keys import MODEL, PER_TOKEN, TOKENS, resolved, type_of, unknown_note
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
 from ckconv.io.files import card_of, open_source
 from ckconv.plan.planner import HEAD, Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
+from ckconv.tokenizer.vocabulary import MODELS
 
 # The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop.
 
@@ -103,6 +106,8 @@ def edited(
     decided = _keys_of(architecture, [row for row in parameters if row[0] in _SHAPES])
     decided |= {ALIGNMENT_KEY, *([] if own else [ARCHITECTURE_KEY])}
     made = _with_set(kept, pairs, decided, architecture)
+    _check_numbers(made, [key for key, _ in pairs], architecture, parameters)
+    _check_vocabulary(metadata, made, [key for key, _ in pairs])
     planner.changes = tuple(_changes(metadata, made, [key for key, _ in pairs]))
     planner.notes += filter(None, (unknown_note(key, architecture) for key, _ in pairs))
     return made
@@ -151,6 +156,46 @@ def _with_set(
         kind = STRING.name if key == ARCHITECTURE_KEY else there.type if there else type_of(key, architecture)
         made[key] = _parsed(key, kind, text) if kind else _new(key, text)
     return made
+
+
+def _check_numbers(
+    metadata: Mapping[str, Value], keys: Collection[str], architecture: str, parameters: Iterable[tuple[str, str]]
+) -> None:
+    """Check numbers that flags set as a reader of the file does.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    fail = partial(InputError, "usage.meta")
+    for name, own in parameters:
+        number, key = NUMBERS.get(FIELD_OF.get(name, "")), f"{architecture}.{own}"
+        if number is not None and key in keys and not metadata[key].type.startswith("arr["):
+            try:
+                checked_number(key, _plain(as_read({key: metadata[key]})[key]), number, fail)
+            except InputError as error:
+                raise UsageError("usage.meta", f"--set-meta {error.message}") from None
+
+
+def _check_vocabulary(before: Mapping[str, Value], after: Mapping[str, Value], keys: Collection[str]) -> None:
+    """Check the number of tokens and the tokenizer after edits.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    count = _length(before[TOKENS]) if TOKENS in before else 0
+    for key in (key for key in keys if count and key in PER_TOKEN):
+        found = _length(after[key])
+        if found != count:
+            raise UsageError("usage.meta", f"--set-meta {key} has {counted(found, 'item')}, {count:,} tokens expected")
+    kind = _plain(as_read({key: after[key] for key in keys if key == MODEL}).get(MODEL))
+    if kind is not None and kind not in MODELS:
+        message = f"--set-meta {MODEL}: llama.cpp knows no tokenizer {quoted(str(kind))}"
+        raise UsageError("usage.meta", message, hint=f"one of {', '.join(MODELS)}")
+
+
+def _length(value: Value) -> int:
+    found = as_read({"": value})[""].value
+    return found.count if isinstance(found, MadeArray) else 0
 
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value], keys: Iterable[str]) -> Iterator[Change]:

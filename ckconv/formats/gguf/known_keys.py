@@ -17,7 +17,11 @@ from ckconv.families.catalog import families_of_gguf
 
 KNOWN = Path(__file__).with_name("known_keys.toml")
 
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
+
+#: Lists with an item for each token.
+PER_TOKEN = (TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+
 _TEMPLATE = "tokenizer.chat_template"
 _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 

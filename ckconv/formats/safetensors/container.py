@@ -494,7 +494,8 @@ def _refuse_foreign(path: Path, start: bytes, length: int) -> NoReturn:
     """Name the file type that a header length beyond the limit is."""
     # A zip (torch.save since 1.6) or a bare pickle of protocol 2 to 5.
     if start.startswith(b"PK\3\4") or (start[0] == 0x80 and 2 <= start[1] <= 5):
-        raise pickle_refusal(path, "the file is a pickle checkpoint, and no safetensors file")
+        what = "pickle checkpoint" if start[0] == 0x80 else "zip archive, as torch.save writes them"
+        raise pickle_refusal(path, f"the file is a {what}, and no safetensors file")
     hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), "it is not a safetensors file")
     message = f"header declares {length:,} bytes; safetensors allows {MAX_HEADER:,}"
     raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=MAX_HEADER, hint=hint)
