@@ -487,6 +487,30 @@ def test_another_context_leaves_the_rotation_as_it_is(tmp_path: Path, to: str) -
         assert config_of(out)["max_position_embeddings"] == 64
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3", "mixtral"])
+def test_a_context_that_mlx_lm_has_no_number_for_is_asked_for(tmp_path: Path, model_type: str) -> None:
+    """transformers' class would take its own, and the output would not verify."""
+    source = model(tmp_path, model_type, mlx=True, max_position_embeddings=...)
+
+    with pytest.raises(UnsupportedError, match="the source names no context length") as caught:
+        convert(source, "safetensors")
+    assert caught.value.hint == "--context N sets one"
+    assert config_of(convert(source, "safetensors", context=64))["max_position_embeddings"] == 64
+
+
+@pytest.mark.parametrize("mlx", [False, True])
+def test_the_context_that_the_sources_class_takes_is_written_for_another(tmp_path: Path, mlx: bool) -> None:
+    """Gemma3TextConfig takes 131,072 where nothing is said, mlx-lm's gemma3_text 32,768."""
+    source = gemma3(tmp_path)
+    if mlx:
+        source = convert(source, "mlx")
+    document = {key: value for key, value in config_of(source).items() if key != "max_position_embeddings"}
+    (source / "config.json").write_text(json.dumps(document))
+
+    out = convert(source, "safetensors" if mlx else "mlx")
+    assert config_of(out)["max_position_embeddings"] == (32768 if mlx else 131072)
+
+
 @pytest.mark.parametrize("to", ["safetensors", "mlx"])
 def test_a_scaling_that_follows_from_the_context_keeps_it(tmp_path: Path, to: str) -> None:
     source = model(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0})

@@ -133,6 +133,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
     [
         (Model(), "nextn_predict_layers", 1),
         (Model(), "expert_group_count", 2),
+        (Model(), "pooling_type", 4),
         (Model(), "rope.scaling.attn_factor", 2.0),
         (Model(), "rope.scaling.attn_factor", 0.0),
         (Model(), "rope.scaling.type", "longrope"),

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from family_cases import cases, checkpoint
+from family_cases import cases, checkpoint, recording, tensors
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
@@ -72,6 +72,44 @@ def test_one_set_of_factors_alone_is_refused(tmp_path: Path, without: str) -> No
 
     with pytest.raises(UnsupportedError, match="of a scaling that is not longrope"):
         ckconv.convert(source, tmp_path / "back", to="safetensors")
+
+
+def test_a_phimoe_with_factors_is_refused_for_what_its_gguf_does_not_say(tmp_path: Path) -> None:
+    """llama.cpp's converter writes the factors, and not what the model multiplies by beside them."""
+    case = recording("phimoe")["longrope"]
+    config, stored = case["config"], dict(tensors(case))
+    for layer in range(config["num_hidden_layers"]):
+        for part in ("w1", "w2", "w3"):
+            place = f"model.layers.{layer}.block_sparse_moe.experts."
+            names = [f"{place}{number}.{part}.weight" for number in range(config["num_local_experts"])]
+            stored[f"{place}{part}.weight"] = np.stack([stored.pop(name) for name in names])
+    scaling = config["rope_parameters"]
+    stored |= {LONG: np.float32(scaling["long_factor"]), SHORT: np.float32(scaling["short_factor"])}
+    writer, known = (
+        gguf.GGUFWriter(tmp_path / "m.gguf", "phimoe"),
+        gguf.get_tensor_name_map(gguf.MODEL_ARCH.PHIMOE, config["num_hidden_layers"]),
+    )
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    writer.add_rope_scaling_attn_factors((1 + np.log(2) / np.log(64)) ** 0.5)
+    for name, array in stored.items():
+        writer.add_tensor(known.get_name(name, (".weight", ".bias")) or name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(UnsupportedError, match="multiplies by short_mscale and long_mscale") as caught:
+        ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+    assert not caught.value.details
 
 
 def test_numbers_of_layers_are_metadata_without_the_architecture_before_them(tmp_path: Path) -> None:

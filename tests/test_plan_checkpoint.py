@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES
+from family_cases import checkpoint, recording
 from models import Model
 
 from ckconv.api import convert, diff
@@ -357,6 +358,25 @@ def test_other_names_are_written_and_read_again(tmp_path: Path, name: str, names
     assert b"ckconv.names" not in (back / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("names", ["canonical", "gguf"])
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("qwen3moe", "tied"),  # experts, which a checkpoint has one by one
+        ("apertus", "tied"),  # numbers, which are no tensors of a GGUF
+        ("qwen3_next", "tied"),  # parts of what a GGUF has in one
+        ("t5_encoder", "gated"),  # two tensors with one name in a GGUF, never both
+    ],
+)
+def test_other_names_of_a_family_that_gguf_stores_otherwise(tmp_path: Path, family: str, case: str, names: str) -> None:
+    source = checkpoint(recording(family)[case], tmp_path / "hf")
+    convert(source, tmp_path / "m.gguf")
+
+    out = to_hf(tmp_path / "m.gguf", tmp_path / "out", names=names)
+    assert diff(tmp_path / "m.gguf", out).same
+    assert not {name for name in tensors_of(out) if name.startswith("model.")}
+
+
 def test_max_has_linear_layers_and_a_head_of_its_own(tmp_path: Path) -> None:
     source = FIXTURES / "hf" / "gpt2-hub-f32"
     out = to_hf(source, tmp_path / "out", names="max")
@@ -467,6 +487,29 @@ def test_context(tmp_path: Path) -> None:
     assert config_of(out)["max_position_embeddings"] == 64
     (reason,) = reasons(FIXTURES / "hf" / "gpt2-hub-f32", tmp_path, context=64)
     assert reason == "the position table has 128 rows, --context says 64"
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "said"),
+    [
+        ("bloom", "two_heads", {"seq_length": 32}),
+        ("dbrx", "one_key_for_all", {"max_seq_len": 32}),
+        ("kimi_linear", "released_keys", {"model_max_length": 32}),
+        ("mpt", "tied", {"max_seq_len": 32}),
+    ],
+)
+def test_another_context_is_said_by_the_key_of_the_family(
+    tmp_path: Path, family: str, case: str, said: dict[str, int]
+) -> None:
+    """No table of positions is there, whose rows would say it."""
+    out = to_hf(checkpoint(recording(family)[case], tmp_path / "hf"), tmp_path / "out", context=32)
+
+    assert said.items() <= config_of(out).items()
+
+
+def test_another_context_of_a_class_without_one_is_refused(tmp_path: Path) -> None:
+    (reason,) = reasons(checkpoint(recording("mamba")["tied"], tmp_path / "hf"), tmp_path, context=64)
+    assert reason == "--context: no key of a mamba's config.json says a context length"
 
 
 def test_the_text_model_of_several_modalities_becomes_one_of_its_own(tmp_path: Path) -> None:

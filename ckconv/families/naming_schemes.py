@@ -90,7 +90,7 @@ def scheme_names(family: Family, scheme: str) -> Names:
             {name: _in_order(found) for name, found in own.written.items()},
             own.dropped,
         )
-    names = _gguf_names(family) if scheme == GGUF else {name: name for name in own.written}
+    names = {**{name: name for name in own.written}, **(_gguf_names(family) if scheme == GGUF else {})}
     single = {
         name: Stored(names[name], name, (_canonical(part),))
         for found in own.written.values()
@@ -134,7 +134,7 @@ def _in_order(found: Stored) -> Stored:
 
 def _canonical(part: Part) -> Part:
     """The part by itself, its values in canonical order."""
-    axes = part.row.axes[: len(part.axes)] if part.stack else part.axes
+    axes = part.row.axes[: len(part.axes) + 1] if part.stack else part.axes
     return part._replace(axes=axes, stored=axes, number=0, value="", stack="")
 
 
@@ -148,10 +148,12 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _gguf_names(family: Family) -> Mapping[str, str]:
-    """Canonical pattern -> GGUF's name of the tensor stored alone."""
+    """Canonical pattern -> GGUF's name of the tensor stored alone, where no other tensor of the family has it."""
     own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written
-    alone = {name: found.pattern for name, found in own.items() if len(found.parts) == 1 and found.pattern != _FACTORS}
-    return {name: found.pattern for name, found in common.items() if found.pattern != _FACTORS} | alone
+    alone = {name: found.pattern for name, found in own.items() if len(found.parts) == 1}
+    names = {name: found.pattern for name, found in common.items()} | alone
+    first = {pattern: name for name, pattern in reversed(names.items()) if name in names_of(family, HF).written}
+    return {name: pattern for name, pattern in names.items() if pattern != _FACTORS and first.get(pattern) == name}
 
 
 _FACTORS = "rope_freqs.weight"

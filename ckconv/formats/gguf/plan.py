@@ -390,7 +390,8 @@ class GgufPlanner(Planner):
                 f"a GGUF does not say how its Q and K rows lie, so {family.gguf} files have to be {here}",
                 "--rope-layout engine is what every reader of GGUF takes them for",
             )
-        if family and not family.rope and self._context != (self._config.context_length if self._config else 0):
+        learned = family is not None and "position_embedding" in family.tensors
+        if family and learned and self._context != (self._config.context_length if self._config else 0):
             self.refuse(f"positions of {family.name} are learned: --context cannot change how many there are")
         if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
             self.refuse(

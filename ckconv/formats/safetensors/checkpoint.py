@@ -233,8 +233,11 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         yield Reason(
             f"{scaled(str(kind), config)}, and follows from max_position_embeddings, which --context would change"
         )
-    if options.context and not family.rope and options.context != config.context_length:
-        yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+    if options.context not in (0, config.context_length):
+        if "position_embedding" in family.tensors:
+            yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+        elif not family.parameters["context"].key_cells("hf"):
+            yield Reason(f"--context: no key of a {family.name}'s config.json says a context length")
 
 
 def loader_reasons(
@@ -313,13 +316,15 @@ def class_reasons(
         also = f" ({count} tensors)" if count > 1 else ""
         kind = said(config, "family", format=format)
         yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
-    if not built:
-        return
-    if not config.norm_eps:
+    if built and not config.norm_eps:
         yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
-    if not (context or config.context_length):
+    # A class of another program has a default of its own.
+    own = built or (CONSUMERS.get(format) not in (None, loader) and loader in family.parameters["context"].defaults)
+    if own and not (context or config.context_length):
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
+    if not built:
+        return
     if config.rotary_dim != config.head_dim and not family.turns_a_part:
         rotated = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
         yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")

@@ -237,7 +237,8 @@ def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys_of_context(family: Family) -> list[str]:
-    return [cell.key for cell in family.parameters["context"].key_cells("hf") if not cell.alias]
+    row = family.parameters.get("context")
+    return [cell.key for cell in row.key_cells("hf") if not cell.alias] if row else []
 
 
 def _rope(
@@ -393,8 +394,11 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     if not said.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)
-    if said.context:
-        document = _with_context(document, config, said.context)
+    context = said.context
+    if not context and said.format != index.format and config is not None:
+        context = _context_of_class(text_config(document), config)
+    if context:
+        document = _with_context(document, config, context)
     if said.format != index.format and config is not None:
         document |= _named(config, said.format)
         facts = _facts(index, config, said)
@@ -430,12 +434,22 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
     return {key: there for key, there in fitted.items() if is_on(config, key, document, consumer) != there}
 
 
+def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
+    """Context length that the source's class takes where nothing says it, 0 where something does."""
+    row = FAMILIES[config.family].parameters.get("context")
+    cells = [cell for cell in row.key_cells("hf") if not cell.unread] if row else []
+    said = any(document.get(cell.key) is not None for cell in cells)
+    return config.context_length if cells and not said else 0
+
+
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
     """Document with another context length; RoPE's angles stay."""
     document = dict(source)
     if key := text_key(document):
         return {**document, key: _with_context(document[key], config, context)}
-    document["max_position_embeddings"] = context
+    own = _keys_of_context(FAMILIES[config.family]) if config else []
+    words = [key for key in dict.fromkeys(("max_position_embeddings", *own)) if key in document]
+    document |= dict.fromkeys(words or own[:1] or ["max_position_embeddings"], context)
     scaling = (config.rope_scaling if config else None) or {}
     numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
     for name in ("rope_scaling", "rope_parameters"):
