@@ -159,6 +159,13 @@ def test_a_key_that_changes_the_computation_is_refused_by_its_name(
     assert value(tmp_path / "copy.gguf", name) == pytest.approx(changed)
 
 
+def test_what_a_library_has_no_word_for_is_named_by_the_key_of_the_gguf(tmp_path: Path) -> None:
+    source = Model(extra_keys={"llama.attention.causal": False}).write(tmp_path / "m.gguf")
+
+    with pytest.raises(UnsupportedError, match=r"llama\.attention\.causal = False changes the computation; mlx-lm"):
+        ckconv.convert(source, tmp_path / "out", to="mlx")
+
+
 @pytest.mark.parametrize(
     ("key", "neutral"),
     [

@@ -148,7 +148,7 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _gguf_names(family: Family) -> Mapping[str, str]:
-    """Canonical pattern -> GGUF's name of the tensor stored alone, where no other tensor of the family has it."""
+    """Canonical pattern -> GGUF's name of the tensor that alone has it."""
     own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written
     alone = {name: found.pattern for name, found in own.items() if len(found.parts) == 1}
     names = {name: found.pattern for name, found in common.items()} | alone

@@ -435,7 +435,7 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
 
 
 def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
-    """Context length that the source's class takes where nothing says it, 0 where something does."""
+    """Context length of the source's class, 0 where a key says another."""
     row = FAMILIES[config.family].parameters.get("context")
     cells = [cell for cell in row.key_cells("hf") if not cell.unread] if row else []
     said = any(document.get(cell.key) is not None for cell in cells)
