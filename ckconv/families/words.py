@@ -59,11 +59,12 @@ def said(config: ModelConfig, *fields: str, format: str = "") -> str:
     Args:
         fields: of the configuration, or parameters; ``family`` is what says which class it is of.
     """
-    names = dict.fromkeys(name for field in fields for name in _names(config, field, format))
+    names = dict.fromkeys(name for field in fields for name in keys_said(config, field, format))
     return f" ({', '.join(names)})" if names else ""
 
 
-def _names(config: ModelConfig, field: str, format: str) -> list[str]:
+def keys_said(config: ModelConfig, field: str, format: str) -> list[str]:
+    """Keys of a field in the source."""
     family = family_of(config)
     if family is None or (format == "gguf" and field == "family"):
         return []

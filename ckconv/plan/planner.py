@@ -26,7 +26,7 @@ from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
-from ckconv.families.words import document_words, gguf_words, said, window_words
+from ckconv.families.words import document_words, keys_said, said, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
@@ -398,10 +398,10 @@ def row_reasons(
         value = scope[name] if _is_carried(name, family) else None
         if name in row.ignores or _is_lost(name, parameter, family, loader):
             yield from _ignored(name, parameter, family, config, loader, value, context, format)
-        yield from _assumed(name, parameter, family, loader, scope, format)
+        yield from _assumed(name, parameter, config, loader, scope, format)
         number = loader.of_metadata and parameter.kind == "f32" and name not in ("rope_theta", "norm_eps")
         if number and isinstance(value, float) and abs(value) > MAX_FLOAT32:
-            yield Reason(f"{_key(name, family, format)} is {value:g}, which float32 cannot hold")
+            yield Reason(f"{_key(name, config, format)} is {value:g}, which float32 cannot hold")
 
 
 def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) -> Iterator[str]:
@@ -491,12 +491,12 @@ def _ignored(
     default = parameter.defaults.get(loader.row)
     taken = default.value(scope_of(family, config)) if default is not None else None
     if value is not None and (value if taken is None else differ(value, taken)):
-        key = _key(name, family, format)
+        key = _key(name, config, format)
         yield Reason(f"{key} = {_shown(value)} changes the computation; {loader.name} does not know it")
 
 
 def _assumed(
-    name: str, parameter: Parameter, family: Family, loader: Loader, scope: Mapping[str, Any], format: str
+    name: str, parameter: Parameter, config: ModelConfig, loader: Loader, scope: Mapping[str, Any], format: str
 ) -> Iterator[Reason]:
     """A value that the loader takes for granted, and the model has another."""
     for cell in parameter.cells.get(loader.column, ()):
@@ -504,14 +504,15 @@ def _assumed(
             continue
         value, taken = scope[name], cell.expression.value(scope)
         if differ(value, taken):
-            said = f"{_key(name, family, format)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
+            said = f"{_key(name, config, format)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
             yield Reason(cell.sentence or said)
 
 
-def _key(name: str, family: Family, format: str) -> str:
-    own = gguf_words(family, name) if format == "gguf" else []
-    row = family.parameters[name]
-    return next(iter((*own, *document_words(family, name), *(cell.key for cell in row.key_cells("hf")))), name)
+def _key(name: str, config: ModelConfig, format: str) -> str:
+    """Key that says a parameter, of the source where it has one."""
+    family = FAMILIES[config.family]
+    theirs = (*document_words(family, name), *(cell.key for cell in family.parameters[name].key_cells("hf")))
+    return next(iter((*keys_said(config, name, format), *theirs)), name)
 
 
 def _shown(value: Any) -> str:
