@@ -14,7 +14,7 @@ from checkpoints import Decoder, save
 from family_cases import checkpoint, recording
 
 import ckconv
-from ckconv.errors import UnsupportedError
+from ckconv.errors import CkconvError, UnsupportedError
 
 #: Keys of the code that nomic-embed came with -> those of transformers 5.
 NOMIC = {
@@ -214,3 +214,77 @@ def test_mlx_lm_is_told_the_size_of_a_head_that_only_transformers_takes_for_gran
     ckconv.convert(save(tmp_path / "hf", document, tensors), tmp_path / "out", to="mlx")
 
     assert json.loads((tmp_path / "out" / "config.json").read_text())["head_dim"] == 256
+
+
+# Windows: what a class slides over, where its keys say it
+
+
+SLIDE, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "to"),
+    [("dots1", "untied", "gguf"), ("dots1", "untied", "mlx"), ("qwen3_reranker", "tied", "mlx")],
+)
+def test_a_window_from_a_layer_on_is_one_though_no_list_says_it(
+    tmp_path: Path, family: str, case: str, to: Literal["gguf", "mlx"]
+) -> None:
+    said = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}
+
+    def windowed(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "layer_types"} | said
+
+    with pytest.raises(UnsupportedError, match="attention slides over 8 tokens"):
+        ckconv.convert(published(tmp_path, family, case, windowed), tmp_path / "out", to=to)
+
+
+def test_a_classifier_with_a_window_is_none_of_llama_cpp(tmp_path: Path) -> None:
+    said = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0, "layer_types": [SLIDE, SLIDE]}
+    source = published(tmp_path, "qwen3_classifier", "three_labels", lambda old: {**old, **said})
+
+    with pytest.raises(UnsupportedError, match="attention slides over 8 tokens"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_layers_that_slide_without_the_switch_are_no_model_of_transformers(tmp_path: Path, family: str) -> None:
+    """mlx-lm does not look at the list, so a directory of its own goes out without it."""
+
+    def listed(document: dict[str, Any]) -> dict[str, Any]:
+        return {**document, "layer_types": [SLIDE, *[FULL] * (document["num_hidden_layers"] - 1)]}
+
+    source = published(tmp_path, family, "untied", listed)
+    with pytest.raises(CkconvError, match="use_sliding_window is not true"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+    right = published(tmp_path / "mlx", family, "untied", dict)
+    ckconv.convert(right, tmp_path / "m", to="mlx")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps(listed(json.loads(path.read_text()))))
+    ckconv.convert(tmp_path / "m", tmp_path / "back", to="safetensors")
+    assert SLIDE not in (tmp_path / "back" / "config.json").read_text()
+
+
+def test_a_window_that_transformers_llama_does_not_read_is_not_handed_to_mlx_lm(tmp_path: Path) -> None:
+    said = {"sliding_window": 4, "layer_types": [SLIDE, FULL, FULL]}
+    source = published(tmp_path, "llama", "untied", lambda old: {**old, **said})
+
+    ckconv.convert(source, tmp_path / "m", to="mlx")
+    made = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert ("layer_types" in made, made["sliding_window"]) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "key"),
+    [
+        ("gpt_oss", "yarn", "gpt-oss"),
+        ("exaone_moe", "untied", "exaone-moe"),
+        ("gemma_embedding", "plain", "gemma-embedding"),
+    ],
+)
+def test_layers_that_slide_over_nothing_are_refused(tmp_path: Path, family: str, case: str, key: str) -> None:
+    ckconv.convert(checkpoint(recording(family)[case], tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.edit(tmp_path / "m.gguf", tmp_path / "n.gguf", set_meta=((f"{key}.attention.sliding_window", "0"),))
+
+    with pytest.raises(UnsupportedError, match="the source names no window"):
+        ckconv.convert(tmp_path / "n.gguf", tmp_path / "out", to="safetensors")

@@ -83,6 +83,8 @@ def read_windows(
         types = (SLIDING,) * layers
     elif rule == "switch_by_layer" and own.get("use_sliding_window"):
         types = _from_a_layer_on(own, size, layers, fail)
+    elif rule == "switch_by_layer" and SLIDING in (_listed(own.get("layer_types"), layers, fail) or ()):
+        raise fail(f"layer_types has {SLIDING}, and use_sliding_window is not true: there is no window")
     if size is None or SLIDING not in types:
         return Windows(None, types if rule == "by_layer" else None)
     if size == 0:

@@ -20,7 +20,7 @@ from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex,
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import FAMILIES, families_of_gguf
 from ckconv.families.elsewhere import classes_of, drafts_for, known_by
-from ckconv.families.expressions import ExpressionError
+from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
@@ -394,6 +394,9 @@ def row_reasons(
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
+    if SLIDING in (config.layer_types or ()) and not config.sliding_window:
+        keys = said(config, "layer_types", "sliding_window", format=format)
+        yield Reason(f"layers slide, and the source names no window{keys}")
     for name, parameter in family.parameters.items():
         value = scope[name] if _is_carried(name, family) else None
         if name in row.ignores or _is_lost(name, parameter, family, loader):

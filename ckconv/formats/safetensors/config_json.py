@@ -129,7 +129,8 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     # The plan holds a window against the context, and few classes of mlx-lm know one.
     mlx = family.engines.get("mlx_lm")
     windowless = consumer == MLX_LM_READER and mlx is not None and "window" in mlx.ignores
-    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
+    kept = _WINDOW if windowless and config.sliding_window else ()
+    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *kept)}
     mine = without_noted(replace(config, modifiers=(), context_length=read.context_length))
     found = config_differences(mine, without_noted(replace(read, **same)), same_words=True)
     return [
