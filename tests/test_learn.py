@@ -48,8 +48,9 @@ LEARNED = [
 
 
 def without(name: str) -> Index:
-    """What the shipped families are called but this one and those that extend it."""
-    hidden = {name}
+    """What the shipped families are called but this one, those of its type, and those that extend one of them."""
+    types = set(FAMILIES[name].in_huggingface.names)
+    hidden = {one for one in FAMILIES if one == name or types & set(FAMILIES[one].in_huggingface.names)}
     while True:
         parents = {n: tomllib.loads(text).get("extends", []) for n, text in SHIPPED.items() if n not in hidden}
         more = {n for n, said in parents.items() if hidden & set(said if isinstance(said, list) else [said])}
@@ -139,6 +140,20 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
 
     assert one["tie_word_embeddings"] is False
     assert both["tie_word_embeddings"] == [False, True]
+
+
+def test_what_a_gguf_has_no_place_for_is_named_and_not_missed_on_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, model = next(pairs_of("olmo2", tmp_path))
+    hide("olmo2", monkeypatch)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file(load_file(source / "model.safetensors") | {name: np.ones(3, np.float32)}, source / "model.safetensors")
+
+    (found,) = learn([(source, model)], "new").checked
+
+    assert found.right
+    assert list(found.forth.left_out) == [name]
 
 
 # Bad pairs: named with the numbers, and nothing is written

@@ -111,6 +111,8 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
     near = sum(len(way.near) for each in found.checked for way in (each.forth, each.back))
     if near:
         lines.append(f"  {near} of them are computed (1 + w, -exp(w)) and differ in the last bits")
+    for name, why in found.checked[0].forth.left_out.items():
+        lines.append(f"  left out of the GGUF: {shown(name)}: {why}")
     lines += [f"  ? {question.text}" for question in found.questions]
     if found.closed:
         lines.append(f"  refused with another value: {', '.join(found.closed)}")
@@ -139,5 +141,6 @@ def _document(found: Learned, output: Path) -> dict[str, Any]:
         ],
         "questions": [{"key": question.key, "text": question.text} for question in found.questions],
         "closed": list(found.closed),
+        "left_out": dict(found.checked[0].forth.left_out),
         "bytes_read": found.nbytes,
     }

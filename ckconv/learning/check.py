@@ -45,6 +45,7 @@ class Direction:
         different: names of others, with what is wrong.
         near: equal ones that are computed (1 + w, -exp(w)), and differ in the last bits: of another library's rounding.
         keys, of: equal ones of all.
+        left_out: tensors of the source for which the other format has no place -> why.
         other: key -> (there, made), ``None`` for nothing.
     """
 
@@ -55,6 +56,7 @@ class Direction:
     near: set[str] = field(default_factory=set)
     keys: int = 0
     of: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
     other: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
@@ -91,8 +93,10 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
         with own_families([family]):
             checkpoint = open_index(pair.checkpoint.path)
             model = open_index(pair.model.path)
-            forth = _made(checkpoint, model, "gguf", family, values)
-            back = Direction() if forth.error else _made(model, checkpoint, "safetensors", family, values)
+            forth = _made(checkpoint, model, "gguf", family, values, {})
+            back = (
+                Direction() if forth.error else _made(model, checkpoint, "safetensors", family, values, forth.left_out)
+            )
             names = {field: name for name, field in FIELD_OF.items()}
             apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
     except CkconvError as error:
@@ -100,7 +104,10 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
     return Checked(forth, back, apart)
 
 
-def _made(source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool) -> Direction:
+def _made(
+    source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool, lost: Mapping[str, str]
+) -> Direction:
+    """One direction; what was ``lost`` on the way to the source is not made again."""
     found = Direction()
     try:
         plan = make_plan(source, to, Options(families=(family,), dtype=_dtype(there)))
@@ -109,7 +116,8 @@ def _made(source: TensorIndex, there: TensorIndex, to: str, family: Path, values
     except CkconvError as error:
         found.error = _said(error)
         return found
-    meant = {tensor.name: tensor for tensor in there.stored}
+    found.left_out = {item.name: item.reason for item in plan.left_out}
+    meant = {tensor.name: tensor for tensor in there.stored if tensor.name not in lost}
     _compare(plan, source, there, meant, values, found)
     if to == "gguf":
         prefix = f"{there.architecture}."

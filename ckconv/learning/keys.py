@@ -74,7 +74,7 @@ class Keys:
         self._claimed: set[str] = set()
         self._tied: set[str] = set()
         self._given: set[str] = set()
-        self._repeated: set[str] = set()
+        self._repeated: dict[str, int] = {}
         self._open: set[str] = set()
         self._mine = [Guess(base, pair, "hf") for pair in pairs]
         self._theirs: dict[tuple[str, int], Guess] = {}
@@ -337,12 +337,18 @@ class Keys:
         return head in {*mine, *base, *_ROPE}
 
     def again(self, key: str) -> bool:
-        """Take a metadata key by value, where the rule taken fails."""
-        if key in self._repeated:
-            return False
-        self._repeated.add(key)
-        self._by_value(key, next(iter(self.writers(key)), self._usual(key)))
-        return True
+        """Take a metadata key by value, where the rule taken fails, and then as a constant beside the row."""
+        tried = self._repeated.setdefault(key, 0)
+        self._repeated[key] += 1
+        if tried == 0:
+            self._by_value(key, next(iter(self.writers(key)), self._usual(key)))
+        elif tried == 1 and len({json.dumps(pair.keys[key]) for _, pair in self._said(key)}) == 1:
+            for name in self.writers(key):
+                own = {} if name in self._base.parameters else self._own(name)
+                self.parameters[name] = {**own, "gguf": [{"key": key, "alias": True}]}
+            value = _text(self._said(key)[0][1].keys[key])
+            self.parameters[re.sub(r"\W", "_", key)] = {"value": value, "gguf": [self._typed(key)]}
+        return tried < 2
 
     def writers(self, key: str) -> list[str]:
         """Rows of the file that have the metadata key."""
@@ -420,6 +426,10 @@ class Keys:
                     kept = [cell for cell in cells if _key(cell).partition(":")[0] not in keys]
                     self.parameters.setdefault(other, {})[format] = kept
                     self.parameters[other]["optional"] = True
+                    if format == "gguf" and not kept and self._keyed(row) and not row.value:
+                        value = self._mine[0][other]  # the key stays, and is closed
+                        if isinstance(value, bool | int | float | str):
+                            self.parameters[other] = {"value": _text(value), "hf": [], "gguf": []}
 
     def _own(self, name: str) -> Mapping[str, Any]:
         row = self.parameters.get(name)

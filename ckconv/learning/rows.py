@@ -68,13 +68,19 @@ class Rows:
                 self.without.append(row.name)
         stored = {each for source in self._pairs[0].source for each in spellings(self._name(source))}
         for row in self._base.tensors.values():  # kept for other classes, and not there
-            if row.dropped and not row.cells["gguf"] and not any(cell.name in stored for cell in row.cells["hf"]):
+            if row.dropped and not row.cells["gguf"] and not any(one.name in stored for one in row.dropped.values()):
                 self.without.append(row.name)
         for name in list(self._base.fused):
             if any(part in self.without and part not in self._placed for part in self._base.fused[name].parts):
                 self.without.append(name)
         for name, patterns in self._placed.items():
             self._presence(name, patterns)
+        for row in self._base.tensors.values():  # made of the configuration
+            there = [any("=" + pattern == cell.name for cell in row.cells["gguf"] for pattern in pair.target)
+                     for pair in self._pairs if not row.cells["hf"]]  # fmt: skip
+            if any(there):
+                self.loaded.append(row.name)
+                self.optional |= set() if all(there) else {row.name}
         self._write_fused()
         self.tensors = {name: row for name, row in self.tensors.items() if row}
 

@@ -24,6 +24,10 @@ from ckconv.learning.pair import FLOATS, NEAR, NO_LAYER, Numbers, Pair, stored_a
 _COLUMNS = 64
 
 
+#: Both moves of a form in a pair, and the number of experts.
+Moves = tuple[shapes.Move, shapes.Move, int]
+
+
 class Form(NamedTuple):
     """Layout of a canonical tensor in both formats, from a shipped row."""
 
@@ -130,6 +134,7 @@ class Tracer:
             for form in same:
                 self._by_name.setdefault(form.gguf.name, []).append(form)
         self._known: dict[tuple[Any, ...], np.ndarray] = {}
+        self._moved: dict[tuple[int, int, bool], Moves | None] = {}
 
     def _forms(self) -> Iterator[Form]:
         for family in self._families.values():
@@ -223,8 +228,13 @@ class Tracer:
                     return False
         return True
 
-    def _moves(self, form: Form, number: int, bias: bool) -> tuple[shapes.Move, shapes.Move, int] | None:
-        """Both moves of a form in a pair, and the number of experts."""
+    def _moves(self, form: Form, number: int, bias: bool) -> Moves | None:
+        key = (id(form), number, bias)
+        if key not in self._moved:
+            self._moved[key] = self._computed_moves(form, number, bias)
+        return self._moved[key]
+
+    def _computed_moves(self, form: Form, number: int, bias: bool) -> Moves | None:
         axes, ours, theirs = form.axes, form.hf.axes, form.gguf.axes
         if bias and len(axes) > 1:
             last = axes[-1]
@@ -248,7 +258,7 @@ class Tracer:
         self,
         ours: Sequence[StoredTensor],
         theirs: StoredTensor,
-        moves: tuple[shapes.Move, shapes.Move, int],
+        moves: Moves,
         value: str,
     ) -> bool:
         one, other, experts = moves
