@@ -107,7 +107,7 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
 def _made(
     source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool, lost: Mapping[str, str]
 ) -> Direction:
-    """One direction; what was ``lost`` on the way to the source is not made again."""
+    """Make one direction without tensors ``lost`` on the way to the source."""
     found = Direction()
     try:
         plan = make_plan(source, to, Options(families=(family,), dtype=_dtype(there)))

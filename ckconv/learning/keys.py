@@ -337,7 +337,7 @@ class Keys:
         return head in {*mine, *base, *_ROPE}
 
     def again(self, key: str) -> bool:
-        """Take a metadata key by value, where the rule taken fails, and then as a constant beside the row."""
+        """Take a metadata key by value, then as a constant beside the row."""
         tried = self._repeated.setdefault(key, 0)
         self._repeated[key] += 1
         if tried == 0:
