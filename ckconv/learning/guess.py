@@ -87,7 +87,7 @@ class Guess(Mapping[str, Any]):
 
     def with_it(self, expression: Expression, it: Any) -> Any:
         """The expression over a stored or a read value."""
-        return expression.value(_With(self, {"it": it, "stated": list(self)}))
+        return expression.value(With(self, {"it": it, "stated": list(self)}))
 
     def size(self, letter: str) -> int:
         """Elements of an axis.
@@ -107,7 +107,9 @@ class Guess(Mapping[str, Any]):
         return bool(value[layer] if isinstance(value, list) else value)
 
 
-class _With(Mapping[str, Any]):
+class With(Mapping[str, Any]):
+    """Values, and others in place of some."""
+
     def __init__(self, values: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         self._values, self._more = values, more
 

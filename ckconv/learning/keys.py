@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes
+from ckconv.families.expressions import Expression
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
 from ckconv.families.schema import Family
-from ckconv.learning.guess import FAILS, Guess
+from ckconv.learning.guess import FAILS, Guess, With
 from ckconv.learning.pair import Pair
 from ckconv.learning.rows import Rows
 
@@ -36,6 +37,10 @@ _BASES = ("rope_theta", "local_theta")
 
 #: How rows read the part of a head that RoPE turns.
 _SHARE = "int(it * head_dim)"
+
+
+#: Layers of the model for which rules are told apart.
+_DEEP = 64
 
 
 class Question(NamedTuple):
@@ -393,6 +398,10 @@ class Keys:
             if isinstance(row, dict) and any(self._base.parameters[name].key_cells("gguf")):
                 row["hf"] = [key]
                 return True
+        rule = self._of_every_layer(key)
+        if rule and self._own(name or key).get("value") != rule:
+            self._follows(name or key, key, rule)
+            return True
         if key in self.modifiers or "." in key or any(value != pair.document.get(key) for pair in self._pairs):
             return False
         if name:
@@ -400,6 +409,31 @@ class Keys:
         self.modifiers[key] = {"neutral": [value], "written": True}
         self.seen[key] = value
         return True
+
+    def _follows(self, name: str, key: str, rule: str) -> None:
+        self.parameters[name] = {"value": rule, "hf": [key]} | ({"gguf": []} if name in self._base.parameters else {})
+
+    def _of_every_layer(self, key: str) -> str:
+        """Rule of shipped families for a list with an item a layer."""
+        said = [pair.document.get(key) for pair in self._pairs]
+        if not all(
+            isinstance(value, list) and len(value) == pair.layers for value, pair in zip(said, self._pairs, strict=True)
+        ):
+            return ""
+        found: dict[str, list[Expression]] = {}
+        for family in self._families.values():
+            for row in family.parameters.values():
+                mine = any(cell.key == key for cell in row.key_cells("hf"))
+                for rule in (row.value, *row.defaults.values()) if mine else ():
+                    if rule is not None and rule.names <= self._base.parameters.keys() - {row.name}:
+                        try:
+                            if all(rule.value(guess) == one for guess, one in zip(self._mine, said, strict=True)):
+                                deep = rule.value(With(self._mine[0], {"layers": _DEEP}))
+                                found.setdefault(json.dumps(deep), []).append(rule)
+                        except FAILS:
+                            continue
+        rules = next(iter(found.values())) if len(found) == 1 else []
+        return str(max(rules, key=lambda rule: (len(rule.names), -len(str(rule))))) if rules else ""
 
     def _cleared(self, name: str) -> dict[str, Any]:
         """Empty default and value, in place of the base's."""
@@ -530,6 +564,10 @@ class Keys:
             ):
                 continue
             if row is not None and row.kind is not Kind.MODIFIER:
+                continue
+            rule = "" if key in self._confirmed else self._of_every_layer(key)
+            if rule and key not in self._base.parameters:
+                self._follows(key, key, rule)
                 continue
             if row is not None and all(row.is_neutral(value) for value in values):
                 if not row.written:
