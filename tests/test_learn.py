@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -270,6 +271,27 @@ def test_the_command_writes_a_file_that_converts(pair: tuple[Path, Path], tmp_pa
     made = ckconv("convert", pair[0], tmp_path / "made.gguf", "--family", tmp_path / "new.toml")
     assert made.code == 0, made.err
     assert "was not measured" in made.err + made.out
+
+
+def test_a_renamed_fork_is_learned_from_two_checkpoints(tmp_path: Path, ckconv) -> None:
+    known = next(pairs_of("llama", tmp_path / "known"))[0]
+    fork = shutil.copytree(known, tmp_path / "fork")
+    document = json.loads((fork / "config.json").read_text())
+    own = {"model_type": "forky", "architectures": ["ForkyForCausalLM"]}
+    (fork / "config.json").write_text(json.dumps(document | own))
+    tensors = load_file(fork / "model.safetensors")
+    renamed = {name.replace("model.layers.", "net.blocks.").replace("q_proj", "wq"): t for name, t in tensors.items()}
+    save_file(renamed, fork / "model.safetensors")
+
+    result = ckconv("learn", fork, known, "-o", tmp_path / "forky.toml")
+
+    assert result.code in (0, 7), result.err
+    assert sorted(path.name for path in tmp_path.glob(".ckconv-learn-*")) == []
+    made = ckconv("convert", fork, tmp_path / "fork.gguf", "--family", tmp_path / "forky.toml")
+    assert made.code == 0, made.err
+    ckconv("convert", known, tmp_path / "known.gguf")
+    (ours, theirs) = (open_index(tmp_path / f"{name}.gguf").stored for name in ("fork", "known"))
+    assert {(t.name, t.dtype, t.shape) for t in ours} == {(t.name, t.dtype, t.shape) for t in theirs}
 
 
 def test_inspect_of_an_unknown_architecture_gives_the_command(pair: tuple[Path, Path], ckconv) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def command(
 ) -> int:
     """Make a family file out of a checkpoint and its GGUF.
 
-    Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
+    A checkpoint of a family that ckconv knows may stand for the GGUF: names of a renamed fork are learned. Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
     tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
     from ckconv.errors import UsageError
@@ -77,9 +78,9 @@ def command(
     wrong = next((one for one in confirm if one.rpartition("=")[2] not in _ANSWERS), None)
     if wrong is not None:
         raise UsageError("usage.flag", f"--confirm {wrong}: KEY={'|'.join(_ANSWERS)} expected")
-    with interruptible():
+    with interruptible(), tempfile.TemporaryDirectory(prefix=".ckconv-learn-", dir=output.parent) as folder:
         found = learn(
-            list(zip(models[::2], models[1::2], strict=True)),
+            [(ours, _gguf_of(theirs, Path(folder))) for ours, theirs in zip(models[::2], models[1::2], strict=True)],
             output.stem,
             base=base,
             rows=rows,
@@ -89,6 +90,18 @@ def command(
         write_whole(place, found.text.encode())
     _print(found, output, settings, checked=check == "pair")
     return OPEN if found.questions else 0
+
+
+def _gguf_of(model: Path, folder: Path) -> Path:
+    """The GGUF of a pair, made of a checkpoint where the family is known."""
+    from ckconv.api import convert
+    from ckconv.formats.detect import open_index
+
+    if open_index(model).format != "safetensors":
+        return model
+    made = folder / f"{model.resolve().name}.gguf"
+    convert(model, made)
+    return made
 
 
 def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -> None:
