@@ -4,7 +4,8 @@
     python scripts/record_packings.py --check [NAME...]   compute the values of those that are there, and compare
 
 The matrices are those of ``fixtures/hf/qwen2-tied-bf16``, rounded to the nearest here and packed by the library:
-auto-round 0.16, compressed-tensors 0.20, GPTQModel 7.7, torchao 0.18, amd-quark 0.13; what is there of them is used.
+auto-round 0.16, compressed-tensors 0.20, GPTQModel 7.7, torchao 0.18, amd-quark 0.13, hqq 0.2.8; what is there of them
+is used.
 ``NAME.json`` has the SHA-256 of every matrix as the library decodes it, as float32, -0 as 0, and its version.
 """
 
@@ -232,6 +233,27 @@ def quark(kind: str) -> tuple[Any, ...]:
     return "amd-quark", settings, pack, unpack
 
 
+def hqq(bits: int, axis: int, number: str) -> tuple[Any, ...]:
+    """Its own layer, both ways; without its search for better scales."""
+    dtype = getattr(torch, number)
+
+    def pack(weight: torch.Tensor) -> Arrays:
+        from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+
+        how = BaseQuantizeConfig(nbits=bits, group_size=GROUP, axis=axis)
+        how["weight_quant_params"]["optimize"] = False
+        return dict(HQQLinear(_linear(weight), how, compute_dtype=dtype, device="cpu").state_dict())
+
+    def unpack(arrays: Arrays) -> torch.Tensor:
+        from hqq.core.quantize import HQQLinear
+
+        made = HQQLinear(None, None, compute_dtype=dtype, device="cpu", initialize=False)
+        made.load_state_dict(dict(arrays))
+        return made.dequantize()
+
+    return "hqq", {"quant_method": "hqq"}, pack, unpack
+
+
 KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "autoround-3b": lambda: auto_round(3, "auto_round:auto_gptq"),
     "autoround-5b": lambda: auto_round(5, "auto_round"),
@@ -244,6 +266,9 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "torchao-int8": lambda: torchao("int8"),
     "torchao-float8": lambda: torchao("float8"),
     "quark-int4": lambda: quark("int4"),
+    "hqq-4b": lambda: hqq(4, 1, "float16"),
+    "hqq-3b-across": lambda: hqq(3, 0, "bfloat16"),
+    "hqq-2b": lambda: hqq(2, 1, "bfloat16"),
 }
 
 

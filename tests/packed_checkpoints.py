@@ -386,6 +386,36 @@ def quark_model(root: Path, decoder: Decoder, *, kind: str = "int4", ordered: bo
     return model(root, decoder, pack, settings, **config)
 
 
+def hqq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, axis: int = 1, floats: bool = False,
+              **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Codes in parts of the matrix, and zero points of float16, with settings as arrays beside them."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        lines = (-1, group) if axis else (group, -1)
+        codes = rng.integers(0, 1 << bits, shape).reshape(lines)
+        many = (len(codes), 1) if axis else (1, codes.shape[1])
+        scale, zero = (rng.uniform(low, high, many).astype(np.float16) for low, high in ((0.01, 0.1), (0, 1 << bits)))
+        values = ((codes.astype(np.float16) - zero) * scale).reshape(shape)
+        parts, dtype = (10, np.uint32) if bits == 3 else (8 // bits, np.uint8)
+        padded = np.pad(codes, ((0, -len(codes) % parts), (0, 0))).reshape(parts, -1, codes.shape[1]).astype(dtype)
+        packed = np.zeros(padded.shape[1:], dtype)
+        for part in padded:
+            packed = packed << dtype(bits % 8) | part
+        raw = Raw("I32" if bits == 3 else "U8", packed.shape, packed.tobytes())
+        if floats:
+            raw = Raw("F16", (packed.shape[0], packed.shape[1] // 2), packed.tobytes())
+        said = {"packing": f"{bits}bit_{'32' if bits == 3 else 'u8'}", "compute_dtype": "torch.float16"}
+        return {
+            f"{module}.W_q": raw, f"{module}.scale": scale, f"{module}.zero": zero,
+            f"{module}.shape": np.array(shape), f"{module}.axis": np.array(axis, np.int32),
+            f"{module}.group_size": np.array(group, np.int32), f"{module}.nbits": np.array(bits, np.int32),
+            **{f"{module}.{key}": np.frombuffer(text.encode(), np.uint8) for key, text in said.items()},
+        }, values.astype(np.float64)  # fmt: skip
+
+    return model(root, decoder, pack, {"quant_method": "hqq"}, **config)
+
+
 def arrays_of(source: Path) -> dict[str, Raw]:
     """Every array of a checkpoint of one file, as bytes."""
     data = (source / "model.safetensors").read_bytes()

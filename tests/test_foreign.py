@@ -73,6 +73,7 @@ DIRECTORIES = {
     ("latest_checkpointed_iteration.txt", "iter_0000010/x"): "Megatron",
     ("openvino_model.xml", "openvino_model.bin", "config.json"): "OpenVINO",
     ("zero_to_fp32.py", "latest"): "DeepSpeed",
+    ("qmodel.pt", "config.json"): "HQQ",
     ("onnx/model.onnx", "config.json"): "ONNX",
     ("model.onnx", "config.json"): "ONNX",
     ("flax_model.msgpack", "config.json"): "Flax",

@@ -20,6 +20,7 @@ from packed_checkpoints import (
     compressed_model,
     fp8_model,
     gptq_model,
+    hqq_model,
     planes,
     quark_model,
     scaled_fp8_model,
@@ -155,6 +156,18 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         "Quark, 4-bit, groups of 32: 7 matrices",
     ),
     "Quark FP8": (partial(quark_model, kind="fp8_e4m3"), "scaled FP8, 8-bit, scales of whole rows: 7 matrices"),
+    "HQQ, 4 bits": (hqq_model, "HQQ, 4-bit, groups of 32: 7 matrices"),
+    "HQQ, 8 bits, as floats": (partial(hqq_model, bits=8, floats=True), "HQQ, 8-bit, groups of 32: 7 matrices"),
+    "HQQ, 3 bits": (partial(hqq_model, bits=3), "HQQ, 3-bit, groups of 32: 7 matrices"),
+    "HQQ, 3 bits across rows": (
+        partial(hqq_model, bits=3, axis=0, group=16),
+        "HQQ, 3-bit, groups of 16 across rows: 7 matrices",
+    ),
+    "HQQ, 2 bits across rows": (
+        partial(hqq_model, bits=2, axis=0, group=16),
+        "HQQ, 2-bit, groups of 16 across rows: 7 matrices",
+    ),
+    "HQQ, 1 bit": (partial(hqq_model, bits=1), "HQQ, 1-bit, groups of 32: 7 matrices"),
     "FP8 in small blocks": (
         partial(fp8_model, block=(32, 16)),
         "block-scaled FP8, 8-bit, blocks of 32 x 16: 7 matrices",

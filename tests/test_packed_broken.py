@@ -21,6 +21,7 @@ from packed_checkpoints import (
     fp8_model,
     gptq,
     gptq_model,
+    hqq_model,
     planes,
     quark_model,
     rewritten,
@@ -108,6 +109,7 @@ ROUND_AWQ = partial(awq_model, auto_round=True, bits=5)
 AO = partial(torchao_model, bits=4, group=32, zeros=True)
 AO8, QUARK8 = torchao_float8_model, partial(quark_model, kind="fp8_e4m3")
 QUARK = quark_model
+HQQ = hqq_model
 WORDS3 = partial(compressed_model, bits=3, symmetric=False)
 ROWS = partial(scaled_fp8_model, strategy="channel")
 
@@ -208,6 +210,24 @@ BROKEN = {
     "torchao, no codes": (AO, without("._weight_qdata"), "belongs to no quantized matrix"),
     "torchao, another method": (AO, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as torchao"),
     "torchao, scales of no groups": (AO, array("._weight_scale", "BF16", 64, 0), "_weight_scale has shape [64, 0]"),
+    "HQQ, no scales": (HQQ, without(".scale"), "there is no scale"),
+    "HQQ, no zero points": (HQQ, without(".zero"), "there is no zero"),
+    "HQQ, no shape": (HQQ, without(".shape"), "there is no shape"),
+    "HQQ, no axis": (HQQ, without(".axis"), "there is no axis"),
+    "HQQ, a third axis": (HQQ, filled(".axis", "I32", 2), "it says shape [64, 64], group_size 32 and axis 2"),
+    "HQQ, no group": (HQQ, filled(".group_size", "I32", 0), "group_size 0 and axis 1"),
+    "HQQ, a negative group": (HQQ, filled(".group_size", "I32", 0xFFFFFFFF), "group_size -1 and axis 1"),
+    "HQQ, groups that do not divide": (HQQ, filled(".group_size", "I32", 37), "groups of 37 do not divide 4,096 codes"),
+    "HQQ, other groups": (HQQ, filled(".group_size", "I32", 64), "scale has shape [128, 1]"),
+    "HQQ, another shape": (
+        HQQ,
+        filled(".shape", "I64", 32),
+        "W_q has shape [64, 32] U8, which is not 4bit_u8 of [32, 32]",
+    ),
+    "HQQ, a huge shape": (HQQ, filled(".shape", "I64", 1 << 40), "it says shape [1099511627776, 1099511627776]"),
+    "HQQ, codes of fewer rows": (HQQ, array(".W_q", "U8", 60, 32), "W_q has shape [60, 32] U8"),
+    "HQQ, zero points of other groups": (HQQ, array(".zero", "F16", 64, 1), "zero has shape [64, 1]"),
+    "HQQ, another method": (HQQ, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as HQQ"),
     "torchao float8, scales of other rows": (AO8, array("._weight_scale", "F32", 32, 1), "no block size is declared"),
     "torchao float8, three axes": (AO8, array("._weight_qdata", "F8_E4M3", 8, 8, 64), "and is not a matrix"),
     "Quark, scales of other outputs": (QUARK, array(".weight_scale", "BF16", 2, 32), "which is not 4 bits"),
@@ -341,6 +361,14 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
             says(checkpoint_format="gptq"),
             "7 of 5-bit GPTQ with checkpoint_format gptq, where GPTQModel has gptq_p",
         ),
+        (HQQ, array(".packing", "U8", 7), "1 of HQQ with packing "),
+        (
+            HQQ,
+            array(".zero_scale", "F16", 2, 128, 1),
+            "1 of HQQ with scales and zero points in one array (offload_meta)",
+        ),
+        (HQQ, array(".zero", "F32", 128, 1), "1 of HQQ with scales of another type than it computes in"),
+        (partial(HQQ, bits=8, group=128), says(), "7 of HQQ with groups that cross rows"),
         (FOUR, filled(".weight.quant_map", "F32", 0), "1 of NF4 with a table of its own (quant_map)"),
         (FOUR, state(shape=[4096, 1]), "1 of NF4 with rows of an odd number of columns"),
         (bitsandbytes_int8_model, array(".weight_format", "U8"), ""),

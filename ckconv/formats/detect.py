@@ -108,6 +108,8 @@ FOREIGN: tuple[Foreign, ...] = (
             names=("_CHECKPOINT_METADATA", "manifest.ocdbt", "ocdbt.process_*")),
     Foreign("a Megatron checkpoint", "Megatron-LM", "Megatron Bridge exports it as a Hugging Face checkpoint",
             names=("latest_checkpointed_iteration.txt", "mp_rank_[0-9][0-9]*", "model_optim_rng.pt")),
+    Foreign("an HQQ model in a pickle", "hqq", "AutoHQQHFModel.save_to_safetensors writes what is read",
+            names=("qmodel.pt",)),
     Foreign("a DeepSpeed checkpoint", "DeepSpeed", "zero_to_fp32.py in the directory joins it",
             names=("zero_to_fp32.py", "*_model_states.pt", "*_optim_states.pt")),
 )  # fmt: skip

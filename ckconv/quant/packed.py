@@ -5,7 +5,7 @@ hashed and be compared without being decoded. A row is, one after the other::
 
     codes     u8 [columns]      one byte each, unsigned: integers, E4M3, or places in a table of 16 (the low four bits)
     scales    number [groups]   as they are stored
-    zeros     u8 [groups]       where integers have them: value = (code - zero) * scale
+    zeros     u8 [groups]       where integers have them: value = (code - zero) * scale; or as the scales are stored
     factor    F32 [1]           where scales are themselves scaled (NVFP4)
     order     u32 [columns]     where groups are no runs of columns: the group of each column (GPTQ's g_idx)
 
@@ -20,7 +20,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0
+from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
 from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
-INT, PARTS, E4M3, E2M1, NF4, FP4 = "int", "int/127", "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
+#: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type.
+INT, PARTS, REAL, E4M3, E2M1, NF4, FP4 = "int", "int/127", "real", "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
 
 #: What the sixteen codes of bitsandbytes stand for (``get_4bit_type`` of its ``functional.py``, 0.50), as float32.
 MAPS = {
@@ -88,17 +89,23 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
 
     A group is a block, or a whole row where groups are not alike.
     """
-    of = {INT: f"int{scheme.bits}", E4M3: "FP8", E2M1: "FP4"}.get(scheme.codes, scheme.codes)
-    one = columns % scheme.group or scheme.factor or scheme.ordered
+    of = {INT: f"int{scheme.bits}", REAL: f"HQQ int{scheme.bits}", E4M3: "FP8", E2M1: "FP4"}.get(
+        scheme.codes, scheme.codes
+    )
+    one = columns % scheme.group or scheme.factor or scheme.ordered or scheme.group == 1
     block = columns if one else scheme.group
     many = scheme.groups(block)
-    size = block + many * (scheme.number.size + scheme.zeros) + 4 * scheme.factor + 4 * block * scheme.ordered
+    size = block + many * (scheme.number.size + _zero_bytes(scheme)) + 4 * scheme.factor + 4 * block * scheme.ordered
     also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("divisor", scheme.divisor), ("order", scheme.ordered))
     number = scheme.library if scheme.codes in MAPS or scheme.codes == PARTS else scheme.number
     words = (of, f"group {scheme.group}", str(number), *(word for word, there in also if there))
     dtype = DType(" ".join(words), Kind.BLOCK, block, size)
     _SCHEMES[dtype] = scheme
     return dtype
+
+
+def _zero_bytes(scheme: Scheme) -> int:
+    return scheme.zeros * (scheme.number.size if scheme.codes == REAL else 1)
 
 
 def scheme_of(dtype: DType) -> Scheme | None:
@@ -135,7 +142,7 @@ class Numbers(NamedTuple):
         codes: uint8 ``[rows, columns]``, unsigned.
         scales: float32 ``[rows, groups]``, each exactly the stored one; NaN where a stored one is.
         zeros: of integers uint8 ``[rows, groups]``, ``2 ** (bits - 1)`` where none are stored: value =
-            (code - zero) * scale. ``None`` for floats.
+            (code - zero) * scale; where they are numbers of the scales' type, their bytes. ``None`` for floats.
         factors: float32 ``[rows]``, what the scales are multiplied with or divided by; ``None`` for a scheme without.
         order: the group of every column ``[columns]``; ``None`` where group ``i`` is a run of ``scheme.group`` columns.
         stored_scales: the scales' own bytes ``[rows, bytes]``.
@@ -160,7 +167,7 @@ def numbers(rows: Rows, dtype: DType) -> Numbers:
     widths = (
         columns,
         groups * scheme.number.size,
-        groups * scheme.zeros,
+        groups * _zero_bytes(scheme),
         4 * scheme.factor,
         4 * columns * scheme.ordered,
     )
@@ -176,7 +183,7 @@ def numbers(rows: Rows, dtype: DType) -> Numbers:
         scheme,
         codes,
         scale_values(scales, scheme.number),
-        zeros if integer else None,
+        zeros if scheme.zeros or integer else None,
         factors.view(np.float32)[:, 0] if scheme.factor else None,
         order[:1].view(np.uint32)[0].astype(np.int64) if scheme.ordered and len(rows) else None,
         scales,
@@ -236,6 +243,8 @@ def decode(rows: Rows, dtype: DType) -> Floats:
     if where is None and columns % scheme.group:
         where = np.arange(columns) // scheme.group
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
+        if scheme.codes == REAL:
+            return _computed(found, scheme.number)
         if found.zeros is None:
             values = looked_up(_table(scheme.codes), found.codes)
         else:
@@ -244,6 +253,19 @@ def decode(rows: Rows, dtype: DType) -> Floats:
         _each(values, scales, where, np.multiply)
         if scheme.codes == PARTS:
             values *= np.float32(_PART)
+    return values
+
+
+def _computed(found: Numbers, number: DType) -> Floats:
+    """Values as the scales' type computes them: the difference and the product are rounded."""
+    import numpy as np
+
+    assert found.zeros is not None
+    values = found.codes.astype(np.float32)
+    _each(values, scale_values(found.zeros, number), None, np.subtract)
+    round_to(values, number)
+    _each(values, found.scales, None, np.multiply)
+    round_to(values, number)
     return values
 
 

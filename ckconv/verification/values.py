@@ -330,6 +330,14 @@ def _module(
     elif scheme.codes == "int" and settings.get("quant_method") == "bitnet":
         codes = raw.astype(np.int64) >> (2 * (rows * 4 // packed.rows))[:, None] & 3
         zeros = np.ones((1, 1))
+    elif scheme.codes == "real":  # of each part of the matrix one code in every element
+        words, parts = (raw.view("<u4"), 10) if bits == 3 else (raw, 8 // bits)
+        part = (rows[:, None] * columns + np.arange(columns)) // (first.tensor.extents[0].nbytes // words.itemsize)
+        codes = words.astype(np.int64) >> bits * (parts - 1 - part) & (1 << bits) - 1
+        assert arrays[2] is not None
+        found = _of_type(arrays[2], scaled.tensor.dtype)
+        assert found is not None
+        zeros = found
     elif scheme.codes == "E4M3":
         codes = _floats8(4, 3)[raw]
     elif scheme.codes == "E2M1":
@@ -350,6 +358,8 @@ def _module(
         spread = [np.broadcast_to(part, (len(rows), max(part.shape[1], 1))) for part in (scales, zeros)]
         wide = [part[:, group] if part.shape[1] > 1 else part for part in spread]
         made: Doubles = (codes - wide[1]) * wide[0]
+        if scheme.codes == "real":
+            made = rounded(rounded(codes - wide[1], scheme.number) * wide[0], scheme.number)
         if scaled.tensor.source.endswith(".SCB"):
             made = rounded(made, F32) * float(np.float32(7.874015718698502e-3))
     return made

@@ -19,7 +19,7 @@ from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, hqq
 from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
 
 # -- Tensors of foreign quantizers in a checkpoint, recognized by name -------------------------------------------------
@@ -188,7 +188,7 @@ def check_ignored(
 # agree with them. Nothing but an index of groups is read of their data.
 
 #: Suffixes that only packed modules have.
-_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales"})
+_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales", *hqq.BESIDE})
 
 #: Where it is said that a matrix is another one times a rotation, which engines have to compute of activations, too.
 _ROTATED = ("rotation_config", "transform_config")

@@ -19,6 +19,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
+from ckconv.quant.packings import hqq
 from ckconv.quant.packings.floats import (
     BITSANDBYTES_PACKINGS,
     FP8_PACKINGS,
@@ -45,6 +46,7 @@ PACKINGS = (
     *COMPRESSED_PACKINGS,
     *MX_PACKINGS,
     *NVFP4_PACKINGS,
+    *hqq.PACKINGS,
 )
 
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.
