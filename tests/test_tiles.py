@@ -122,3 +122,18 @@ def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
     monkeypatch.setattr(stored, "stored_pieces", swapped)
     with pytest.raises(VerifyError, match="not what the source holds"):
         ckconv.convert(SOURCE, f"{tmp_path}/out/", to="hf", options=DECODE)
+
+
+def test_scales_and_biases_are_computed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neighbors in the file; the words of all matrices lie before them."""
+    rows, planes_of = Counter[bool](), convert.planes_of
+
+    def counting(floats: Any, *how: Any, codes: bool = True) -> Any:
+        rows[codes] += len(floats)
+        return planes_of(floats, *how, codes=codes)
+
+    monkeypatch.setattr(convert, "planes_of", counting)
+    options = Options(quantize="affine:4:32")
+    ckconv.convert(FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "mlx", to="mlx", options=options)
+    found = ckconv.open_model(tmp_path / "mlx").tensors.values()
+    assert rows == {False: sum(len(tensor) for tensor in found if tensor.dtype.startswith("MLX"))}

@@ -203,10 +203,24 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Convert canonical rows that both sides store in order."""
+    if reader.tiles is not None and conversion.paired:
+        return _one_of_two(reader, reader.tiles, conversion, start, stop)
     made = _converted(reader, conversion, start, stop)
     if reader.tiles is not None:
         reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
+
+
+def _one_of_two(reader: RowReader, tiles: Tiles, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
+    """Scales or biases; the other ones are kept, and written next."""
+    own = conversion._replace(quantizing=None)
+    found = tiles.take(reader.tensor, own, start, stop)
+    if found is None:
+        assert conversion.plane
+        made, other = conversion.numbers(reader.stored(start, stop)), 3 - conversion.plane
+        tiles.keep(reader.tensor, own._replace(plane=other), start, made[other], 0)
+        found = made[conversion.plane], 0
+    return found
 
 
 def _chunk(reader: Reader, layout: Layout, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:

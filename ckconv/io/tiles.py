@@ -173,7 +173,7 @@ def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
 # each of its tensors is, a piece that was written in the wrong place is another row there, and what is not found is
 # converted again.
 
-_Place = tuple[tuple[Path, int] | int, int]
+_Place = tuple[tuple[Path, int] | int, int | None, int]
 
 #: Bytes that are kept beside those that are made at once: what may be written and not read again yet, and more.
 MOST = 12 << 20
@@ -214,9 +214,12 @@ class Tiles:
 
     def add(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
         """Keep converted canonical rows of ``tensor`` from ``start`` on."""
-        if not is_handed_over(tensor, conversion):
-            return
-        place, told = _place(tensor, start), conversion.quantizing
+        if is_handed_over(tensor, conversion):
+            self.keep(tensor, conversion, start, rows, changed)
+
+    def keep(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
+        """Keep them whatever they are: of a quantized matrix the array that is written next."""
+        place, told = _place(tensor, conversion, start), conversion.quantizing
         importance = told.importance if told is not None else None
         self._kept[place] = Tile(tensor, conversion._replace(quantizing=None), importance, rows, changed)
         self._order.append((place, rows.nbytes))
@@ -234,7 +237,7 @@ class Tiles:
         Args:
             importance: how much the error of each column counts where they are quantized.
         """
-        tile = self._kept.pop(_place(tensor, start), None)
+        tile = self._kept.pop(_place(tensor, conversion, start), None)
         if tile is None or tile.conversion != conversion or len(tile.rows) != stop - start:
             return None
         same = tile.tensor is tensor or (_stored(tile.tensor) == _stored(tensor) and tensor.merge is None)
@@ -257,13 +260,13 @@ def _alike(one: Floats | None, other: Floats | None) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-def _place(tensor: Tensor, start: int) -> _Place:
-    """The key of a tile: the place of its first row.
+def _place(tensor: Tensor, conversion: Conversion, start: int) -> _Place:
+    """The key of a tile: the place of its first row, and which array it is of.
 
     Two tensors of an index may be the same bytes, with another name or order of rows.
     """
     first = next((extent for array in tensor.arrays for extent in array.extents), None)
-    return (first[:2] if first else id(tensor)), start
+    return (first[:2] if first else id(tensor)), conversion.plane, start
 
 
 def _stored(tensor: Tensor) -> tuple[object, ...]:

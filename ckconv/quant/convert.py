@@ -181,19 +181,37 @@ class Conversion(NamedTuple):
             all values: how far they moved is noted in ``quantizing.errors``.
         """
         triple = triple_of(self.target)
+        if self.plane and self.paired:
+            return self.numbers(rows)[self.plane], 0
         if self.plane is not None and triple is not None and (way := self._way):
-            # Every group is judged once, with the codes.
             repacked = way(rows, codes=self.plane == 0)
             return repacked.planes[self.plane], 0 if self.plane else repacked.inexact
-        if self.plane and triple is not None and self.quantizes:
-            floats, number = self._floats(rows)
-            return planes_of(floats, triple, number, codes=False)[self.plane], 0
         made, changed = self._apply(rows.reshape(len(rows) * self.together, -1) if len(rows) else rows)
         if self.plane is not None and self._taken_apart:  # every group is judged once
             return packed.plane(made, self.target, self.plane), 0 if self.plane else changed
         if self.plane is None or triple is None:
             return made, changed
         return split_planes(made, triple)[self.plane], changed
+
+    @property
+    def paired(self) -> bool:
+        """Whether scales and biases are made, which are computed together."""
+        triple = triple_of(self.target)
+        return bool(
+            self.plane
+            and triple is not None
+            and triple.quantization.has_biases
+            and (self._way is not None or self.quantizes)
+        )
+
+    def numbers(self, rows: Rows) -> tuple[Rows, ...]:
+        """Rows of no codes, of scales and of biases; groups are judged with the codes."""
+        if (way := self._way) is not None:
+            return way(rows, codes=False).planes
+        triple = triple_of(self.target)
+        assert triple is not None
+        floats, number = self._floats(rows)
+        return planes_of(floats, triple, number, codes=False)
 
     def _apply(self, rows: Rows) -> tuple[Rows, int]:
         import numpy as np
