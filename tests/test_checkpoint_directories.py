@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf.quants
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
+from gguf_builder import Q4_0, Q4_K, Tensor
+from gguf_builder import gguf as made_gguf
 from models import Model
+from safetensors.numpy import load_file
 
 MODEL = Decoder(layers=2)
 INDEX = "model.safetensors.index.json"
@@ -253,3 +257,24 @@ def test_names_within_another_module_are_one_reason(start: str, to: str, tmp_pat
     renamed = save(tmp_path / "renamed", MODEL.config(), {k.removeprefix(start): v for k, v in tensors.items()})
     assert ckconv("convert", renamed, f"{tmp_path}/out/", "--to", to).code == 0
     assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+
+
+def test_blocks_of_an_architecture_that_nobody_knows_are_decoded(tmp_path: Path, ckconv: Run) -> None:
+    """Under the names of the GGUF; what is verified needs no flags."""
+    path, out = tmp_path / "m.gguf", tmp_path / "out"
+    path.write_bytes(
+        made_gguf([("general.architecture", "str", "other")], [sound(64, Q4_0, 18), sound(256, Q4_K, 144)])
+    )
+    done = ckconv("convert", path, f"{out}/", "--to", "safetensors", "--names", "gguf", "--dequantize")
+    assert done.code == 0, done.err
+    found = load_file(out / "model.safetensors")
+    for tensor in gguf.GGUFReader(path).tensors:
+        assert np.array_equal(found[tensor.name], gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    assert ckconv("verify", out, path).code == 0
+
+
+def sound(columns: int, type_id: int, nbytes: int) -> Tensor:
+    """Three rows of a block or two, whose halves are numbers."""
+    rows = np.random.default_rng(4).integers(0, 256, (3 * columns // {Q4_0: 32, Q4_K: 256}[type_id], nbytes), np.uint8)
+    rows[:, 1] = rows[:, 3] = 0x2C
+    return Tensor(f"{type_id}.weight", (columns, 3), type_id, data=rows.tobytes())

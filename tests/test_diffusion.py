@@ -180,3 +180,19 @@ def test_what_a_gguf_of_diffusion_is_of_blocks_is_refused_for_safetensors(tmp_pa
     with pytest.raises(CkconvError, match="a diffusion model, not a language model"):
         convert(tmp_path / "flux.gguf", tmp_path / "flux.safetensors")
     assert open_model(tmp_path / "flux.gguf").tensors[name].dtype == "Q8_0"
+
+
+def test_a_pipeline_is_named_part_by_part_and_each_converts(tmp_path: Path) -> None:
+    diffusers(tmp_path / "unet").rename(tmp_path / "transformer")
+    for part, file in (("vae", "model.safetensors"), ("text_encoder", "pytorch_model.bin"), ("scheduler", "s.json")):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / file).write_bytes(b"")
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+
+    with pytest.raises(CkconvError) as caught:
+        open_model(tmp_path)
+    assert caught.value.code == "input.format"
+    assert "holds 3 models: 'transformer', 'vae', 'text_encoder'" in caught.value.message
+
+    convert(tmp_path / "transformer", f"{tmp_path / 'made'}/", to="safetensors")
+    assert diff(tmp_path / "transformer", tmp_path / "made").same

@@ -170,7 +170,7 @@ def test_a_distributed_checkpoint_is_put_together_in_a_bounded_part_of_it(tmp_pa
         nbytes = sum(array.nbytes for array in arrays.values())
         peaks[size] = peak(COMMAND, "convert", "-q", source, tmp_path / f"{size}.gguf")
     assert nbytes > 48 * MB
-    assert peaks["large"] - peaks["small"] < 8 * MB, peaks
+    assert (peaks["large"] - peaks["small"] < 8 * MB, peaks["large"] < 72 * MB) == (True, True), peaks
 
 
 def test_threads_that_decode_share_a_heap(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
     if options.dtype != "engine" or options.dequantize or options.decode:
         yield {}
         return
-    blocks = {name for name, tensor in source.tensors.items() if tensor.dtype.kind is Kind.BLOCK}
-    decoded = {name for name in blocks if name in out.tensors and out.tensors[name].dtype.kind is not Kind.BLOCK}
+    blocks = {name for name, tensor in source.everything.items() if tensor.dtype.kind is Kind.BLOCK}
+    decoded = {name for name in blocks if name in out.everything and out.everything[name].dtype.kind is not Kind.BLOCK}
     ways: list[Mapping[str, Any]] = [{}]
     if decoded:
         ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}, {}]  # without either, where floats hold them

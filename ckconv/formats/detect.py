@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Identity, TensorIndex, identity
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
@@ -26,6 +26,9 @@ from ckconv.publish.files import remembered
 _PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*_model_states.pt", "latest")
 
 _TURNED = "the source is big-endian: it is read with its bytes turned around, and outputs are little-endian"
+
+#: The file of a pipeline of diffusers that lists its models.
+_PIPELINE = "model_index.json"
 
 #: Kind of a file that holds a model -> its first bytes; :mod:`ckconv.formats.inside` reads it, and is slow to import.
 _AROUND = {
@@ -407,11 +410,29 @@ def _model_in(path: Path, format: str | None) -> Path | None:
             )
         if models:
             return path / models[0]
-        if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names) and (it := foreign_directory(path, names)):
-            raise it
+        if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
+            _check_pipeline(path, names)
+            if it := foreign_directory(path, names):
+                raise it
         if format is not None:
             raise InputError("input.directory", f"is a directory without a {format} file", path=path)
     return None
+
+
+def _check_pipeline(path: Path, names: Sequence[str]) -> None:
+    """Refuse the directory of a pipeline of diffusers with several models."""
+    if _PIPELINE not in names:
+        return
+    parts = [name for name in names if (path / name).is_dir() and any((path / name).glob("*.safetensors"))]
+    parts += [
+        name for name in names if name not in parts and (path / name).is_dir() and any((path / name).glob("*.bin"))
+    ]
+    if parts:
+        hint = f"convert one after the other: {', '.join(shown(path / name) for name in parts)}"
+        message = (
+            f"is a pipeline of diffusers and holds {counted(len(parts), 'model')}: {', '.join(map(quoted, parts))}"
+        )
+        raise InputError("input.format", message, path=path, hint=hint)
 
 
 def _model_files(names: list[str]) -> list[str]:

@@ -218,7 +218,7 @@ class Tiles:
             self.keep(tensor, conversion, start, rows, changed)
 
     def keep(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
-        """Keep them whatever they are: of a quantized matrix the array that is written next."""
+        """Keep rows of one array of a matrix, which is written next."""
         place, told = _place(tensor, conversion, start), conversion.quantizing
         importance = told.importance if told is not None else None
         self._kept[place] = Tile(tensor, conversion._replace(quantizing=None), importance, rows, changed)

@@ -205,7 +205,7 @@ class Conversion(NamedTuple):
         )
 
     def numbers(self, rows: Rows) -> tuple[Rows, ...]:
-        """Rows of no codes, of scales and of biases; groups are judged with the codes."""
+        """Rows of scales and of biases behind empty ones of codes."""
         if (way := self._way) is not None:
             return way(rows, codes=False).planes
         triple = triple_of(self.target)

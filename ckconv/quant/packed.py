@@ -257,7 +257,7 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
 
 def _computed(found: Numbers, number: DType) -> Floats:
-    """Values as the scales' type computes them: the difference and the product are rounded."""
+    """Values with the difference and the product rounded to the type of scales."""
     import numpy as np
 
     assert found.zeros is not None

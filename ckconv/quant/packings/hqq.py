@@ -101,7 +101,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
 
 
 def _numbers(stored: StoredTensor, declared: Declared) -> list[int]:
-    """What a small array holds."""
+    """Integers of a small array."""
     found = declared.integers_of(stored) if stored.extent.nbytes <= 64 else None
     if found is None:
         raise Unread("HQQ without its settings")
