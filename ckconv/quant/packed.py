@@ -257,7 +257,7 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
 
 def _computed(found: Numbers, number: DType) -> Floats:
-    """Values with the difference and the product rounded to the type of scales."""
+    """Values; difference and product are rounded to the type of the scales."""
     import numpy as np
 
     assert found.zeros is not None
