@@ -55,7 +55,8 @@ def command(
 ) -> int:
     """Make a family file out of a checkpoint and its GGUF.
 
-    A checkpoint of a family that ckconv knows may stand for the GGUF: names of a renamed fork are learned. Tensors are matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
+    A checkpoint of a family that ckconv knows may stand for the GGUF: names of a renamed fork are learned. Tensors are
+    matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
     tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
     from ckconv.errors import UsageError
