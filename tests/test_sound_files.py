@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, save
 from conftest import FIXTURES
+from family_cases import checkpoint, recording
 from gguf_builder import Tensor
 from gguf_builder import gguf as built
 from models import Model
@@ -110,6 +111,19 @@ def test_the_factors_of_llama_3_are_counted_on_both_sides(tmp_path: Path, ckconv
     assert "  verified 22/22 " in result.out
     assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "safetensors").code == 0
     assert json.loads((tmp_path / "back/config.json").read_text())["rope_scaling"] == scaling
+
+
+@pytest.mark.parametrize(("family", "case"), [("gemma4_text", "shared"), ("bert", "plain"), ("t5", "relu")])
+def test_every_tensor_of_a_gguf_is_counted(family: str, case: str, tmp_path: Path, ckconv) -> None:
+    """Those that a rule makes, too: a release job that looks for N/N goes on."""
+    source = checkpoint(recording(family)[case], tmp_path / "hf")
+
+    result = ckconv("convert", source, tmp_path / "m.gguf")
+    count = len(gguf.GGUFReader(tmp_path / "m.gguf").tensors)
+    assert f"  verified {count}/{count} " in result.out
+    verified = ckconv("verify", tmp_path / "m.gguf", source, "--json")
+    said = json.loads(verified.out)
+    assert (said["tensors"], said["compared"]) == (count, True)
 
 
 # Names
