@@ -656,7 +656,8 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     known = not family.document.closed and _model_type(own, family) == own.get("model_type")
     if known and not code and not foreign:
         return unknown, []
-    whose = family.name if own.get("model_type") is None else f"{family.name} (model_type, architectures)"
+    said = "no model_type" if own.get("model_type") is None else "model_type, architectures"
+    whose = f"{family.name} ({said})"
     refused = [
         Modifier(f"{key} = {own[key]!r}, {Cause.UNKNOWN_KEY.value} {whose}", Cause.UNKNOWN_KEY)
         for key in unknown
