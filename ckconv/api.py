@@ -29,8 +29,7 @@ from ckconv.formats.destination import (
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import check_alone, seen_as, with_mmproj
-from ckconv.io.addresses import as_path
-from ckconv.io.files import readable
+from ckconv.io.files import as_path, readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
@@ -435,7 +434,7 @@ def hash(path: StrPath, *, progress: Progress | None = None) -> str:
     Raises:
         InputError, UnsupportedError: as :func:`open_model`, or there is nothing to hash.
     """
-    from ckconv.comparison.hash import hash_index
+    from ckconv.comparison.compare import hash_index
 
     return hash_index(open_index(as_path(path)), progress).model
 
@@ -481,8 +480,7 @@ def prepare_edit(
     drop_meta: Sequence[str] = (),
 ) -> tuple[Plan, Destination, Sequence[Late]]:
     """The plan of :func:`edit`, its place, and the checksums beside it."""
-    from ckconv.conversion.leftovers import check_in_place
-    from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.sidefiles import check_in_place, late_files
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")

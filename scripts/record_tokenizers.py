@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from llama_cpp_vocabulary import ids_by_file, ids_of, said_by  # noqa: E402
 
-from ckconv.tokenizer.pretokenizers import pre_tokenizers  # noqa: E402
+from ckconv.tokenizer.vocabulary import pre_tokenizers  # noqa: E402
 
 FIXTURES = ROOT / "fixtures" / "tokenizers"
 TEXTS: list[str] = json.loads((FIXTURES / "texts.json").read_bytes())

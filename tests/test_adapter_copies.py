@@ -14,7 +14,7 @@ from checkpoints import Decoder, Tensors, save, save_file
 
 import ckconv
 from ckconv import Options
-from ckconv.comparison.hash import hash_index
+from ckconv.comparison.compare import hash_index
 from ckconv.errors import CkconvError
 from ckconv.formats.detect import open_index
 from ckconv.io import rows as merge

@@ -16,7 +16,7 @@ from family_cases import checkpoint, recording
 from family_directions import numbers, read_gguf, read_safetensors
 
 import ckconv
-from ckconv.comparison.hash import hash_index
+from ckconv.comparison.compare import hash_index
 from ckconv.errors import UnsupportedError, VerifyError
 
 HEADS, NOPE, VALUE, RANK = 4, 32, 64, 32

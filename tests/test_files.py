@@ -12,8 +12,7 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv.comparison.compare import diff
-from ckconv.comparison.hash import hash_index
+from ckconv.comparison.compare import diff, hash_index
 from ckconv.comparison.verify import verify_index
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.run import run

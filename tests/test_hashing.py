@@ -14,7 +14,7 @@ from checkpoints import Decoder, Tensors, bf16, save, save_gguf
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.comparison.hash import Hashes, hash_index
+from ckconv.comparison.compare import Hashes, hash_index
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.detect import open_index
 

@@ -20,7 +20,7 @@ from packed_checkpoints import arrays_of
 from safetensors.numpy import load_file
 
 from ckconv.core.tensors import Extent
-from ckconv.io.pieces import Box, Pieces, Whole
+from ckconv.io.standing import Box, Pieces, Whole
 
 Run = Callable[..., Result]
 DISTRIBUTED = FIXTURES / "pytorch" / "distributed"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gguf_builder import pair
 
-from ckconv.publish import locks
+from ckconv.publish import directory as locks
 
 resource = pytest.importorskip("resource")  # of POSIX
 

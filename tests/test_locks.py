@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.publish import locks
-from ckconv.publish.locks import locked
+from ckconv.publish import directory as locks
+from ckconv.publish.directory import locked
 from ckconv.signals import interruptible
 
 

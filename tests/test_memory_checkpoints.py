@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 LIMITED = """
 import resource, sys
 import numpy, gguf.quants
-import ckconv.comparison.compare, ckconv.comparison.hash
+import ckconv.comparison.compare
 import ckconv.cli.diff, ckconv.cli.inspect, ckconv.cli.describe, ckconv.formats.detect
 from ckconv.__main__ import run
 with open("/proc/self/status") as file:

@@ -15,8 +15,8 @@ from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import chat_template
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
-from ckconv.tokenizer.pretokenizers import recognized
 from ckconv.tokenizer.sentencepiece import Malformed
+from ckconv.tokenizer.vocabulary import recognized
 
 # The expressions as the tokenizer.json of these models have them.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"

@@ -14,7 +14,7 @@ from kills import HIT
 from outputs import failing_at, refused
 
 from ckconv.errors import OutputError
-from ckconv.publish import locks
+from ckconv.publish import directory as locks
 from ckconv.publish.journal import recover
 from ckconv.publish.staging import Outputs, Room, Small
 

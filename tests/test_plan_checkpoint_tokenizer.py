@@ -29,9 +29,16 @@ from ckconv.formats.safetensors.tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.pretokenizers import PreTokenizer, definition, pre_tokenizers, recognized
 from ckconv.tokenizer.source import texts_of
-from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, vocabulary
+from ckconv.tokenizer.vocabulary import (
+    NotFaithful,
+    PreTokenizer,
+    Vocabulary,
+    definition,
+    pre_tokenizers,
+    recognized,
+    vocabulary,
+)
 
 LIBRARY = os.environ.get("LLAMA_CPP_LIBRARY", "")
 ORACLE = json.loads((FIXTURES / "tokenizers" / "llama-cpp-ids.json").read_text())

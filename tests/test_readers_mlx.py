@@ -11,8 +11,7 @@ from checkpoints import Decoder, Raw, Tensors, bf16, quantized, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 from packing import packed
 
-from ckconv.comparison.compare import diff
-from ckconv.comparison.hash import hash_index
+from ckconv.comparison.compare import diff, hash_index
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError

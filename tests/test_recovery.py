@@ -18,10 +18,9 @@ from conftest import FIXTURES, Result
 from kills import HIT
 from outputs import refused
 
-from ckconv.publish import locks
-from ckconv.publish.directory import Directory
+from ckconv.publish import directory as locks
+from ckconv.publish.directory import Directory, locked
 from ckconv.publish.journal import REPLACED, recover
-from ckconv.publish.locks import locked
 from ckconv.publish.staging import Outputs, Room, Small
 
 Ckconv = Callable[..., Result]

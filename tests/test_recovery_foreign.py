@@ -13,7 +13,7 @@ import pytest
 from conftest import FIXTURES, Result
 from kills import HIT
 
-from ckconv.publish import locks
+from ckconv.publish import directory as locks
 from ckconv.publish.directory import Directory
 from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
 from ckconv.publish.journal import NAME as JOURNAL

@@ -13,8 +13,7 @@ from checkpoints import Raw, save
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
-from ckconv.comparison.compare import diff
-from ckconv.comparison.hash import hash_index
+from ckconv.comparison.compare import diff, hash_index
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files

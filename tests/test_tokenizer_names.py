@@ -16,7 +16,7 @@ from ckconv.core.metadata import Value, array, scalar
 from ckconv.publish.files import pieces_of
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import tokenizer_keys
-from ckconv.tokenizer.pretokenizers import pre_tokenizers
+from ckconv.tokenizer.vocabulary import pre_tokenizers
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -33,8 +33,7 @@ from test_tokenizer_names import (
 )
 
 import ckconv
-from ckconv.tokenizer.pretokenizers import pre_tokenizers
-from ckconv.tokenizer.vocabulary import OTHER_MODELS, PIECES
+from ckconv.tokenizer.vocabulary import OTHER_MODELS, PIECES, pre_tokenizers
 
 SOURCES, PACKAGES = (Path(os.environ.get(name, "")) for name in ("LLAMA_CPP_SOURCES", "TOKENIZER_PACKAGES"))
 WHOLE = sorted(SOURCES.glob("models/ggml-vocab-*.gguf"))

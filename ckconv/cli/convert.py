@@ -398,8 +398,8 @@ def write_side_files(
         OutputError: as of a conversion.
     """
     from ckconv.cli.report import print_plan, print_report
-    from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents
     from ckconv.conversion.run import Report
+    from ckconv.conversion.sidefiles import check_leftovers, gone_notes, left_documents
     from ckconv.io.files import Files
     from ckconv.publish.staging import Outputs, Small
 

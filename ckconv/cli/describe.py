@@ -30,7 +30,7 @@ from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
 
 if TYPE_CHECKING:
-    from ckconv.comparison.hash import Hashes
+    from ckconv.comparison.compare import Hashes
 
 
 #: Elements of an array that are shown before it is cut.

@@ -11,7 +11,7 @@ import click
 
 from ckconv.cli.flags import FormatName, flag
 from ckconv.cli.settings import CONTEXT, PATH, common_options, force_option, settings_of
-from ckconv.io.addresses import as_path
+from ckconv.io.files import as_path
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def command(
     found = None
     if hashes:
         from ckconv.cli.progress import ProgressLine
-        from ckconv.comparison.hash import hash_index
+        from ckconv.comparison.compare import hash_index
         from ckconv.plan.probe import numberless
 
         with ProgressLine(settings, str(path)) as line:

@@ -9,8 +9,17 @@ from typing import Any
 
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size, width
 from ckconv.cli.settings import Settings
-from ckconv.conversion.facts import VERBS, Way, bits_per_weight, counts_of, errors_of, facts_of_plan, made_by, ways_of
-from ckconv.conversion.run import Report
+from ckconv.conversion.run import (
+    VERBS,
+    Report,
+    Way,
+    bits_per_weight,
+    counts_of,
+    errors_of,
+    facts_of_plan,
+    made_by,
+    ways_of,
+)
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import MAX_LISTED, counted

@@ -29,15 +29,13 @@ from ckconv.families.catalog import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
-from ckconv.io.addresses import address_of, as_path
 from ckconv.io.digests import sha256_of
-from ckconv.io.files import Files, readable
+from ckconv.io.files import Files, address_of, as_path, readable
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Plan
-from ckconv.publish.directory import Directory
+from ckconv.publish.directory import Directory, locked
 from ckconv.publish.files import close_unwritten, failing, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
-from ckconv.publish.locks import locked
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check, declare
 from ckconv.system import NO_LOCKS, allocate, read_at, try_lock, write_at

@@ -13,8 +13,7 @@ from typing import Any
 from ckconv.core.tensors import GATE_UP, PARTS, QKV
 from ckconv.families import axes as shapes
 from ckconv.families.merge import FOLDER
-from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of
-from ckconv.families.reference import REFERENCE, reference_names
+from ckconv.families.names import GGUF, HF, MLX, REFERENCE, Names, Part, Stored, names_of, reference_names
 from ckconv.families.schema import FAMILIES_KEPT, Family, load
 
 #: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.

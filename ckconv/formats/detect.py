@@ -239,7 +239,7 @@ def open_index(
     piped = how = ""
     if source is None:
         if path == Path("-") and not os.path.lexists(path):
-            from ckconv.io.spool import spooled
+            from ckconv.io.standing import spooled
 
             path, nbytes = spooled()
             piped = f"read from a pipe: {nbytes:,} bytes of temporary space"

@@ -1,4 +1,4 @@
-"""Stand-ins of models that lie in other files (:mod:`ckconv.io.pieces`).
+"""Stand-ins of models that lie in other files (:mod:`ckconv.io.standing`).
 
 =============================================  =========================================================
 ``.metadata`` and ``*.distcp``                 tensors of torch.distributed, put together as a checkpoint
@@ -31,14 +31,12 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.gguf.big_endian import little_endian
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.locate import standing
-from ckconv.formats.pytorch.archive import member_extent, members_of
-from ckconv.formats.pytorch.deepspeed import is_deepspeed, read_deepspeed
-from ckconv.formats.pytorch.distributed import is_distributed, read_distributed
-from ckconv.formats.pytorch.unpickle import Malformed
+from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, read_deepspeed, read_distributed
+from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.io.files import FileSource, open_source
-from ckconv.io.pieces import Part, Pieces
+from ckconv.io.standing import Part, Pieces
 from ckconv.publish.files import opened_regular
 
 #: Bytes of an extended header of a tar archive: of a long name, for instance.

@@ -27,7 +27,8 @@ from ckconv.publish.checks import (
     check_target,
     followed,
 )
-from ckconv.publish.directory import Directory
+from ckconv.publish.directory import NAME as LOCK
+from ckconv.publish.directory import Directory, locked
 from ckconv.publish.files import (
     SideFile,
     close_unwritten,
@@ -53,8 +54,6 @@ from ckconv.publish.journal import (
     undo,
     within,
 )
-from ckconv.publish.locks import NAME as LOCK
-from ckconv.publish.locks import locked
 from ckconv.signals import LATE, LEFT, check, declare, noted
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 

@@ -28,7 +28,7 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.pretokenizers import recognized
+from ckconv.tokenizer.vocabulary import recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #

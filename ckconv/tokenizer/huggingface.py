@@ -15,9 +15,17 @@ from ckconv.core.non_utf8 import is_text
 from ckconv.publish.files import SideFile, side_file
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
-from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
-from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, KEEPS_SPACE, SPECIAL, NotFaithful, Rules, Vocabulary
+from ckconv.tokenizer.vocabulary import (
+    BYTE_LEVEL,
+    ENDS_BY_TEXT,
+    KEEPS_SPACE,
+    SPECIAL,
+    NotFaithful,
+    Rules,
+    Vocabulary,
+    definition,
+)
 
 # SentencePiece BPE as a list of merges, which is how the tokenizers library says BPE.
 #

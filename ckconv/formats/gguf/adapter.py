@@ -12,8 +12,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckconv.adapters.model import family_named, family_of, gguf_module_of, gguf_name_of, placed_in_gguf, weight_pattern
-from ckconv.adapters.read import Collected, Collector, Part, Shape
+from ckconv.adapters.model import (
+    Collected,
+    Collector,
+    Part,
+    Shape,
+    family_named,
+    family_of,
+    gguf_module_of,
+    gguf_name_of,
+    placed_in_gguf,
+    weight_pattern,
+)
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.dtypes import float32

@@ -32,7 +32,7 @@ from ckconv.formats.gguf.values import (
     align_up,
 )
 from ckconv.io.files import ByteSource
-from ckconv.io.pieces import Part, Turned
+from ckconv.io.standing import Part, Turned
 
 #: Type of blocks -> where in a block a half begins.
 _HALVES = {

@@ -19,9 +19,9 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.names import REFERENCE
 from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, TEXT_PART, is_beside_text, scheme_names
 from ckconv.families.parameters import ConfigSource
-from ckconv.families.reference import REFERENCE
 from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import families_of, local_path, module_of, path_of, placed
-from ckconv.adapters.read import Collector, Part, Shape
+from ckconv.adapters.model import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
 from ckconv.adapters.write import NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import float32

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.adapters.model import Side, Sides, sides_of
-from ckconv.adapters.read import Collector, Part
+from ckconv.adapters.model import Collector, Part, Side, Sides, sides_of
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import AdapterModule, Role, Tensor, effective_scale, parse, plain_tensor, with_layer

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ckconv.adapters.read import NUMBER, one_by_one
+from ckconv.adapters.model import NUMBER, one_by_one
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted

@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckconv.adapters.model import Outputs, families_of, module_of, placed
-from ckconv.adapters.read import Collector, Part, Shape, experts_together, vector
+from ckconv.adapters.model import (
+    Collector,
+    Outputs,
+    Part,
+    Shape,
+    experts_together,
+    families_of,
+    module_of,
+    placed,
+    vector,
+)
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted

@@ -1,28 +1,40 @@
-"""Directories of ``torch.distributed.checkpoint`` (DCP, FSDP).
-
-``.metadata`` and ``__RANK_N.distcp``.
-
-``.metadata`` is a pickle of :class:`Metadata`: for every tensor its type, its size and the chunks it is cut into, and
-for every chunk the file, the byte and the length of what ``torch.save`` wrote of it there. Nothing of either pickle is
-executed. Source: ``distributed/checkpoint/metadata.py``, ``filesystem.py`` and ``planner.py`` of torch 2.14.
-"""
+"""Directories of several processes: torch's DCP and FSDP, DeepSpeed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import F32, DType
+from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.pytorch.archive import read_saved
-from ckconv.formats.pytorch.read import extent_of
-from ckconv.formats.pytorch.spec import CONTAINERS, DCP_NAMES, MAX_PICKLE, MAX_TENSORS, TYPES
-from ckconv.formats.pytorch.unpickle import Malformed, View, unpickle
+from ckconv.formats.pytorch.read import (
+    CONTAINERS,
+    DCP_NAMES,
+    MAX_PICKLE,
+    MAX_TENSORS,
+    TRAINING,
+    TYPES,
+    Malformed,
+    Record,
+    View,
+    extent_of,
+    read_saved,
+    unpickle,
+)
 from ckconv.io.files import FileSource, open_source
-from ckconv.io.pieces import Box, Whole, Window
+from ckconv.io.standing import Box, Whole, Window
+
+# -- Directories of ``torch.distributed.checkpoint`` (DCP, FSDP) -------------------------------------------------------
+# ``.metadata`` and ``__RANK_N.distcp``.
+#
+# ``.metadata`` is a pickle of :class:`Metadata`: for every tensor its type, its size and the chunks it is cut into, and
+# for every chunk the file, the byte and the length of what ``torch.save`` wrote of it there. Nothing of either pickle
+# is executed. Source: ``distributed/checkpoint/metadata.py``, ``filesystem.py`` and ``planner.py`` of torch 2.14.
 
 METADATA_NAME = ".metadata"
 
@@ -190,3 +202,198 @@ class _Chunks(ExitStack):
 def is_distributed(names: Collection[str]) -> bool:
     """A directory with these names holds such a checkpoint."""
     return METADATA_NAME in names and any(name.endswith(".distcp") for name in names)
+
+
+# -- Directories of DeepSpeed: what its processes hold is put together -------------------------------------------------
+# ``mp_rank_00_model_states.pt``                     ZeRO 1 and 2: ``module``, the model in the type that it computes in
+# ``zero_pp_rank_N_mp_rank_00_model_states.pt``      ZeRO 3: ``module`` without values
+# ``[bf16_]zero_pp_rank_N_mp_rank_00_optim_states.pt``  in FP32, the share of process N
+#
+# ``param_shapes`` lists names and sizes by group of parameters. ZeRO 1 and 2 cut the parameters of a group, one behind
+# the other, into a run for each process (``single_partition_of_fp32_groups``). ZeRO 3 cuts each parameter by itself,
+# with padding, and a process has its parts of all groups one behind the other (``fp32_flat_groups``). Parameters that
+# are not trained are in ``frozen_param_fragments``, whole or cut likewise. Nothing of the pickles is executed. Source:
+# ``utils/zero_to_fp32.py``, ``runtime/engine.py`` and ``runtime/zero`` of DeepSpeed 0.16.
+
+_FILE = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(model|optim)_states\.pt")
+
+#: Numbers of a run are a multiple of so many for each process (``zero2_align``).
+_ALIGNED = 2
+
+
+class Joined(NamedTuple):
+    """Tensor of several runs of bytes, one behind the other."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    runs: Sequence[Extent]
+
+
+def is_deepspeed(names: Collection[str]) -> bool:
+    """A directory with these names holds such a checkpoint."""
+    return any(found[3] == "model" for found in map(_FILE.fullmatch, names) if found)
+
+
+def read_deepspeed(directory: Path) -> list[Joined]:
+    """Read the model's tensors; headers only.
+
+    Raises:
+        InputError: ``deepspeed.state``, a file is malformed or missing, or they contradict each other; ``pt.tensor``;
+            those of ``open_source``.
+        UnsupportedError: ``deepspeed.shares``, matrices are cut by what several processes compute of them.
+    """
+    files = [found for found in (_FILE.fullmatch(each.name) for each in directory.iterdir()) if found]
+    if any(int(found[2]) for found in files):
+        message = "holds shares of matrices that several processes compute together (mp_rank_01)"
+        hint = "save it with a degree of model parallelism of 1"
+        raise UnsupportedError("deepspeed.shares", message, path=directory, hint=hint)
+    files.sort(key=lambda found: int(found[1] or 0))
+    models = [_State(directory / found[0]) for found in files if found[3] == "model"]
+    path = models[0].path
+    try:
+        said = models[0].value
+        shapes = said.get("param_shapes")
+        optimizers = [_State(directory / found[0]) for found in files if found[3] == "optim"] if shapes else []
+        stage = _stage(optimizers)
+        if not stage:
+            return list(_module(models[0]))
+        return list(_parts(models, optimizers, [*map(_shapes, shapes or ())], stage))
+    except (Malformed, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = str(error) if isinstance(error, Malformed) else "does not describe a model"
+        raise InputError("deepspeed.state", what, path=path) from None
+
+
+class _State:
+    """State of one process: the values of a pickle, and places of tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_source(path) as source:
+            try:
+                saved = read_saved(source, TRAINING)
+                if not isinstance(saved.value, dict):
+                    raise Malformed("does not hold a dict")
+            except Malformed as error:
+                raise InputError("deepspeed.state", str(error), path=path) from None
+        self.value: dict[Any, Any] = saved.value
+        self._storages = saved.storages
+
+    def run(self, name: str, view: Any) -> Extent:
+        """Where the values of a tensor are."""
+        if not isinstance(view, View):
+            raise Malformed(f"has no tensor for {quoted(name)}")
+        return extent_of(name, view, self._storages.get(view.storage.key), self.path)
+
+
+def _stage(optimizers: Sequence[_State]) -> int:
+    """The stage of ZeRO; 0 where the model is whole elsewhere."""
+    if not optimizers:
+        return 0
+    said = optimizers[0].value["optimizer_state_dict"]
+    stage, count = said.get("zero_stage"), said.get("partition_count")
+    if isinstance(stage, Record):  # an enumeration of numbers
+        (stage,) = stage.made_of
+    if stage is None:  # BF16_Optimizer
+        return 0
+    if stage not in (1, 2, 3):
+        raise Malformed(f"says zero_stage {stage!r}")
+    count = max(count) if isinstance(count, list) else count
+    if count != len(optimizers):
+        raise Malformed(f"is of {count} processes, and {len(optimizers)} optim_states.pt are there")
+    return int(stage)
+
+
+def _shapes(said: Any) -> dict[str, tuple[int, ...]]:
+    """Names and sizes of one group."""
+    for name, shape in said.items():
+        if not isinstance(name, str) or not isinstance(shape, tuple):
+            raise TypeError
+        if any(type(length) is not int or not 0 <= length < 1 << 40 for length in shape):
+            raise TypeError
+    return dict(said)
+
+
+def _module(state: _State, only: Collection[Any] | None = None) -> Iterator[Joined]:
+    """Tensors that are whole: all of ``module``, or some."""
+    module = state.value["module"]
+    if not isinstance(module, dict) or not module:
+        raise Malformed("has no tensors in its module")
+    for name, view in module.items():
+        if only is None or name in only:
+            run = state.run(name, view)
+            if only is None and not run.nbytes and not math.prod(view.shape):
+                raise Malformed(f"has {quoted(name)} without values, and no optim_states.pt beside it")
+            yield Joined(name, view.dtype, view.shape, [run])
+
+
+def _parts(
+    models: Sequence[_State], optimizers: Sequence[_State], groups: Sequence[Mapping[str, tuple[int, ...]]], stage: int
+) -> Iterator[Joined]:
+    """Buffers, frozen and trained parameters, and those that are others."""
+    said = models[0].value
+    kept = (
+        (said.get("buffer_names") or ()) if stage == 3 else None
+    )  # of ZeRO 1 and 2 what is not trained is whole there
+    found = {each.name: each for each in _module(models[0], kept)}
+    frozen = _shapes(said.get("frozen_param_shapes") or {})
+    for name, shape in frozen.items():
+        states = models if stage == 3 else models[:1]
+        views = [(state, state.value["frozen_param_fragments"][name]) for state in states]
+        runs, dtype = [state.run(name, view) for state, view in views], views[0][1].dtype
+        found[name] = Joined(name, dtype, shape, _cut(name, runs, 0, dtype.nbytes(math.prod(shape))))
+    key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+    flat = []
+    for state in optimizers:
+        views = state.value["optimizer_state_dict"][key]
+        if any(isinstance(view, View) and view.dtype is not F32 for view in views):
+            raise Malformed(f"has {key} of another type than FP32")
+        flat.append([state.run(key, view) for view in views])
+    trained = _by_parameter(flat, groups) if stage == 3 else _by_group(flat, groups)
+    found |= {each.name: each for each in trained}
+    for other, name in (said.get("shared_params") or {}).items():
+        if name in found:
+            found[other] = found[name]._replace(name=other)
+    yield from found.values()
+
+
+def _by_group(flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]]) -> Iterator[Joined]:
+    """Tensors of ZeRO 1 and 2."""
+    for number, shapes in enumerate(groups):
+        runs, at = [of_process[number] for of_process in flat], 0
+        for name, shape in shapes.items():
+            nbytes = F32.nbytes(math.prod(shape))
+            yield Joined(name, F32, shape, _cut(name, runs, at, at + nbytes))
+            at += nbytes
+        aligned = F32.nbytes(_ALIGNED * len(flat))
+        if -(-at // aligned) != -(-sum(run.nbytes for run in runs) // aligned):
+            raise Malformed(f"lists {at:,} bytes of parameters, and the processes have another number")
+
+
+def _by_parameter(
+    flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]]
+) -> Iterator[Joined]:
+    """Tensors of ZeRO 3."""
+    at = 0
+    for shapes in groups:
+        for name, shape in shapes.items():
+            elements = math.prod(shape)
+            each = F32.nbytes(-(-elements // len(flat)))
+            parts = [part for of_process in flat for part in _cut(name, of_process, at, at + each)]
+            yield Joined(name, F32, shape, _cut(name, parts, 0, F32.nbytes(elements)))
+            at += each
+    if any(sum(run.nbytes for run in of_process) != at for of_process in flat):
+        raise Malformed(f"lists {at:,} bytes of parameters for a process, and one has another number")
+
+
+def _cut(name: str, runs: Sequence[Extent], begin: int, end: int) -> list[Extent]:
+    """The bytes ``begin`` to ``end`` of runs that are one behind the other."""
+    found, at = [], 0
+    for run in runs:
+        low, high = max(begin, at), min(end, at + run.nbytes)
+        if low < high:
+            found.append(Extent(run.path, run.offset + low - at, high - low))
+        at += run.nbytes
+    if end > at:
+        raise Malformed(f"lists {quoted(name)}, whose values are not there")
+    return found

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import matrix_shape
-from ckconv.adapters.read import Collected
+from ckconv.adapters.model import Collected, matrix_shape
 from ckconv.core.config import ModelConfig
 from ckconv.core.metadata import CONFIG_NAME, joined_metadata
 from ckconv.core.tensors import Adapter, AdapterModule, Dropped, MetadataKind, Role, StoredTensor, Tensor, TensorIndex

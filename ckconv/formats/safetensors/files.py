@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, unreadable
+from ckconv.families.names import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.container import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.spec import (
     INDEX_NAME,

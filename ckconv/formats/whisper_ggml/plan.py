@@ -12,8 +12,18 @@ from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import Extent, Tensor, matrix_of, parse
 from ckconv.families.speech import speech, speech_tensors
-from ckconv.formats.whisper_ggml.read import header_of, inside, keys_of
-from ckconv.formats.whisper_ggml.spec import BINS, FILE_TYPES, MAGIC, MODEL_NAME, NAME, filters, words
+from ckconv.formats.whisper_ggml.read import (
+    BINS,
+    FILE_TYPES,
+    MAGIC,
+    MODEL_NAME,
+    NAME,
+    filters,
+    header_of,
+    inside,
+    keys_of,
+    words,
+)
 from ckconv.io.files import open_source
 from ckconv.plan.planner import HEAD, Planner, unknown_architecture
 from ckconv.plan.steps import DECODE, Container, Frame, OutputFile, Plan, Step, missing_tensors
