@@ -33,7 +33,10 @@ def _has(*names: str) -> bool:
 MOVES_OPEN = _has("fork")
 
 #: Names in an open directory can be made, moved and removed without its path (``openat(2)`` and its kin).
-RELATIVE = MOVES_OPEN and {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
+RELATIVE = MOVES_OPEN and all(
+    getattr(os, name, None) in os.supports_dir_fd
+    for name in ("open", "mkdir", "rename", "link", "unlink", "rmdir", "stat")
+)
 
 #: Threads can be started: not where Python is WebAssembly. The tests name the variable to have everything done without.
 THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What pyodide.mjs loads, of npm's package.
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
+#: The model behind the button of the page.
+EXAMPLE = "fixtures/kquants/llama64.Q4_K_M.gguf"
+
 
 def fetched(place: Path) -> Path:
     """The package pyodide, as npm puts it below ``place``."""
@@ -36,6 +39,7 @@ def build(folder: Path, pyodide: Path | None) -> None:
         (folder / "pyodide").mkdir(parents=True, exist_ok=True)
         for source in (ROOT / "docs/viewer").iterdir():
             shutil.copyfile(source, folder / source.name)
+        shutil.copyfile(ROOT / EXAMPLE, folder / "example.gguf")
         for name in PYODIDE:
             shutil.copyfile(pyodide / name, folder / "pyodide" / name)
         for name in ("ckconv", "click"):

@@ -23,7 +23,7 @@ in_a_browser = pytest.mark.needs("pyodide", "chromium")
 
 def test_the_page_is_small_and_names_no_other_place() -> None:
     assert [path.name for path in FILES] == ["index.html", "viewer.js", "worker.js"]
-    assert sum(path.stat().st_size for path in FILES) < 10_000
+    assert sum(path.stat().st_size for path in FILES) < 12_000
     assert not [path.name for path in FILES if re.search(r"https?:|//\w+\.\w", path.read_text())]
 
 
@@ -96,7 +96,39 @@ def test_of_a_large_file_only_slices_are_read(tab: Tab, tmp_path: Path) -> None:
     tab.drop(tmp_path / "huge.safetensors")
     assert "1500000 x 1024" in shown(tab, "huge.safetensors")
     said = tab.value("document.querySelector('#status').textContent")
-    assert re.fullmatch(r"huge\.safetensors: at most \d+ B of 6\.1 GB were read\.", said)
+    assert re.fullmatch(r"huge\.safetensors: at most [\d.]+ k?B of 6\.1 GB were read\.", said)
+
+
+@in_a_browser
+def test_an_example_is_shown_and_compared_with_another_model(tab: Tab, address: str, fixtures: Path) -> None:
+    begin(tab, address)
+    tab.value("document.querySelector('#example').click()")
+    shown(tab, "example.gguf")
+    tab.choose("#others", fixtures / GGUF)
+    tab.until(f"document.querySelector('#status').textContent.startsWith('example.gguf and {Path(GGUF).name}: ')")
+    rows = str(tab.value("document.querySelector('#changes').innerText"))
+    assert "rms_norm" not in rows
+    assert "token_embedding.weight" in rows
+    assert "BF16 384 x 64" in rows
+    tab.choose("#others", fixtures / "kquants/llama64.Q4_K_M.gguf")
+    tab.until("document.querySelector('#status').textContent.includes('no differences in names')")
+    assert tab.value("document.querySelector('#changes').hidden")
+
+
+@in_a_browser
+@pytest.mark.parametrize("name", ["lora/llama-r4-attn-mlp", "mlx/qwen3-tied-bf16.q4g64"])
+def test_every_directory_that_inspect_takes_is_shown(tab: Tab, fixtures: Path, tmp_path: Path, name: str) -> None:
+    if not (fixtures / name).is_dir():
+        name = next(
+            path.relative_to(fixtures).as_posix() for path in sorted((fixtures / "mlx").iterdir()) if path.is_dir()
+        )
+    files = [path for path in sorted((fixtures / name).iterdir()) if path.is_file()]
+    card = tmp_path / "card" / "README.md"
+    card.parent.mkdir()
+    card.write_text("---\nlicense: mit\nbase_model: someone/llama\n---\n# A model\n")
+    files = [path for path in files if path.name != card.name] + [card]
+    tab.choose("#files", *files)
+    assert "Types by layer" in shown(tab, f"{len(files)} files") or "rank" in shown(tab, f"{len(files)} files")
 
 
 @in_a_browser
@@ -118,7 +150,7 @@ def test_the_page_is_used_by_keyboard_and_read_by_a_screen_reader(tab: Tab, addr
     begin(tab, address)
     tab.drop(fixtures / GGUF)
     shown(tab, Path(GGUF).name)
-    for element in ("files", "save", "page"):
+    for element in ("files", "example", "save", "others", "page"):
         tab.press("Tab")
         tab.until(f"document.activeElement.id === '{element}'")
     told = {

@@ -9,9 +9,13 @@ FileReaderSync.prototype.readAsArrayBuffer = function (slice) {
   return readSlice.call(this, slice);
 };
 
+const wheels = ["click.whl", "yaml.whl", "ckconv.whl"];
 const started = (async () => {
+  const told = (step, what) => postMessage({ step, what, steps: wheels.length + 1 });
+  told(0, "Python");
   const py = await loadPyodide();
-  for (const wheel of ["click.whl", "yaml.whl", "ckconv.whl"]) {
+  for (const [number, wheel] of wheels.entries()) {
+    told(number + 1, wheel);
     const answer = await fetch(wheel);
     if (!answer.ok) throw new Error(`${wheel}: ${answer.status} ${answer.statusText}`);
     py.unpackArchive(await answer.arrayBuffer(), "wheel", { extractDir: "/packages" });
@@ -22,7 +26,7 @@ const started = (async () => {
   return py;
 })();
 started.then(
-  () => postMessage({}),
+  () => postMessage({ step: wheels.length + 1, steps: wheels.length + 1 }),
   (error) => postMessage({ error: `ckconv does not start here: ${error.message}` }),
 );
 
@@ -38,8 +42,18 @@ const inspected = (py, files) => {
       return { error: said.filter((line) => !line.startsWith("hint: ")).join("\n") }; // hints name flags
     }
     const page = py.FS.readFile("/page.html", { encoding: "utf8" });
+    const json = [];
+    py.setStdout({ batched: (line) => json.push(line) });
+    run(py.toPy(["inspect", path, "--json"]));
+    const { config, metadata, tensors } = JSON.parse(json.join("\n"));
+    const flat = (table, text) => Object.fromEntries(Object.entries(table ?? {}).map(([key, value]) => [key, text(value)]));
+    const facts = {
+      config: flat(config, JSON.stringify),
+      metadata: flat(metadata, (item) => JSON.stringify(item?.value ?? item)),
+      tensors: Object.fromEntries(tensors.map((it) => [it.canonical ?? it.name, `${it.dtype} ${it.shape.join(" x ")}`])),
+    };
     const size = files.reduce((sum, file) => sum + file.size, 0);
-    return { page, name: files.length === 1 ? files[0].name : `${files.length} files`, read, size };
+    return { page, facts, name: files.length === 1 ? files[0].name : `${files.length} files`, read, size };
   } finally {
     py.FS.unmount("/model");
     if (py.FS.analyzePath("/page.html").exists) py.FS.unlink("/page.html");
