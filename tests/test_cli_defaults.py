@@ -150,11 +150,23 @@ def test_a_refusal_names_the_flags_of_the_file(
 
 
 def test_a_default_for_other_outputs_has_no_say_in_batch_and_verify(here: Path, ckconv) -> None:
-    (here / "ckconv.toml").write_text('engine = "july"\n')
+    (here / "ckconv.toml").write_text('engine = "july"\nchecksums = true\n')
     done = ckconv("batch", LLAMA, "--to", "gguf", "--into", "o")
     assert (done.code, json.loads(done.out)["status"]) == (0, "converted"), done.err
+    assert json.loads(done.out)["notes"] == ["not from the command line: --checksums (ckconv.toml:2)"]
     assert ckconv("verify", f"o/{LLAMA.stem}/model.gguf", LLAMA).code == 0
     assert ckconv("batch", LLAMA, "--to", "gguf", "--into", "p", "--engine", "july").code == 2
+
+
+def test_a_record_and_a_statement_list_where_values_came_from(here: Path, ckconv, monkeypatch) -> None:
+    (here / "ckconv.toml").write_text('checksums = true\ndtype = "keep"\n')
+    monkeypatch.setenv("CKCONV_RECORD", "1")
+    assert ckconv("convert", LLAMA, "o.gguf", "--attest", "a.json", "-q").code == 0
+    said = {"--checksums": "ckconv.toml:1", "--dtype": "ckconv.toml:2", "--record": "CKCONV_RECORD"}
+    assert json.loads(Path("o.gguf.ckconv.json").read_text())["origins"] == said
+    assert json.dumps(said)[1:-1].split(", ")[0] in Path("a.json").read_text()
+    monkeypatch.setenv("CKCONV_CONFIG", "")
+    assert ckconv("verify", "o.gguf", LLAMA).code == 0
 
 
 @pytest.mark.parametrize("words", [["diff", "a", "b", "--tolerance", "nan"], ["formats", "--timeout", "inf"]])

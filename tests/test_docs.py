@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
 import shlex
@@ -33,6 +34,25 @@ def test_examples_print_what_they_say(page: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_examples_of_the_library_are_typed(tmp_path: Path) -> None:
+    """With the cache of `make check`, where there is one."""
+    text = (ROOT / "docs/library.md").read_text()
+    blocks = re.findall(r"^```pycon\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines = [example.source for block in blocks for example in doctest.DocTestParser().get_examples(block)]
+    (tmp_path / "recipes.py").write_text("".join(lines))
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        ROOT / "pyproject.toml",
+        tmp_path / "recipes.py",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(lines) > 30) == (0, True), done.stdout
 
 
 def test_the_page_about_the_code_names_files_that_there_are() -> None:

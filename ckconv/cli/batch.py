@@ -26,12 +26,13 @@ from ckconv.cli.flags import (
 )
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import NARROWEST, Lines, as_error, error_facts, print_error, print_lines, shortened, size, width
-from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, shown, unreadable
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io.files import as_path
+from ckconv.options import OPTIONS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -93,6 +94,7 @@ def command(
         return options
 
     options = where_it_counts(options, defaults, checked)
+    flags["origins"] = origins(context)
     models = _models([*sources, *(_listed(from_file) if from_file else ())], into)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
@@ -164,7 +166,7 @@ def _counts(models: Sequence[Model]) -> str:
 
 
 #: Flags that a worker is told of.
-_SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify")
+_SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify", "origins")
 
 #: Version of a line's shape.
 SCHEMA = 1
@@ -360,9 +362,10 @@ def convert(
 
     declare(None)  # what was true of the model before
     bring_back(Path(model.target))
+    counting = {*defaults}
     plan, place = where_it_counts(
         options,
-        {*defaults},
+        counting,
         lambda options: prepare(
             as_path(model.source),
             model.target,
@@ -378,6 +381,9 @@ def convert(
     late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
     model.format, model.version = plan.format, plan.version or format_of(plan.format).version or None
     model.bytes = plan.nbytes
+    left = {option.flag for option in OPTIONS if option.name in defaults - counting}
+    found = {flag: origin for flag, origin in flags["origins"].items() if flag not in left}
+    plan = replace(plan, notes=(*told(found), *plan.notes))
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []
     needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]

@@ -33,6 +33,7 @@ from ckconv.cli.settings import (
     Settings,
     common_options,
     forget_default,
+    origins,
     page_option,
     settings_of,
     told_elsewhere,
@@ -173,7 +174,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         )
         for name in before - defaults:
             forget_default(context, name)
-        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
+        plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes), origins=origins(context))
         short = "-q" in context.find_root().meta.get("ckconv.words", ())
         if plan.format == "mlx" and not options.quantize and short and sys.stderr.isatty():  # a person, used to mlx_lm
             say("ckconv: note: -q is --quiet here; --quantize affine:4:64 quantizes\n")

@@ -78,7 +78,12 @@ def origins(context: click.Context) -> dict[str, str]:
 
 def told_elsewhere(context: click.Context) -> tuple[str, ...]:
     """Notes on flags set by the environment or a file."""
-    words = [f"{flag} ({origin})" for flag, origin in origins(context).items()]
+    return told(origins(context))
+
+
+def told(found: Mapping[str, str]) -> tuple[str, ...]:
+    """Note on flags and the origins of their values."""
+    words = [f"{flag} ({origin})" for flag, origin in found.items()]
     return (f"not from the command line: {', '.join(words)}",) if words else ()
 
 

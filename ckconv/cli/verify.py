@@ -19,7 +19,16 @@ from ckconv.cli.flags import (
 )
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Sections, common_options, force_option, page_option, settings_of
+from ckconv.cli.settings import (
+    CONTEXT,
+    PATH,
+    Sections,
+    common_options,
+    force_option,
+    page_option,
+    settings_of,
+    told_elsewhere,
+)
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.signals import interruptible
 
@@ -123,7 +132,8 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     besides = [shown(item) for item in (checked.record, checked.sums) if item]
     opened_ones = [(shown(name or ""), index) for name, index in ((path, out), (src, source)) if index is not None]
     found_of = {name: [numberless(index), equal_tokens_of(index), *ids_beyond(index)] for name, index in opened_ones}
-    notes = [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
+    notes = [*told_elsewhere(context)]
+    notes += [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
     if settings.json:
         print_json(
             {

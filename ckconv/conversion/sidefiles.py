@@ -419,6 +419,7 @@ class Facts:
                 for given in asked(options)
                 if given.option.records is not Records.NEITHER
             },
+            **({"origins": dict(plan.origins)} if plan.origins else {}),
             **({"engines": list(plan.engines)} if plan.engines else {}),
             "template": options.template.name if options.template else None,
             **({"imatrix": options.imatrix.name} if options.imatrix else {}),

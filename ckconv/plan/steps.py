@@ -392,6 +392,7 @@ class Plan:
         importance: canonical name -> how much the error of each column counts where it was quantized, an expert a row.
         errors: how far quantizing moves values, once it is carried out; ``None`` where nothing is quantized.
         changes: keys that flags changed.
+        origins: flag -> where its value came from, of flags that nobody gave: ``ckconv.toml:3``.
         followable: a hint -> the same with what of the command it excludes.
     """
 
@@ -412,6 +413,7 @@ class Plan:
     importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
     changes: tuple[Change, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
     followable: Callable[[str], str] = str
 
     def __repr__(self) -> str:
