@@ -253,6 +253,8 @@ def _rope(
     if family.document.rope.by_layer:
         local = {"rope_theta": scope["local_theta"], "rope_type": "default"}
         parameters = {"full_attention": parameters, "sliding_attention": local}
+        if family.document.rope.mlx_lm == "only_rope_parameters":
+            return {"rope_parameters": parameters}  # no class reads the older table
     table = dict(scaling) if scaling else None
     if table and table["rope_type"] == "longrope":
         table["type"] = "longrope"  # which mlx-lm's class asks for, as transformers before 4.43
@@ -473,7 +475,7 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
     for key in (*_MLX_NEEDS, *needs):
         if document.get(key) is None and (built.get(key) is not None or key in built.keys() & needs):
             document[key] = built[key]  # null is said where a class has no default
-    if config.rope_scaling and not document.get("rope_scaling"):
+    if config.rope_scaling and not document.get("rope_scaling") and "rope_scaling" in built:
         document["rope_scaling"] = built["rope_scaling"]
     elif not config.rope_scaling and document.get("rope_scaling"):
         del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
