@@ -24,7 +24,7 @@ FILES = {
     "granitemoe": "granite-moe", "hunyuan-dense": "hunyuan-vl",
     "granitehybrid": "granite-hybrid", "falcon-h1": "falcon-h1", "granite_swa": "granite-swa",
     "hy_v3": "hy-v3", "nemotron_h": "nemotron-h",
-    "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss",
+    "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss", "pangu-embedded": "pangu-embed",
 }  # fmt: skip
 
 #: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.

@@ -120,7 +120,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
     }
     llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
     llama_cpp_only |= {f"attention.indexer.{of}" for of in ("head_count", "key_length", "top_k", "types")}
-    llama_cpp_only |= {"attention.rope_pattern"}
+    llama_cpp_only |= {"attention.rope_pattern", "num_loops", "skip_loop_final_norm"}
     llama_cpp_only |= {"hidden_activation"} | {f"dense_{n}_feat_{end}" for n in (2, 3) for end in ("in", "out")}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
