@@ -143,6 +143,26 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
     assert both["tie_word_embeddings"] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "said"),
+    [
+        ("gemma2", "parameters.layer_types.value", "cycle(layers, ['sliding_attention', 'full_attention'])"),
+        ("glm4_moe", "parameters.use_qk_norm.gguf", [{"present": "blk.0.attn_k_norm.weight"}]),
+        ("exaone4", "engines.llama_cpp.optional", ["rope_frequencies"]),
+    ],
+    ids=["a rule of the layers", "a switch", "a scaled RoPE"],
+)
+def test_what_two_pairs_differ_in_is_one_file(
+    name: str, place: str, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = list(pairs_of(name, tmp_path))
+    hide(name, monkeypatch)
+    found: Any = tomllib.loads(learn(pairs[:2], "new").text)
+    for word in place.split("."):
+        found = found[word]
+    assert found == said
+
+
 def test_what_a_gguf_has_no_place_for_is_named_and_not_missed_on_the_way_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

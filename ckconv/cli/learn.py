@@ -56,8 +56,8 @@ def command(
     """Make a family file out of a checkpoint and its GGUF.
 
     A checkpoint of a family that ckconv knows may stand for the GGUF: names of a renamed fork are learned. Tensors are
-    matched by their values. The file extends the nearest family that ckconv knows; what the pair does not
-    tell is refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
+    matched by their values. The file extends the nearest family that ckconv knows; what the pair does not tell is
+    refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
     from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES

@@ -70,7 +70,7 @@ class Keys:
     ) -> None:
         self._pairs, self._base, self._families, self._tables = pairs, base, families, tables
         self._confirmed = confirmed
-        self.parameters: dict[str, Any] = {}
+        self.parameters: dict[str, Any] = dict(rows.parameters)
         self.without: list[str] = []
         self.modifiers: dict[str, Any] = {}
         self.harmless: list[str] = [key for key, word in confirmed.items() if word == "harmless"]
@@ -274,6 +274,8 @@ class Keys:
             if holder is not None:
                 self.parameters[name] = {"value": holder, "hf": [], "gguf": [typed]}
             else:
+                if chosen[0].startswith("rope_parameters.") and name not in self._base.parameters:
+                    name = f"rope_{chosen[0].rpartition('.')[2]}"  # the number of a scaling, by this name
                 self.parameters[name] = {"hf": [chosen[0]], "gguf": [typed], **self._cleared(name)}
             self._claimed.add(chosen[0])
             if differs:
@@ -370,7 +372,7 @@ class Keys:
         value = ours if keyed or theirs is None else theirs
         if not isinstance(value, bool | int | float | str | list | tuple):
             return False
-        text = _text(value)
+        text = next((rule for cell in keyed if (rule := self._of_every_layer(cell.key))), _text(value))
         if keyed:
             self.parameters.setdefault(name, {})["gguf"] = [{"fixed": text, "else": f"no metadata says {name}"}]
         else:

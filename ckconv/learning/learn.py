@@ -288,7 +288,7 @@ class _Draft:
             kind = pair.types.get(key, "u32")
             typed = key if kind == "u32" else f"{key}:{kind}"
             before = changed
-            for name in rows[:1]:
+            for name in rows if there is None else rows[:1]:
                 row = self._keys.parameters.setdefault(name, {})
                 wanted: Any = [{"key": typed, "alias": True}] if there is None else [typed]
                 if name == "vocabulary":
@@ -361,7 +361,7 @@ class _Draft:
                 "axes": rows.axes,
                 "layers": rows.layers,
                 "tensors": rows.tensors,
-                "parameters": {**rows.parameters, **keys.parameters},
+                "parameters": keys.parameters,
                 "config": {"unknown": "refused", **config},
                 "config.modifiers": keys.modifiers,
                 "config.seen": keys.seen,

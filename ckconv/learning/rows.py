@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -163,8 +164,10 @@ class Rows:
             weight = (one for one, placed in self._placed.items() if theirs.kind == "bias"
                       and any(gguf_name(each).module == theirs.module for each in placed))  # fmt: skip
             name = next(weight, name)
-            if name in self._placed and gguf_name(next(iter(self._placed[name]))).module != theirs.module:
-                name = "L." + theirs.module.removeprefix("L.").replace("_", ".", 1)
+            layered = theirs.module.startswith("L.")
+            taken = name in self._placed and gguf_name(next(iter(self._placed[name]))).module != theirs.module
+            if taken or name.startswith("L.") != layered:
+                name = "L." * layered + theirs.module.removeprefix("L.").replace("_", ".", 1)
             self._placed.setdefault(name, {})[pattern] = hit
             if gguf_name(pattern).kind == "bias" and len(self._placed[name]) > 1:
                 continue
@@ -289,8 +292,10 @@ class Rows:
         if has != said:
             entry["bias"] = all(has)
             if any(has) != all(has):
-                self.open.append(f"{name}.bias: only some of the pairs have it")
-                entry["bias"] = "true"
+                entry["bias"] = self._switch(biases, has)
+                if not entry["bias"]:
+                    self.open.append(f"{name}.bias: only some of the pairs have it")
+                    entry["bias"] = "true"
         if any(has):
             self.loaded.append(f"{name}.bias")
             self.optional |= set() if all(has) else {f"{name}.bias"}
@@ -300,7 +305,32 @@ class Rows:
                 entry["when"] = "true"
             self.loaded.append(name if row.whole_name else f"{name}.weight")
             self.optional |= set() if all(there) else {f"{name}.weight"}
+        elif any(there) != all(there) and name != _HEAD and (switch := self._switch(weights, there)):
+            entry["when"] = switch
+            self.loaded.append(f"{name}.weight")
+            self.optional.add(f"{name}.weight")
         self._layered(name, row, entry, weights, there)
+
+    def _switch(self, patterns: Sequence[str], there: Sequence[bool]) -> str:
+        """Parameter of a key that says which pairs have a tensor, or ""."""
+        words = set(re.split(r"[._]", patterns[0])) - {"weight", "attn"}
+        found: dict[str, int] = {}
+        for key in {key for pair in self._pairs for key in pair.document}:
+            said = [pair.document.get(key) for pair in self._pairs]
+            known = all(isinstance(value, bool | None) for value in said)
+            if known and [bool(value) for value in said] == [*there]:
+                found[key] = len(words & set(key.split("_")))
+        best = [key for key, score in found.items() if score and score == max(found.values())]
+        if len(best) != 1:
+            return ""
+        rows = self._base.parameters.items()
+        name = next((name for name, row in rows if any(cell.key == best[0] for cell in row.key_cells("hf"))), best[0])
+        layers = next(layers for pair in self._pairs for each, layers in pair.target.items() if each in patterns)
+        pattern = next(each for each in patterns if any(each in pair.target for pair in self._pairs))
+        cell = {"present": pattern.replace("{n}", str(min(layers)))}
+        default = {} if all(best[0] in pair.document for pair in self._pairs) else {"default": False}
+        self.parameters.setdefault(name, {"hf": [best[0]], "gguf": [cell], **default})
+        return name
 
     def _layered(
         self, name: str, row: TensorRow | None, entry: dict[str, Any], weights: list[str], there: list[bool]
@@ -336,33 +366,42 @@ class Rows:
         if found is None:
             self.open.append(f"{name}: in layers that nothing of {self._base.name} tells apart")
             return
-        _, word, family = found
-        entry["layers"] = word
-        if family and family != self._base.name:
-            kind = word.removeprefix("not ")
+        *_, negated, kind, family = found
+        if family != self._base.name:
             expression = self._families[family].layers[kind]
+            if kind in self._base.layers or self.layers.get(kind, str(expression)) != str(expression):
+                kind = f"{kind}_of_{family}"
             self.layers[kind] = str(expression)
             for each in sorted(expression.names):
                 self.adopt(self._families[family], each)
+        entry["layers"] = f"not {kind}" if negated else kind
 
-    def _alike(self, seen: list[tuple[int, Pair, list[bool]]]) -> Iterator[tuple[int, str, str]]:
+    def _alike(self, seen: list[tuple[int, Pair, list[bool]]]) -> Iterator[tuple[int, int, bool, str, str]]:
         """Kinds of layers that hold for exactly these layers."""
         near = [self._base, *(one for one in self._families.values() if one is not self._base)]
         for family in near:
             for kind, expression in family.layers.items():
-                if family is not self._base and (
-                    kind in self._base.layers or self.layers.get(kind, str(expression)) != str(expression)
-                ):
-                    continue
-                for word, negated in ((kind, False), (f"not {kind}", True)):
+                for negated in (False, True):
                     try:
                         if all(self._guesses[family.name, n].kind(expression, k) == (there != negated)
                                for n, _, present in seen for k, there in enumerate(present)):  # fmt: skip
                             names = expression.names & family.parameters.keys()
                             if family is self._base or not self._unsaid(family.name, names):
-                                yield int(family is not self._base), word, family.name
+                                yield (
+                                    int(family is not self._base),
+                                    self._unkeyed(family, names),
+                                    negated,
+                                    kind,
+                                    family.name,
+                                )
                     except FAILS:
                         continue
+
+    def _unkeyed(self, family: Family, names: Collection[str]) -> int:
+        """Count parameters without a key here; a kind without any is last."""
+        keys = self._pairs[0].flat
+        return sum(not any(cell.key in keys for cell in family.parameters[name].key_cells("hf"))
+                   for name in names) if names else len(keys)  # fmt: skip
 
 
 def spellings(name: Name) -> tuple[str, ...]:
