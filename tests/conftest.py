@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import consumers
 import hints_noted
+import numpy as np
 import pytest
+from gguf import gguf_reader
 from hypothesis import HealthCheck, settings
 
 from ckconv.__main__ import run
@@ -43,6 +46,14 @@ for _number in ENDING:
 # on after a power loss. What is brought to the disk, and when, is spied on by the tests of that; children do sync.
 if MOVES_OPEN:
     os.fsync = os.fdatasync = lambda fd: os.fstat(fd) and None
+
+
+def _mapped(path: Path, mode: str) -> np.ndarray:
+    return np.fromfile(path, np.uint8) if mode == "r" else np.memmap(path, mode=mode)
+
+
+# gguf's reader makes a view for every token, and views of a memory map cost three times those of an array.
+gguf_reader.np = SimpleNamespace(**{**vars(np), "memmap": _mapped})
 
 # How long a machine takes says nothing of what is right.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

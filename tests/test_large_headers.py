@@ -79,17 +79,17 @@ def test_many_tensors_take_little_memory_each(tmp_path: Path, format: str, flags
 
 
 def test_a_conversion_takes_a_few_kilobytes_for_each_tensor(tmp_path: Path) -> None:
-    few, many = (gguf_of(tmp_path / f"{count}.gguf", count) for count in (1_000, 31_000))
+    few, many = (gguf_of(tmp_path / f"{count}.gguf", count) for count in (1_000, 11_000))
     for command in (("convert", "{}", "{}.out.gguf"), ("verify", "{}", "{}.out.gguf")):
         less, more = (peak(COMMAND, *(word.format(path) for word in command)) for path in (few, many))
-        assert more - less < 30_000 * 3_000
+        assert more - less < 10_000 * 3_000
 
 
 @pytest.mark.parametrize(
     ("header", "code", "message"),
     [
         (
-            b"{%s}" % b",".join(b'"k%d":0' % n for n in range(300_000)),
+            b"{%s}" % b",".join(b'"k%d":0' % n for n in range(60_000)),
             "st.fields",
             "tensor 'k0' is a number; an object",
         ),
