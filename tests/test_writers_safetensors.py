@@ -11,7 +11,7 @@ from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
 from ckconv.api import convert
-from ckconv.formats.safetensors.spec import encode_header
+from ckconv.formats.safetensors.container import encode_header
 from ckconv.formats.safetensors.write import natural
 from ckconv.options import Options
 

@@ -30,8 +30,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, family_of_gguf
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at
-from ckconv.families.names import GGUF, HF, MLX, Stored, names_of
-from ckconv.families.naming_schemes import NESTED, decoder
+from ckconv.families.names import GGUF, HF, MLX, NESTED, Stored, decoder, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
 from ckconv.io.files import Files

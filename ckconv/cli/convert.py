@@ -42,7 +42,7 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import without_say_beside
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.options import asked
 
 if TYPE_CHECKING:

@@ -548,7 +548,7 @@ def _heads(index: TensorIndex) -> Iterator[str]:
     if index.tower is not None:
         yield f"the tower of a {index.tower.family}: {counted(len(index.tensors), 'tensor')}"
     elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
-        from ckconv.families.naming_schemes import is_beside_text
+        from ckconv.families.names import is_beside_text
         from ckconv.families.towers import tower_of_document
 
         document = document_of(index.metadata)

@@ -16,11 +16,10 @@ from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
 from ckconv.core.tensors import PREFIX, MetadataKind, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
 from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.names import shift_of
-from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options

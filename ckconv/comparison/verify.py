@@ -29,7 +29,7 @@ from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import parse_shard_name
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, readable
 from ckconv.io.json import parse_object, read_document

@@ -13,7 +13,7 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UsageError, counted, listed, shown
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
+from ckconv.families.names import BESIDE_TEXT, beside_text
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io.files import as_path

@@ -35,7 +35,7 @@ from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import seen_as
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.io.tiles import threads

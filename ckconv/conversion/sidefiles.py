@@ -25,7 +25,7 @@ from ckconv.errors import InputError, OutputError, UsageError, VerifyError, list
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import open_source, readable
 from ckconv.options import Records, asked

@@ -11,7 +11,7 @@ from ckconv.conversion.follow import Watcher, watching
 from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import address_of, as_path
 from ckconv.publish.files import opened_regular

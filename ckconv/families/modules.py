@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.tensors import PARTS, Name, parse
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
-from ckconv.families.names import HF, MLX, Stored, names_of
-from ckconv.families.naming_schemes import NESTED, fusion_names
+from ckconv.families.names import HF, MLX, NESTED, Stored, fusion_names, names_of
 from ckconv.families.schema import FAMILIES_KEPT, Family
 from ckconv.families.sizes import has_transposed
 

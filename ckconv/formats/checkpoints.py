@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.huggingface.read import index_checkpoint, with_modules
 from ckconv.formats.mlx.read import is_mlx, mlx_items
-from ckconv.formats.safetensors.container import SafetensorsFile, read_safetensors
+from ckconv.formats.safetensors.container import SafetensorsFile, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, part_files, read_checkpoint_files
-from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.files import ByteSource
 from ckconv.io.json import parse_object
 

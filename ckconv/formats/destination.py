@@ -320,7 +320,7 @@ def _name(source: Path) -> str:
     """
     from ckconv.families.parameters import directory_name
     from ckconv.formats.gguf.values import parse_shard_name
-    from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+    from ckconv.formats.safetensors.container import INDEX_SUFFIX
 
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return directory_name(source) or "model"

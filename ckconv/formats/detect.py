@@ -18,7 +18,7 @@ from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.values import parse_shard_name
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
 

@@ -13,7 +13,7 @@ from ckconv.core.metadata import root_of
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
-from ckconv.formats.safetensors.spec import is_pickle
+from ckconv.formats.safetensors.container import is_pickle
 from ckconv.io.files import CARD_NAME, card_of
 from ckconv.tokenizer.source import settings_of, templates_of
 

@@ -33,8 +33,8 @@ from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.locate import standing
 from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, read_deepspeed, read_distributed
 from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
+from ckconv.formats.safetensors.container import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.formats.safetensors.files import SIDE_FILES
-from ckconv.formats.safetensors.spec import PICKLE_METADATA, SINGLE_NAME, encode_header
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.standing import Part, Pieces
 from ckconv.publish.files import opened_regular

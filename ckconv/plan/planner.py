@@ -23,7 +23,7 @@ from ckconv.families.elsewhere import classes_of, drafts_for, known_by
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
-from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
+from ckconv.families.names import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.words import document_words, keys_said, said, window_words

@@ -17,8 +17,8 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load, recorded
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.formats.safetensors.files import SIDE_FILES
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source
 from ckconv.io.json import Document, parse_object, shown
 from ckconv.publish.files import there

@@ -20,7 +20,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.values import ShardName, parse_shard_name
 from ckconv.formats.huggingface.read import with_tower
-from ckconv.formats.safetensors.spec import is_pickle
+from ckconv.formats.safetensors.container import is_pickle
 from ckconv.formats.safetensors.write import check_opens
 from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step

@@ -11,8 +11,7 @@ from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, s
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
-from ckconv.families.names import GGUF, names_of
-from ckconv.families.naming_schemes import beside_text, part_hint
+from ckconv.families.names import GGUF, beside_text, names_of, part_hint
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.slots import (
     TABLE_LENGTH,

@@ -45,8 +45,7 @@ from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
-from ckconv.families.names import canonical_pattern, names_of, shift_of
-from ckconv.families.naming_schemes import beside_text
+from ckconv.families.names import beside_text, canonical_pattern, names_of, shift_of
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Sizes, conditional, everywhere, layout_in, loaded, narrow, required
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said

@@ -32,8 +32,7 @@ from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, n
 from ckconv.families.catalog import family_of_gguf
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
-from ckconv.families.names import names_of
-from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
+from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.families.words import said_of

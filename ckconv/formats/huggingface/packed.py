@@ -14,7 +14,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Dropped, Packed, StoredTensor, Tensor, matrix_of
 from ckconv.errors import Faults, InputError, OutputError, counted, quoted
 from ckconv.families.canonical import Item, plain_item
-from ckconv.formats.safetensors.spec import MAX_JSON
+from ckconv.formats.safetensors.container import MAX_JSON
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple, triple_type

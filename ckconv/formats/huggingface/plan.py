@@ -15,8 +15,7 @@ from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import GATE_UP, PARTS, PREFIX, QKV, Tensor, TensorIndex, parse, parted
 from ckconv.errors import counted
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.names import HF, names_of
-from ckconv.families.naming_schemes import NESTED
+from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.parameters import differ, nested, write
 from ckconv.families.schema import TRANSFORMERS, Family
 from ckconv.families.sizes import expected

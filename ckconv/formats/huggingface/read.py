@@ -19,16 +19,14 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import REFERENCE
-from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, TEXT_PART, is_beside_text, scheme_names
+from ckconv.families.names import NAMES_KEY, NESTED, OTHER_SCHEMES, REFERENCE, TEXT_PART, is_beside_text, scheme_names
 from ckconv.families.parameters import ConfigSource
 from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
-from ckconv.formats.safetensors.container import read_safetensors
+from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
-from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
 from ckconv.io.files import text_of_card
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.plan.planner import EMBEDDING, HEAD

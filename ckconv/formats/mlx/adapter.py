@@ -25,9 +25,8 @@ from ckconv.formats.safetensors.adapter import (
     positive,
     read_adapter_document,
 )
-from ckconv.formats.safetensors.container import read_safetensors
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, read_safetensors
 from ckconv.formats.safetensors.files import regular_file
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MLX_NAME
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.json import shown
 from ckconv.plan.steps import Piece, Plan

@@ -15,8 +15,7 @@ from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import AdapterModule, Role, Tensor, effective_scale, parse, plain_tensor, with_layer
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.names import HF, names_of
-from ckconv.families.naming_schemes import NESTED
+from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.sizes import Sizes, kind_of
 from ckconv.formats.peft.patterns import NoPattern, NotMatched, Pattern, Steps
 from ckconv.formats.safetensors.adapter import positive, read_adapter_document

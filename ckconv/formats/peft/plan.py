@@ -16,7 +16,7 @@ from ckconv.families.modules import transposing
 from ckconv.families.names import HF
 from ckconv.formats.peft.config import Parameter, is_transposed, matrices, parameter_with
 from ckconv.formats.safetensors.adapter import container
-from ckconv.formats.safetensors.spec import PEFT_NAME, PEFT_PREFIX
+from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.files import Files
 from ckconv.plan.steps import Piece, Plan

@@ -26,8 +26,8 @@ from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorInde
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import TOKENS, PeftConfig, add_experts, read_peft_config
 from ckconv.formats.safetensors.adapter import Opener, adapter_index, check_fits, find_base
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
 _ENDINGS: tuple[tuple[str, Role, bool], ...] = (

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
-from ckconv.formats.safetensors.container import SafetensorsFile
-from ckconv.formats.safetensors.spec import MAX_DIMS, MAX_NAME, PICKLE_METADATA
+from ckconv.formats.safetensors.container import MAX_DIMS, MAX_NAME, PICKLE_METADATA, SafetensorsFile
 from ckconv.io.files import ByteSource, open_source
 
 # -- Names that the pickle of a state dict may hold, and torch's types -------------------------------------------------

@@ -16,9 +16,8 @@ from ckconv.core.metadata import CONFIG_NAME, joined_metadata
 from ckconv.core.tensors import Adapter, AdapterModule, Dropped, MetadataKind, Role, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.formats.safetensors.container import SafetensorsFile
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MAX_JSON, SafetensorsFile
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, MAX_JSON
 from ckconv.formats.safetensors.write import Shards, check_opens
 from ckconv.io.json import Document, parse_object, read_document, read_object
 from ckconv.plan.steps import Container

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
-from ckconv.families.names import Stored, numbered_apart
-from ckconv.families.naming_schemes import fusion_names, scheme_names
+from ckconv.families.names import Stored, fusion_names, numbered_apart, scheme_names
 from ckconv.families.schema import VALUES, Family
 from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
@@ -52,7 +51,7 @@ class Spelling:
 
     Args:
         parameters: of the model.
-        scheme: ``hf``, ``mlx``, or one of :data:`ckconv.families.naming_schemes.OTHER_SCHEMES`.
+        scheme: ``hf``, ``mlx``, or one of :data:`ckconv.families.names.OTHER_SCHEMES`.
         fuse: canonical modules of tensors to fuse besides those that the family always fuses.
     """
 

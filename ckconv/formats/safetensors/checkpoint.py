@@ -29,8 +29,18 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.elsewhere import diffuses
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import GGUF, PARAMS_NAME, REFERENCE, names_of
-from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, fuses_otherwise, part_hint, scheme_names
+from ckconv.families.names import (
+    FUSIONS,
+    GGUF,
+    NAMES_KEY,
+    PARAMS_NAME,
+    REFERENCE,
+    beside_text,
+    fuses_otherwise,
+    names_of,
+    part_hint,
+    scheme_names,
+)
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import Family, Loader
 from ckconv.families.sizes import has_transposed

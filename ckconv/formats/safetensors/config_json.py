@@ -21,7 +21,7 @@ from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccept
 from ckconv.families.huggingface_config import huggingface_config, text_config
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell
 from ckconv.families.keys import MLX_LM as MLX_LM_READER
-from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
 from ckconv.families.words import family_of, said, without_noted

@@ -9,15 +9,15 @@ from typing import Any
 
 from ckconv.core.metadata import METADATA, Content, beside, document_of, numbered
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.formats.safetensors.container import read_metadata
-from ckconv.formats.safetensors.spec import (
+from ckconv.families.names import NAMES_KEY
+from ckconv.formats.safetensors.container import (
     ADAPTER_CONFIG,
     INDEX_SUFFIX,
     PICKLE_INDEX,
     PICKLE_METADATA,
     SUFFIX,
     is_pickle,
+    read_metadata,
 )
 from ckconv.options import PACKED
 from ckconv.plan.steps import Along, Plan

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, unreadable
-from ckconv.families.names import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
-from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.formats.safetensors.container import SafetensorsFile, pickle_refusal, read_safetensors
-from ckconv.formats.safetensors.spec import (
+from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
+from ckconv.formats.safetensors.container import (
     INDEX_NAME,
     INDEX_SUFFIX,
     MAX_JSON,
     PICKLE_INDEX,
     SUFFIX,
+    SafetensorsFile,
     is_pickle,
     parse_shard_name,
+    pickle_refusal,
+    read_safetensors,
     shard_name,
 )
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object

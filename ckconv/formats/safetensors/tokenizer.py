@@ -9,8 +9,7 @@ from typing import Any
 
 from ckconv.core.metadata import METADATA, as_read, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.families.names import REFERENCE
-from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.names import NAMES_KEY, REFERENCE
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.formats.safetensors.files import documents_of, pooled, pooling_files
 from ckconv.options import Options

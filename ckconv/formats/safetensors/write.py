@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import chained, made
 from ckconv.errors import VerifyError
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, LENGTH_BYTES, SINGLE_NAME, SUFFIX, encode_header, shard_name
+from ckconv.formats.safetensors.container import (
+    INDEX_SUFFIX,
+    LENGTH_BYTES,
+    SINGLE_NAME,
+    SUFFIX,
+    encode_header,
+    shard_name,
+)
 from ckconv.formats.safetensors.tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
 from ckconv.io.files import CARD_NAME, CHUNK, open_source
