@@ -126,6 +126,32 @@ def towers() -> str:
     return TOWERS + "\n".join(sorted(lines)) + "\n"
 
 
+#: What stands in the way -> architectures of llama.cpp's converter, by the names that a GGUF has.
+REST = {
+    "llama.cpp's converter (of llama-cpp-python 0.3.36) does not end on it: RecursionError": "baichuan",
+    "its values are multiplied on the way, or change their sign, and no word of a family file says that": "jais talkie",
+    "its tokenizer is RWKV's or PLaMo's own, which is not read": ("arwkv7 plamo plamo2 plamo3 rwkv6 rwkv6qwen2 rwkv7"),
+    "it drafts for another model: refused with what it drafts for": "dflash gemma4-assistant",
+    "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
+    "nobody has written its file yet; `ckconv learn` makes one of a checkpoint and its GGUF": (
+        "arctic bailingmoe3 bitnet chameleon codeshell cogvlm deci deepseek4 dots3note eurobert glm5-next graniteswitch "
+        "grok hrm_text hunyuan_vl hy_v4 jina-bert-v2 kimi-k3 laguna llada llama-embed maple mimo2 minimax-01 minimax-m3 "
+        "muse-glimmer neo-bert openelm paddleocr qwen qwen4exp spark2_5 step35"
+    ),
+}
+
+
+def rest() -> str:
+    """What llama.cpp's converter knows, and no family is written for."""
+    known = {family.gguf for family in FAMILIES.values()}
+    lines = []
+    for why, names in REST.items():
+        assert not known & set(names.split()), known & set(names.split())
+        lines.append(f"- {', '.join(f'`{name}`' for name in names.split())}: {why}\n")
+    count = sum(len(names.split()) for names in REST.values())
+    return f"\n## What llama.cpp converts and ckconv does not\n\n{count} architectures:\n\n" + "".join(lines)
+
+
 def right(family: str, *directions: str) -> bool:
     """In one configuration at least every one of these directions is right."""
     outcomes = [case.recorded["outcomes"] for case in family_cases.cases(family)]
@@ -155,6 +181,7 @@ def page() -> str:
         + "\n".join(table)
         + "\n"
         + towers()
+        + rest()
         + "\n## What is refused\n\n"
         + "\n".join(refused)
         + "\n"
