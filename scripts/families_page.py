@@ -130,13 +130,13 @@ def towers() -> str:
 REST = {
     "llama.cpp's converter (of llama-cpp-python 0.3.36) does not end on it: RecursionError": "baichuan",
     "its values are multiplied on the way, or change their sign, and no word of a family file says that": "jais talkie",
-    "its tokenizer is RWKV's or PLaMo's own, which is not read": ("arwkv7 plamo plamo2 plamo3 rwkv6 rwkv6qwen2 rwkv7"),
+    "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
     "it drafts for another model: refused with what it drafts for": "dflash gemma4-assistant",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
-    "nobody has written its file yet; `ckconv learn` makes one of a checkpoint and its GGUF": (
-        "arctic bailingmoe3 bitnet chameleon codeshell cogvlm deci deepseek4 dots3note eurobert glm5-next graniteswitch "
-        "grok hrm_text hunyuan_vl hy_v4 jina-bert-v2 kimi-k3 laguna llada llama-embed maple mimo2 minimax-01 minimax-m3 "
-        "muse-glimmer neo-bert openelm paddleocr qwen qwen4exp spark2_5 step35"
+    "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
+        "arctic arwkv7 bailingmoe3 bitnet chameleon codeshell cogvlm deci deepseek4 dots3note eurobert glm5-next "
+        "graniteswitch grok hrm_text hunyuan_vl hy_v4 jina-bert-v2 kimi-k3 laguna llada llama-embed maple mimo2 "
+        "minimax-01 minimax-m3 muse-glimmer neo-bert openelm paddleocr plamo qwen qwen4exp rwkv6qwen2 spark2_5 step35"
     ),
 }
 
