@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import family_cases
 import pytest
 from conftest import FIXTURES, Result
 
@@ -240,3 +241,32 @@ def test_a_fork_that_renames_its_model_type_takes_six_lines(ckconv: Run, tmp_pat
     )
     assert ckconv("convert", fork, tmp_path / "m.gguf", "--family", family).code == 0
     assert ckconv("inspect", tmp_path / "m.gguf", "--json").json["architecture"] == "llama"
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("lfm2", {"block_auto_adjust_ff_dim": False, "intermediate_size": 32}),
+        ("modernbert", {"global_attn_every_n_layers": 3}),
+        ("deepseek_v2", {"n_group": 1, "topk_group": 1}),
+    ],
+)
+def test_configurations_that_make_the_same_model_are_the_same(ckconv: Run, tmp_path: Path, family: str, keys) -> None:
+    recorded = next(iter(family_cases.cases(family))).recorded
+    source = family_cases.checkpoint(recorded, tmp_path / "hf")
+    other = Path(shutil.copytree(source, tmp_path / "other"))
+    document = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(document | keys))
+    found = ckconv("diff", source, other, "--json").json
+    assert (found["config"], found["different"]) == ({}, [])
+
+
+def test_a_default_of_the_class_stands_for_a_key(ckconv: Run, tmp_path: Path) -> None:
+    source = family_cases.checkpoint(next(iter(family_cases.cases("falcon"))).recorded, tmp_path / "hf")
+    other = Path(shutil.copytree(source, tmp_path / "other"))
+    document = json.loads((other / "config.json").read_text())
+    assert (document.pop("hidden_dropout"), document.pop("initializer_range")) == (0.0, 0.02)
+    (other / "config.json").write_text(json.dumps(document))
+    assert ckconv("diff", source, other).code == 0
+    (other / "config.json").write_text(json.dumps(document | {"hidden_dropout": 0.1}))
+    assert ckconv("diff", source, other).code == 5

@@ -419,6 +419,8 @@ def _counts(fact: Fact, *, ruled: bool) -> bool:
     """Whether a fact is outside of tensors and hyper-parameters."""
     if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
+    if fact.idle and fact.file == CONFIG_NAME:
+        return False
     top, last = fact.key.partition(".")[0], fact.key.rpartition(".")[2]
     if not (ruled and fact.file == CONFIG_NAME) or (top not in _STORAGE and last not in COVERED and top not in COVERED):
         return True

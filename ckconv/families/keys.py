@@ -3,7 +3,7 @@
 A key is a parameter, harmless, or a modifier with its neutral values; one that is none of these nobody is known to
 read: a report names it.
 
-Section ``[parameters]``: ``name = { hf, gguf, bump, default, value, optional }``, or a plain constant of the family
+Section ``[parameters]``: ``name = { hf, gguf, bump, default, value, optional, aid }``, or a constant of the family
 (``mlp_bias = false``). ``hf``, ``gguf`` and ``bump`` (keys of the engine's configuration, besides those that every
 family has) are a cell or a list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one
 of
@@ -228,6 +228,7 @@ class Parameter(NamedTuple):
         defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is said.
         value: it follows from others.
         optional: it may be missing, which is ``None``.
+        aid: it only serves to compute other parameters, which models are compared by.
     """
 
     name: str
@@ -235,6 +236,13 @@ class Parameter(NamedTuple):
     defaults: Mapping[str, Expression] = {}
     value: Expression | None = None
     optional: bool = False
+    aid: bool = False
+
+    @property
+    def neutral(self) -> tuple[Any, ...]:
+        """Constants that stand for a missing value, and are in the tensors."""
+        cells = [cell for cell in self.cells.get("gguf", ()) if cell.folded and cell.expression is not None]
+        return tuple(cell.expression.value({}) for cell in cells if cell.expression and not cell.expression.names)
 
     @property
     def folded(self) -> bool:
@@ -284,12 +292,13 @@ class ParameterRows(Fields):
         self.where = f"parameters.{name}"
         if not isinstance(row, dict):
             return Parameter(name, value=self.expression(row))
-        fields = self.fields(row, frozenset({*PARAMETER_CELLS, "default", "value", "optional"}))
+        fields = self.fields(row, frozenset({*PARAMETER_CELLS, "default", "value", "optional", "aid"}))
         cells = {
             format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in PARAMETER_CELLS
         }
         value = self.expression(fields.get("value"))
-        return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))
+        flags = (bool(fields.get(name)) for name in ("optional", "aid"))
+        return Parameter(name, cells, self._defaults(fields.get("default")), value, *flags)
 
     def check(self, parameters: Mapping[str, Parameter], formats: Iterable[str]) -> None:
         """Check rows against each other: unique keys, required cells."""

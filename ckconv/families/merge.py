@@ -164,6 +164,7 @@ _PARAMETER = _or_table(
         "default": _or_table(_scalar, dict.fromkeys(("transformers", "mlx_lm", "llama_cpp"), _scalar)),
         "value": _scalar,
         "optional": _flag,
+        "aid": _flag,
     },
 )
 _KEYS: dict[str, Form] = {

@@ -115,6 +115,18 @@ def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     return lambda *names: said(config, *(FIELD_OF.get(name, name) for name in names), format=format)
 
 
+def without_aids(config: ModelConfig) -> ModelConfig:
+    """Configuration without aids to compute others, and neutral values."""
+    family = family_of(config)
+    rows = family.parameters if family else {}
+    own = {
+        name: it
+        for name, it in config.own.items()
+        if name not in rows or not (rows[name].aid or (rows[name].optional and it in rows[name].neutral))
+    }
+    return replace(config, own=own)
+
+
 def without_noted(config: ModelConfig) -> ModelConfig:
     """Configuration without scaling keys that a note covers."""
     family = family_of(config)

@@ -20,7 +20,7 @@ from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
-from ckconv.families.words import without_noted
+from ckconv.families.words import without_aids, without_noted
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source
@@ -124,6 +124,8 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
     if not same_words:
         pairs = ((ours, theirs), (theirs, ours))
         ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
+    if same_words:
+        ours, theirs = without_aids(ours), without_aids(theirs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
     return config_differences(ours, theirs, same_words=same_words)
@@ -222,7 +224,7 @@ def of_files(
     if not exact and name == "tokenizer.json":
         ours, theirs = _one_spelling(ours), _one_spelling(theirs)
     config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
-    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled))
+    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, exact))
     yield from (fact._replace(file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
@@ -280,17 +282,23 @@ def _is_read_without(
     return bool(default == value) or (other is None and default is UNREAD)
 
 
-def _of_values(mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool) -> Iterator[Fact]:
+def _of_values(
+    mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool, exact: bool = True
+) -> Iterator[Fact]:
     if isinstance(mine, dict) and isinstance(meant, dict):
         ours, theirs = covered.get(where, ({}, {}))
         for key in mine | meant:
             place = f"{where}.{key}" if where else str(key)
             if key in mine and key in meant:
-                yield from _of_values(mine[key], meant[key], place, covered, spelled)
+                yield from _of_values(mine[key], meant[key], place, covered, spelled, exact)
                 continue
             value, has, lacks = (mine[key], ours, theirs) if key in mine else (meant[key], theirs, ours)
             may_lack = where in covered and key in COVERED
             idle = may_lack and _is_read_without(key, value, where, lacks, has if spelled else None)
+            if not exact and where in covered and is_recorded(lacks):
+                default = default_of(lacks, key)
+                nothing = value is None and default is UNREAD
+                idle = idle or nothing or (type(default) is type(value) and default == value)
             if key in mine:
                 yield Fact(place, _shown(value), None, idle=idle)
             elif not idle:

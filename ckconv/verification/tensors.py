@@ -38,6 +38,7 @@ from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import MTP
 from ckconv.families.towers import tower_family
+from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, head_is_embedding, paired_runs, runs
 from ckconv.quant.convert import Action, between, of_values, writable
@@ -273,7 +274,9 @@ class TensorComparison:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
         for name, pair in parameter_differences(self.out, self.source).items():
             if name not in chosen:
-                yield Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
+                config = self.out.config
+                key = said_of(config, self.out.format)(name) if config is not None and name in config.own else ""
+                yield Fault("verify.config", f"{name}{key} is {pair[0]}, {pair[1]} in the source", None)
 
     def _absent(self) -> Iterator[Fault]:
         """Source tensors that the output lacks, though no rule left them out."""
