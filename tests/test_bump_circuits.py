@@ -246,6 +246,12 @@ def test_april_has_no_template_for_glm4(tmp_path: Path) -> None:
     assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
 
 
+def test_an_age_that_refuses_the_model_itself_is_no_way_out(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match="the engine of April 2026 computes qwen35 wrong") as caught:
+        bump_of(checkpoint("qwen3_5-grouped_value_heads", tmp_path / "source"), tmp_path, "april")
+    assert (caught.value.exit_code, caught.value.hint) == (4, None)
+
+
 RECURRENT = {
     "attn_norm": "attn_norm.weight",
     "post_attention_norm": "post_attention_norm.weight",

@@ -141,6 +141,7 @@ def test_a_page_replaces_nothing(ckconv: Callable[..., Result], tmp_path: Path) 
     (tmp_path / "page.html").write_text("mine")
     done = ckconv("inspect", MODEL, "--html", tmp_path / "page.html")
     assert (done.code, "error[output.exists]" in done.err) == (6, True)
+    assert "hint: name another FILE for --html" in done.err
     assert (tmp_path / "page.html").read_text() == "mine"
 
 

@@ -89,10 +89,11 @@ def check_new(path: Path, *, force: bool = False) -> None:
         raise UsageError("usage.target", "a page goes to a file, not to stdout")
     if not os.path.lexists(path):
         return
+    if not path.is_file() or path.is_symlink() or not path.read_bytes().startswith(_PAGE_BEGINS):
+        text = "already exists and is no page: --force replaces pages only"
+        raise OutputError("output.exists", text, path=path, hint="name another FILE for --html")
     if not force:
         raise OutputError("output.exists", "already exists", path=path, hint="--force replaces a page")
-    if not path.is_file() or path.is_symlink() or not path.read_bytes().startswith(_PAGE_BEGINS):
-        raise OutputError("output.exists", "already exists and is no page: --force replaces pages only", path=path)
 
 
 def check_place(path: Path, outputs: Iterable[Path]) -> None:

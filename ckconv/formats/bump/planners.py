@@ -412,7 +412,7 @@ class Bump5Planner(BumpPlanner):
             known = ", ".join(family.name for family in families_of_engine(TEMPLATED))
             self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
         elif why := ages.no_circuit(self.age, self.family.gguf):
-            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.no_circuit(age, self.family.gguf)))
+            self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slots and version != 5:
             self.refuse(f"bump {version} has no place for the layers of a {self.family.name}")
         elif self.row.slides:
@@ -424,6 +424,11 @@ class Bump5Planner(BumpPlanner):
             if others := sorted(there - allowed):
                 more = f" and {len(others) - 1} more" if len(others) > 1 else ""
                 self.refuse(f"{self.own.name} goes to bump {self.version} only without {others[0]}{more}")
+
+    def _computed_by(self, fault: Callable[[Age], object]) -> str:
+        """Hint at ages without a fault whose templates fit the model."""
+        made = self._to_judge({})
+        return ages.elsewhere(self.age, lambda age: fault(age) or [*ages.conditions(age, made)])
 
     def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
         scope = {**scope_of(self.own, replace(self.config, family=self.own.name)), "context": self.geometry.context}
@@ -449,7 +454,7 @@ class Bump5Planner(BumpPlanner):
 
         if not wrong(self.age):
             return ""
-        hint = ages.elsewhere(self.age, wrong)
+        hint = self._computed_by(wrong)
         who = f"the engine of {self.age.title}" if hint else "the engine"
         what = f"a {source} {slot.name}" if source.name in self.age.layers else f"{source} matrices"
         why = f"{who} has no correct kernel for {what}"
