@@ -288,3 +288,14 @@ def test_layers_that_slide_over_nothing_are_refused(tmp_path: Path, family: str,
 
     with pytest.raises(UnsupportedError, match="the source names no window"):
         ckconv.convert(tmp_path / "n.gguf", tmp_path / "out", to="safetensors")
+
+
+def test_a_table_that_mlx_lm_wants_is_written_though_the_source_has_none(tmp_path: Path) -> None:
+    """GLM 5.2 in FP8 leaves rope_parameters to its class, and mlx-lm's has no default."""
+
+    def bare(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "rope_parameters"}
+
+    ckconv.convert(published(tmp_path, "glm_moe_dsa", "plain", bare), tmp_path / "m", to="mlx")
+    table = json.loads((tmp_path / "m" / "config.json").read_text())["rope_parameters"]
+    assert (table["rope_theta"], table["rope_type"]) == (10000.0, "default")
