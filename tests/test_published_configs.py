@@ -299,3 +299,18 @@ def test_a_table_that_mlx_lm_wants_is_written_though_the_source_has_none(tmp_pat
     ckconv.convert(published(tmp_path, "glm_moe_dsa", "plain", bare), tmp_path / "m", to="mlx")
     table = json.loads((tmp_path / "m" / "config.json").read_text())["rope_parameters"]
     assert (table["rope_theta"], table["rope_type"]) == (10000.0, "default")
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "layers"), [("jamba", "experts", 2), ("llama4", "every_layer_has_experts", 3)]
+)
+def test_what_llama_cpp_does_not_load_without_full_attention(
+    family: str, case: str, layers: int, tmp_path: Path
+) -> None:
+    def short(document: dict[str, Any]) -> dict[str, Any]:
+        cut = {key: value[:layers] if isinstance(value, list) else value for key, value in document.items()}
+        return {**cut, "num_hidden_layers": layers, "architectures": document["architectures"]}
+
+    options = ckconv.Options(drop=(f"model.layers.[{layers}-9].*",))
+    with pytest.raises(UnsupportedError, match="does not load without a layer of"):
+        ckconv.convert(published(tmp_path, family, case, short), tmp_path / "m.gguf", options=options)
