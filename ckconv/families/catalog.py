@@ -530,7 +530,12 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
 
 
 def family_of_class(document: Mapping[str, Any]) -> Family | None:
-    """Only family with a class in ``architectures``: a renamed type (Kimi K2)."""
+    """Only family with a class in ``architectures``: a renamed type (Kimi K2).
+
+    A ``model_type`` that families claim is theirs: where no condition holds, it is another model of that type.
+    """
+    if _naming(str(document.get("model_type", "")), "model_type"):
+        return None
     named = document.get("architectures")
     classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
     said = defaultdict(lambda: None, document)
