@@ -564,12 +564,12 @@ def test_foreign_quantizers_are_named_with_their_count(tmp_path: Path, parts: Te
 
 
 def test_a_quantizer_is_known_by_its_own_word_where_the_numbers_are_no_floats(tmp_path: Path) -> None:
-    config = PLAIN.config(quantization_config={"quant_method": "hqq"})
+    config = PLAIN.config(quantization_config={"quant_method": "spqr"})
     assert open_index(save(tmp_path / "plain", config, PLAIN.tensors())).config is not None, "quantized when loaded"
 
-    packed = {**PLAIN.tensors(), f"{Q}.W_q": WORDS}
+    packed = {**PLAIN.tensors(), f"{Q}.dense_weights": WORDS}
     assert open_index(save(tmp_path / "packed", config, packed)).quantizer == (
-        "1 tensor of quantized numbers (quant_method 'hqq')"
+        "1 tensor of quantized numbers (quant_method 'spqr')"
     )
 
 

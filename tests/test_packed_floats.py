@@ -327,8 +327,8 @@ def test_nvfp4_is_kept_for_families_whose_matrices_llama_cpp_all_multiplies() ->
     """
     rows = {name: FAMILIES[name].engines.get("llama_cpp") for name in FAMILIES}
     assert {name for name, row in rows.items() if row and row.scaled} == {
-        "cohere2", "gemma4_text", "llama", "ministral3", "mistral", "mixtral", "nemotron_h", "nemotron_h_moe", "qwen3",
-        "qwen3_reranker", "qwen3_5", "qwen3_5_moe", "qwen3moe",
+        "cohere2", "gemma4_text", "gemma4_unified", "llama", "ministral3", "mistral", "mixtral", "nemotron_h",
+        "nemotron_h_moe", "qwen3", "qwen3_reranker", "qwen3_5", "qwen3_5_moe", "qwen3moe",
     }  # fmt: skip
 
 

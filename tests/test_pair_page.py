@@ -14,7 +14,7 @@ import pytest
 from conftest import Result
 from test_page import Page, requests
 
-from ckconv.cli import page
+from ckconv.publish import files
 
 Run = Callable[..., Result]
 SOURCE = "hf/qwen2-tied-bf16"
@@ -220,7 +220,7 @@ def test_of_a_page_that_fails_late_the_output_is_said_to_be_there(
     def full(path: Path) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(page, "create", full)
+    monkeypatch.setattr(files, "create", full)
     out = tmp_path / "m.gguf"
 
     failed = ckconv("convert", fixtures / SOURCE, out, "--html", tmp_path / "page.html")

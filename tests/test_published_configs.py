@@ -301,16 +301,11 @@ def test_a_table_that_mlx_lm_wants_is_written_though_the_source_has_none(tmp_pat
     assert (table["rope_theta"], table["rope_type"]) == (10000.0, "default")
 
 
-@pytest.mark.parametrize(
-    ("family", "case", "layers"), [("jamba", "experts", 2), ("llama4", "every_layer_has_experts", 3)]
-)
-def test_what_llama_cpp_does_not_load_without_full_attention(
-    family: str, case: str, layers: int, tmp_path: Path
-) -> None:
+def test_a_jamba_without_attention_does_not_load_in_llama_cpp(tmp_path: Path) -> None:
     def short(document: dict[str, Any]) -> dict[str, Any]:
-        cut = {key: value[:layers] if isinstance(value, list) else value for key, value in document.items()}
-        return {**cut, "num_hidden_layers": layers, "architectures": document["architectures"]}
+        cut = {key: value[:2] if isinstance(value, list) else value for key, value in document.items()}
+        return {**cut, "num_hidden_layers": 2, "architectures": document["architectures"]}
 
-    options = ckconv.Options(drop=(f"model.layers.[{layers}-9].*",))
+    options = ckconv.Options(drop=("model.layers.[2-9].*",))
     with pytest.raises(UnsupportedError, match="does not load without a layer of"):
-        ckconv.convert(published(tmp_path, family, case, short), tmp_path / "m.gguf", options=options)
+        ckconv.convert(published(tmp_path, "jamba", "experts", short), tmp_path / "m.gguf", options=options)
