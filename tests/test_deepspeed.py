@@ -116,3 +116,19 @@ def test_the_model_within_the_state_of_a_training_run(tmp_path: Path, ckconv: Ru
     assert ckconv("convert", saved(tmp_path / "last.pt", state), tmp_path / "m.safetensors").code == 0
     found = load_file(tmp_path / "m.safetensors")
     assert {name: array.tolist() for name, array in found.items()} == {"a.weight": values["a.weight"].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("model", "state_dict"), "under 'model', under 'state_dict'"),
+        (("state_dict", "model_ema"), "under 'state_dict', under 'model_ema'"),
+        (("a.weight", "model"), "under 'model', tensors beside it"),
+    ],
+)
+def test_a_file_of_several_models_is_refused(tmp_path: Path, ckconv: Run, keys: tuple[str, str], said: str) -> None:
+    one = np.ones(2, np.float32)
+    state = {"epoch": 3} | {key: one if "." in key else {"a.weight": one * n} for n, key in enumerate(keys)}
+    done = ckconv("convert", saved(tmp_path / "last.pt", state), tmp_path / "m.safetensors")
+    assert (done.code, f"holds several models: {said}" in done.err) == (4, True), done.err
+    assert not (tmp_path / "m.safetensors").exists()

@@ -682,8 +682,15 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
 
 def _model(value: Any, path: Path) -> Any:
     """The model within the state of a training run; else the value itself."""
-    held = [value[key] for key in CONTAINERS if key in value] if isinstance(value, dict) else []
-    found = next((each for each in held if isinstance(each, dict) and each and _tensors(each)), value)
+    within = value if isinstance(value, dict) else {}
+    named = [key for key in within if key in CONTAINERS or "ema" in str(key).lower().split("_")]
+    held = [key for key in named if isinstance(within[key], dict) and within[key] and _tensors(within[key])]
+    if len(held) > 1 or (held and any(isinstance(each, View) for each in within.values())):
+        places = [f"under {quoted(str(key))}" for key in held]
+        where = ", ".join(places if len(places) > 1 else [*places, "tensors beside it"])
+        message, hint = f"holds several models: {where}", "save the one that is meant alone"
+        raise UnsupportedError("pt.content", message, path=path, hint=hint)
+    found = within[held[0]] if held and held[0] in CONTAINERS else value
     if found is not value and value.get("param_shapes") and not all(0 not in view.shape for view in found.values()):
         message, hint = "holds no values of the model, which DeepSpeed has cut", "name the directory that it is in"
         raise UnsupportedError("pt.content", message, path=path, hint=hint)
