@@ -191,6 +191,18 @@ def test_a_key_of_a_document_gets_a_value_of_its_type(
     assert documents["config.json"].keys() == meant, "nothing else is another"
 
 
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("tokenizer_config.json:eos_token=<|nope|>", "no token is '<|nope|>'"),
+        ("../x:y=1", "'../x' is no document with keys"),
+    ],
+)
+def test_a_document_takes_no_token_that_is_none_and_no_other_file(pair: str, said: str, tmp_path: Path, ckconv) -> None:
+    done = ckconv("edit", QWEN2, tmp_path / "out", "--set-meta", pair)
+    assert (done.code, said in done.err) == (2, True), done.err
+
+
 def test_a_token_is_set_by_its_text_wherever_it_stands(tmp_path: Path, ckconv) -> None:
     documents, said = edited(tmp_path, ckconv, "--set-meta", "eos_token=<s>")
     assert documents["config.json"]["eos_token_id"] == documents["generation_config.json"]["eos_token_id"] == 1

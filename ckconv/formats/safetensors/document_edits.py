@@ -154,13 +154,15 @@ class _Edits:
         if not found:
             raise UsageError("usage.meta", f"--drop-meta {glob} matches no key")
 
-    def _set_token(self, role: str, text: str) -> None:
-        words = self._words()
+    def _check_token(self, key: str, text: str, words: Mapping[str, int]) -> None:
         if text not in words:
             near = get_close_matches(text, words, n=1)
             hint = f"there is {quoted(near[0])}" if near else "tokenizer.json lists them"
-            raise UsageError("usage.meta", f"--set-meta {role}_token: no token is {quoted(text)}", hint=hint)
-        key = f"{role}_token"
+            raise UsageError("usage.meta", f"--set-meta {key}: no token is {quoted(text)}", hint=hint)
+
+    def _set_token(self, role: str, text: str) -> None:
+        words, key = self._words(), f"{role}_token"
+        self._check_token(key, text, words)
         for file in (_TOKENIZER, *([_SPECIAL] if key in self._before[_SPECIAL] else [])):
             old = self._before[file].get(key)
             self._put(_Place(file, (key,)), {**old, "content": text} if isinstance(old, dict) else text)
@@ -189,7 +191,10 @@ class _Edits:
 
     def _places(self, key: str) -> list[_Place]:
         file, colon, name = key.partition(":")
-        if colon and file in _DOCUMENTS:
+        if colon and file not in _DOCUMENTS:
+            message = f"--set-meta {key}: {quoted(file)} is no document with keys"
+            raise UsageError("usage.meta", message, hint=f"{', '.join(_DOCUMENTS)} are")
+        if colon:
             return [_Place(file, (name,) if name in self._after[file] else tuple(name.split(".")))]
         if found := self._there(key):
             return found
@@ -227,6 +232,9 @@ class _Edits:
         accepted: Accepts | None = accepts(kinds) if kinds else None
         if place.file == CONFIG_NAME and len(place.path) == 1 + bool(text_key(self._after[CONFIG_NAME])):
             accepted = accepted_by(str(self._own.get("model_type", "")), key)
+        named = key.endswith("_token") and key.removesuffix("_token") in _ROLES and text != "null"
+        if place.file == _TOKENIZER and named and "tokenizer.json" in self._side:
+            self._check_token(str(place), text, self._words())
         for value in _readings(text):
             if accepted(value) if accepted else old is None or type(value) is type(old):
                 return value
