@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import FIXTURES, Result
 from deepspeed_builder import deepspeed, parameters, saved
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Run = Callable[..., Result]
 FOLDER = FIXTURES / "pytorch"
@@ -54,6 +54,27 @@ def test_without_shares_the_module_is_the_model(tmp_path: Path, ckconv: Run) -> 
     assert {name: found[name].tobytes() for name in parameters()} == {
         name: array.astype(np.float16).tobytes() for name, array in parameters().items()
     }
+
+
+def test_the_directory_of_a_trainer_is_read_with_all_that_lies_in_it(tmp_path: Path, ckconv: Run) -> None:
+    root = shutil.copytree(FOLDER / "deepspeed-3", tmp_path / "checkpoint-500")
+    for name in ("training_args.bin", "zero_to_fp32.py", "rng_state_0.pth", "scheduler.pt", "trainer_state.json"):
+        (root / name).write_bytes(b"x")
+    assert ckconv("convert", root, tmp_path / "m.safetensors").code == 0
+    found, wanted = load_file(tmp_path / "m.safetensors"), load_file(FOLDER / "deepspeed-3.safetensors")
+    assert {name: found[name].tobytes() for name in wanted} == {name: a.tobytes() for name, a in wanted.items()}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_go_before_the_state_of_a_training_run(tmp_path: Path, ckconv: Run, name: str) -> None:
+    root = shutil.copytree(FOLDER / "deepspeed-3", tmp_path / "checkpoint-500")
+    values = {"only.here": np.ones(3, np.float32)}
+    if name.endswith(".bin"):
+        saved(root / name, values)
+    else:
+        save_file(values, root / name)
+    assert ckconv("convert", root, tmp_path / "m.safetensors").code == 0
+    assert [*load_file(tmp_path / "m.safetensors")] == ["only.here"]
 
 
 class Program:

@@ -50,6 +50,13 @@ _Tensor = tuple[str, DType, tuple[int, ...], Sequence[Part]]
 #: What accelerate and transformers call the directory of a model in that of a training run.
 _FSDP = "pytorch_model_fsdp_*"
 
+#: Files of weights, which go before the state of a training run. Such a run leaves others of the ending .bin:
+#: ``training_args.bin`` (transformers), ``scheduler.bin``, ``sampler.bin`` (accelerate).
+_WEIGHTS = (
+    "*.safetensors", "*.gguf", "pytorch_model*.bin", "model*.bin", "adapter_model*.bin", "consolidated*.bin",
+    "ggml*.bin",
+)  # fmt: skip
+
 
 def inside(path: Path, kind: str) -> Path:
     """Stand-in of a model in a file or directory; else the path itself.
@@ -74,7 +81,7 @@ def _in_directory(path: Path) -> Path:
     names = {entry.name for entry in path.iterdir()}
     if is_distributed(names):
         return _distributed(path, (path, path.parent))
-    if any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names):
+    if any(fnmatchcase(name, glob) for name in names for glob in _WEIGHTS):
         return path
     if is_deepspeed(names):
         return _deepspeed(path, (path, path.parent))
