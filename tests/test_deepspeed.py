@@ -125,6 +125,27 @@ def test_shares_of_matrices_are_refused(tmp_path: Path, ckconv: Run) -> None:
     assert (done.code, "deepspeed.shares" in done.err) == (4, True), done.err
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layer_3_expert_0_mp_rank_00_model_states.pt",
+        "expp_rank_0_mp_rank_00_optim_states.pt",
+        "layer_00-model_00-model_states.pt",
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_states_under_other_names_are_refused(tmp_path: Path, ckconv: Run, name: str, alone: bool) -> None:
+    root = deepspeed(tmp_path / "in", 1)
+    model = root / "mp_rank_00_model_states.pt"
+    shutil.copy(model, root / name)
+    if alone and "model_states" in name:
+        model.unlink()
+    (tmp_path / "latest").write_text("in")
+    for place in (root, tmp_path):
+        done = ckconv("inspect", place)
+        assert (done.code, "error[deepspeed.shares]" in done.err, name in done.err) == (4, True, True), done.err
+
+
 def test_a_file_of_a_cut_model_names_its_directory(tmp_path: Path, ckconv: Run) -> None:
     done = ckconv("inspect", FOLDER / "deepspeed-3" / "step" / "zero_pp_rank_0_mp_rank_00_model_states.pt")
     assert (done.code, "name the directory that it is in" in done.err) == (4, True), done.err

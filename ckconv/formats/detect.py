@@ -23,7 +23,7 @@ from ckconv.io.files import ByteSource, open_source, readable
 from ckconv.publish.files import remembered
 
 #: Names of files in a directory that may hold a model, which reads as another one.
-_PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*_model_states.pt", "latest")
+_PARTS = (".metadata", "weights.npz", "pytorch_model_fsdp_*", "*[_-]model_states.pt", "latest")
 
 _TURNED = "the source is big-endian: it is read with its bytes turned around, and outputs are little-endian"
 

@@ -217,6 +217,10 @@ def is_distributed(names: Collection[str]) -> bool:
 
 _FILE = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(model|optim)_states\.pt")
 
+#: States of processes under any name: of experts, ``layer_3_expert_0_mp_rank_00_model_states.pt``, or of a pipeline's
+#: layers, ``layer_00-model_00-model_states.pt`` (``runtime/engine.py``, ``runtime/pipe/module.py``).
+_STATES = re.compile(r".*[_-](model|optim)_states\.pt", re.DOTALL)
+
 #: Numbers of a run are a multiple of so many for each process (``zero2_align``).
 _ALIGNED = 2
 
@@ -232,7 +236,7 @@ class Joined(NamedTuple):
 
 def is_deepspeed(names: Collection[str]) -> bool:
     """A directory with these names holds such a checkpoint."""
-    return any(found[3] == "model" for found in map(_FILE.fullmatch, names) if found)
+    return any(found[1] == "model" for found in map(_STATES.fullmatch, names) if found)
 
 
 def read_deepspeed(directory: Path) -> list[Joined]:
@@ -241,9 +245,16 @@ def read_deepspeed(directory: Path) -> list[Joined]:
     Raises:
         InputError: ``deepspeed.state``, a file is malformed or missing, or they contradict each other; ``pt.tensor``;
             those of ``open_source``.
-        UnsupportedError: ``deepspeed.shares``, matrices are cut by what several processes compute of them.
+        UnsupportedError: ``deepspeed.shares``, matrices are cut by what several processes compute of them, or files
+            hold parts of a model that are not read.
     """
-    files = [found for found in (_FILE.fullmatch(each.name) for each in directory.iterdir()) if found]
+    names = sorted(each.name for each in directory.iterdir() if _STATES.fullmatch(each.name))
+    files = [found for found in map(_FILE.fullmatch, names) if found]
+    if len(files) < len(names):
+        apart = next(name for name in names if not _FILE.fullmatch(name))
+        message = f"holds {quoted(apart)}; experts and layers of a pipeline that DeepSpeed saves apart are not read"
+        hint = "load it in the program that trained it, and save the model with save_pretrained"
+        raise UnsupportedError("deepspeed.shares", message, path=directory, hint=hint)
     if any(int(found[2]) for found in files):
         message = "holds shares of matrices that several processes compute together (mp_rank_01)"
         hint = "save it with a degree of model parallelism of 1"
