@@ -77,6 +77,27 @@ def test_weights_go_before_the_state_of_a_training_run(tmp_path: Path, ckconv: R
     assert [*load_file(tmp_path / "m.safetensors")] == ["only.here"]
 
 
+@pytest.mark.parametrize(
+    "kind", ["directory", "link to a directory", "link to nothing", "FIFO", "long", "above", "NUL"]
+)
+def test_what_is_called_latest_and_names_no_directory_hides_no_model(tmp_path: Path, ckconv: Run, kind: str) -> None:
+    root = deepspeed(tmp_path / "in", 1) / "models"
+    root.mkdir()
+    saved(root / "model.pth", {"only.here": np.ones(3, np.float32)})
+    latest = root / "latest"
+    if kind == "directory":
+        latest.mkdir()
+    elif kind.startswith("link"):
+        latest.symlink_to(tmp_path / ("in" if "directory" in kind else "nothing"), target_is_directory=True)
+    elif kind == "FIFO":
+        os.mkfifo(latest)
+    else:
+        latest.write_text({"long": "x" * 999, "above": "..", "NUL": "a\0b"}[kind])
+    done = ckconv("convert", root, tmp_path / "m.safetensors")
+    assert done.code == 0, done.err
+    assert [*load_file(tmp_path / "m.safetensors")] == ["only.here"]
+
+
 class Program:
     """Runs a command where it is unpickled."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ast
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -85,7 +85,7 @@ def _in_directory(path: Path) -> Path:
         return path
     if is_deepspeed(names):
         return _deepspeed(path, (path, path.parent))
-    if "latest" in names and (tag := _tag(path)) and is_deepspeed({each.name for each in tag.iterdir()}):
+    if "latest" in names and (tag := _tag(path, names)) and is_deepspeed({each.name for each in tag.iterdir()}):
         return _deepspeed(tag, (tag, path))
     run = sorted(name for name in names if fnmatchcase(name, _FSDP) and (path / name / ".metadata").is_file())
     if run:
@@ -99,12 +99,14 @@ def _in_directory(path: Path) -> Path:
     return path
 
 
-def _tag(path: Path) -> Path | None:
-    """The directory that ``latest`` names."""
-    with open(path / "latest", "rb") as file:
-        name = file.read(256).decode("utf-8", "replace").strip()
-    found = path / name
-    return found if name and Path(name).name == name and found.is_dir() else None
+def _tag(path: Path, names: Collection[str]) -> Path | None:
+    """The directory among ``names`` that a file ``latest`` names."""
+    try:
+        with opened_regular(path / "latest") as fd, open(fd, "rb", closefd=False) as file:
+            name = file.read(256).decode("utf-8", "replace").strip()
+    except InputError:  # a directory, a link to one or to nothing, a FIFO
+        return None
+    return path / name if name in names and (path / name).is_dir() else None
 
 
 def _deepspeed(path: Path, places: tuple[Path, ...]) -> Path:
