@@ -126,6 +126,9 @@ BROKEN: dict[str, tuple[int, dict[str, Any], str]] = {
     ),
     "no frozen values": (2, {"frozen_param_fragments": None}, "does not describe a model"),
     "no module": (3, {"module": None, "param_shapes": None}, "has no tensors in its module"),
+    "a share without a name": (3, {"shared_params": {1: "a.weight"}}, "a name in shared_params that is no text"),
+    "a share of no name": (2, {"shared_params": {"x": 1}}, "a name in shared_params that is no text"),
+    "shares by no name": (1, {"shared_params": ["a.weight"]}, "does not describe a model"),
     "a program": (3, {"x": Program()}, "names posix.system; only tensors are read, nothing is executed"),
 }  # fmt: skip
 

@@ -363,6 +363,8 @@ def _parts(
     trained = _by_parameter(flat, groups) if stage == 3 else _by_group(flat, groups)
     found |= {each.name: each for each in trained}
     for other, name in (said.get("shared_params") or {}).items():
+        if not isinstance(other, str) or not isinstance(name, str):
+            raise Malformed("has a name in shared_params that is no text")
         if name in found:
             found[other] = found[name]._replace(name=other)
     yield from found.values()
