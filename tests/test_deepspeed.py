@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FIXTURES, Result
-from deepspeed_builder import deepspeed, parameters, saved
+from deepspeed_builder import GROUPS, deepspeed, parameters, saved
 from safetensors.numpy import load_file, save_file
 
 Run = Callable[..., Result]
@@ -126,6 +126,17 @@ BROKEN: dict[str, tuple[int, dict[str, Any], str]] = {
     ),
     "no frozen values": (2, {"frozen_param_fragments": None}, "does not describe a model"),
     "no module": (3, {"module": None, "param_shapes": None}, "has no tensors in its module"),
+    "a frozen part of another type": (
+        3, {"frozen_param_fragments": {"c.weight": np.zeros(3, np.float16)}}, "types or sizes differ"
+    ),
+    "a frozen part of another size": (
+        3, {"frozen_param_fragments": {"c.weight": np.zeros(4, np.float32)}}, "types or sizes differ"
+    ),
+    "a group too few": (1, {"param_shapes": [GROUPS[0]]}, "lists 1 group of parameters, and a process holds 2"),
+    "a group too many": (2, {"param_shapes": [*GROUPS, {}]}, "lists 3 groups of parameters, and a process holds 2"),
+    "a model's state of one process": (
+        3, {"without": [A + "model_states.pt"]}, "needs model_states.pt of processes 0 to 1, and those of 0 are there"
+    ),
     "a share without a name": (3, {"shared_params": {1: "a.weight"}}, "a name in shared_params that is no text"),
     "a share of no name": (2, {"shared_params": {"x": 1}}, "a name in shared_params that is no text"),
     "shares by no name": (1, {"shared_params": ["a.weight"]}, "does not describe a model"),
@@ -140,6 +151,23 @@ def test_a_directory_that_contradicts_itself(tmp_path: Path, ckconv: Run, name: 
     assert (done.code, "error[deepspeed.state]" in done.err, sentence in done.err) == (3, True, True), done.err
     assert not (tmp_path / "out.safetensors").exists()
     assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["model", "optim"])
+def test_processes_are_those_from_0_on(tmp_path: Path, ckconv: Run, kind: str) -> None:
+    root = deepspeed(tmp_path / "in", 3)
+    (root / f"{A}{kind}_states.pt").rename(root / f"zero_pp_rank_7_mp_rank_00_{kind}_states.pt")
+    done = ckconv("inspect", root)
+    sentence = f"needs {kind}_states.pt of processes 0 to 1, and those of 0, 7 are there"
+    assert (done.code, sentence in done.err) == (3, True), done.err
+
+
+def test_two_states_of_one_process(tmp_path: Path, ckconv: Run) -> None:
+    root = deepspeed(tmp_path / "in", 1)
+    shutil.copy(root / "mp_rank_00_model_states.pt", root / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    done = ckconv("inspect", root)
+    sentence = "needs model_states.pt of process 0 alone, and those of 0, 0 are there"
+    assert (done.code, sentence in done.err) == (3, True), done.err
 
 
 def test_shares_of_matrices_are_refused(tmp_path: Path, ckconv: Run) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import Extent
-from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.formats.pytorch.read import (
     CONTAINERS,
     DCP_NAMES,
@@ -342,6 +342,8 @@ def _parts(
     models: Sequence[_State], optimizers: Sequence[_State], groups: Sequence[Mapping[str, tuple[int, ...]]], stage: int
 ) -> Iterator[Joined]:
     """Buffers, frozen and trained parameters, and those that are others."""
+    _check_processes("model", models, len(optimizers) if stage == 3 else 1)
+    _check_processes("optim", optimizers, len(optimizers))
     said = models[0].value
     kept = (
         (said.get("buffer_names") or ()) if stage == 3 else None
@@ -352,6 +354,8 @@ def _parts(
         states = models if stage == 3 else models[:1]
         views = [(state, state.value["frozen_param_fragments"][name]) for state in states]
         runs, dtype = [state.run(name, view) for state, view in views], views[0][1].dtype
+        if any(view.dtype is not dtype for _, view in views) or len({run.nbytes for run in runs}) > 1:
+            raise Malformed(f"has {quoted(name)} in parts whose types or sizes differ between the processes")
         found[name] = Joined(name, dtype, shape, _cut(name, runs, 0, dtype.nbytes(math.prod(shape))))
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     flat = []
@@ -370,8 +374,20 @@ def _parts(
     yield from found.values()
 
 
+def _check_processes(kind: str, states: Sequence[_State], count: int) -> None:
+    """Require one state of each process, 0 and up."""
+    ranks = [int(found[1] or 0) for found in (_FILE.fullmatch(state.path.name) for state in states) if found]
+    if ranks != [*range(count)]:
+        some = ", ".join([*map(str, ranks[:8])] + ["..."] * (len(ranks) > 8))
+        wanted = f"of processes 0 to {count - 1}" if count > 1 else "of process 0 alone"
+        raise Malformed(f"needs {kind}_states.pt {wanted}, and those of {some} are there")
+
+
 def _by_group(flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]]) -> Iterator[Joined]:
     """Tensors of ZeRO 1 and 2."""
+    if any(len(of_process) != len(groups) for of_process in flat):
+        held = next(len(of_process) for of_process in flat if len(of_process) != len(groups))
+        raise Malformed(f"lists {counted(len(groups), 'group')} of parameters, and a process holds {held}")
     for number, shapes in enumerate(groups):
         runs, at = [of_process[number] for of_process in flat], 0
         for name, shape in shapes.items():
