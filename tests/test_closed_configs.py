@@ -123,6 +123,105 @@ def test_a_model_type_of_its_own_with_a_known_class_is_that_family(
     assert made.config.scope == wanted.config.scope
 
 
+# Families whose class is code of the repository: nobody here runs it, so no key that it may read is passed over
+
+CODE_OF_REPOSITORIES = (
+    "dream", "grovemoe", "llada_moe", "maincoder", "nanbeige", "pangu_embedded", "plm", "rnd1", "smallthinker",
+)  # fmt: skip
+
+
+def of_a_repository(root: Path, family: str, **changes: Any) -> Path:
+    """The first recorded case of a family with other keys; ``...`` takes one away."""
+    source = checkpoint(next(case for case in recording(family).values() if case.get("converter")), root / "source")
+    document = {**json.loads((source / "config.json").read_text()), **changes}
+    (source / "config.json").write_text(json.dumps({key: one for key, one in document.items() if one is not ...}))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        *((family, "my_gate_scale", 2.5) for family in CODE_OF_REPOSITORIES),
+        ("smallthinker", "moe_enable_early_router", False),
+        ("smallthinker", "moe_enable_secondary_experts", True),
+        ("smallthinker", "norm_topk_prob", False),
+        ("smallthinker", "moe_layer_layout", [1, 0, 1, 1]),
+        ("smallthinker", "use_qk_norm", True),
+        ("smallthinker", "moe_shared_primary_experts", 1),
+        ("llada_moe", "score_function", "sigmoid"),
+        ("llada_moe", "n_group", 2),
+        ("llada_moe", "num_shared_experts", 1),
+        ("llada_moe", "qk_layernorm", False),
+        ("llada_moe", "moe_layer_freq", [0, 1]),
+        ("grovemoe", "routed_scaling_factor", 2.5),
+        ("grovemoe", "n_group", 2),
+        ("grovemoe", "parallel_expert_num", 4),
+        ("grovemoe", "small_expert_intermediate_size", 64),
+    ],
+)
+def test_a_key_that_changes_what_code_of_a_repository_computes_is_refused_by_name(
+    tmp_path: Path, family: str, key: str, value: Any
+) -> None:
+    with pytest.raises(UnsupportedError, match=key):
+        ckconv.convert(of_a_repository(tmp_path, family, **{key: value}), tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (
+            "smallthinker",
+            {
+                "moe_enable_early_router": True,
+                "moe_enable_secondary_experts": False,
+                "norm_topk_prob": True,
+                "moe_layer_layout": [1, 1, 1, 1],
+                "use_qk_norm": False,
+                "moe_shared_primary_experts": 0,
+            },
+        ),
+        (
+            "llada_moe",
+            {
+                "score_function": "softmax",
+                "n_group": 1,
+                "num_shared_experts": None,
+                "qk_layernorm": True,
+                "moe_layer_freq": [1, 1],
+                "routed_scaling_factor": 1,
+            },
+        ),
+        ("llada_moe", {"moe_layer_freq": 1}),
+        (
+            "grovemoe",
+            {"routed_scaling_factor": 1.0, "parallel_expert_num": 2, "small_expert_intermediate_size": 12},
+        ),
+    ],
+)
+def test_the_same_keys_with_what_llama_cpp_computes_make_the_same_file(
+    tmp_path: Path, family: str, said: dict[str, Any]
+) -> None:
+    ckconv.convert(of_a_repository(tmp_path / "said", family, **said), tmp_path / "said.gguf")
+    ckconv.convert(of_a_repository(tmp_path / "unsaid", family), tmp_path / "unsaid.gguf")
+
+    assert (tmp_path / "said.gguf").read_bytes() == (tmp_path / "unsaid.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("family", [family for family in CODE_OF_REPOSITORIES if family != "smallthinker"])
+def test_a_base_of_rope_that_nobody_knows_the_default_of_is_refused(tmp_path: Path, family: str) -> None:
+    with pytest.raises(InputError, match="rope_theta is missing"):
+        ckconv.convert(of_a_repository(tmp_path, family, rope_theta=...), tmp_path / "m.gguf")
+
+
+def test_smallthinker_takes_what_its_own_class_takes(tmp_path: Path) -> None:
+    """SmallthinkerConfig: a base of a million, and the embedding for the head."""
+    source = of_a_repository(tmp_path, "smallthinker", rope_theta=..., tie_word_embeddings=...)
+    config = ckconv.open_model(source).config
+
+    assert config is not None
+    assert (config.rope_theta, config.tied) == (1e6, True)
+
+
 # Families of one's own
 
 

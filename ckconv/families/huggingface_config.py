@@ -179,7 +179,7 @@ class Rope(NamedTuple):
 def read_rope(
     own: Mapping[str, Any],
     style: RopeStyle,
-    default: float,
+    default: float | None,
     consumer: str,
     context: int,
     turns_a_part: bool,
@@ -188,7 +188,7 @@ def read_rope(
     """Read both styles of RoPE keys as the consumer does.
 
     Args:
-        default: the base that the class takes where none is said.
+        default: the base that the class takes where none is said; ``None`` where nobody here knows it.
         context: the model's context length.
         turns_a_part: the class turns a part of every head where nothing is scaled; others turn all of it.
     """
@@ -215,6 +215,8 @@ def read_rope(
     }
     found = _of_mlx if consumer == MLX_LM else _of_transformers
     theta, table, name = found(own, style, scaling, nested, stated, default, where)
+    if theta is None:
+        raise fail(f"{style.theta} is missing (what the class takes for it then is not known)")
     if theta == 0:
         raise fail(f"{_said(stated, theta)} is 0")
     modifiers: list[str] = []
@@ -294,12 +296,12 @@ def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
     return kind == "mrope" and isinstance(sections, list) and len(sections) == 3
 
 
-Found = tuple[float, Mapping[str, Any], str]
+Found = tuple[float | None, Mapping[str, Any], str]
 
 
 def _of_transformers(
     own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
-    stated: Mapping[str, float], default: float, where: str,
+    stated: Mapping[str, float], default: float | None, where: str,
 ) -> Found:  # fmt: skip
     """RoPE table as transformers merges it from both styles."""
     table: Mapping[str, Any]
@@ -313,7 +315,7 @@ def _of_transformers(
 
 def _of_mlx(
     own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
-    stated: Mapping[str, float], default: float, where: str,
+    stated: Mapping[str, float], default: float | None, where: str,
 ) -> Found:  # fmt: skip
     """RoPE table as the class of mlx-lm reads it."""
     if style.mlx_lm == "only_rope_parameters":
@@ -745,7 +747,7 @@ def _alike(own: Mapping[str, Any], key: str) -> Any:
 
 
 def _default(row: Parameter, reader: str) -> Any:
-    """Default RoPE base of the reader, or of transformers."""
+    """Default RoPE base of the reader, or of transformers; ``None`` for unknown."""
     return row.defaults.get(reader, row.defaults["transformers"]).value({})
 
 
