@@ -747,7 +747,7 @@ def _alike(own: Mapping[str, Any], key: str) -> Any:
 
 
 def _default(row: Parameter, reader: str) -> Any:
-    """Default RoPE base of the reader, or of transformers; ``None`` for unknown."""
+    """RoPE base that a reader takes; ``None`` for one that is not known."""
     return row.defaults.get(reader, row.defaults["transformers"]).value({})
 
 
