@@ -534,7 +534,7 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
 
     A ``model_type`` that families claim is theirs: where no condition holds, it is another model of that type.
     """
-    if _naming(str(document.get("model_type", "")), "model_type"):
+    if next(_naming(str(document.get("model_type", "")), "model_type"), None) is not None:
         return None
     named = document.get("architectures")
     classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
