@@ -129,10 +129,6 @@ def _is_path(value: object) -> bool:
     return isinstance(text, str) and text != ""
 
 
-def _is_iterable(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

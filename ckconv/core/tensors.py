@@ -463,7 +463,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One canonical tensor and where its rows are.
+    """Tensor under its canonical name, and the bytes of its rows.
 
     Attributes:
         name: canonical name (``layers.0.attention.q.weight``).

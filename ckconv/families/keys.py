@@ -221,7 +221,7 @@ class ParameterCell(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """One hyper-parameter.
+    """Hyper-parameter of a family: its row in ``[parameters]``.
 
     Attributes:
         cells: format ("hf", "gguf", "bump") -> its cells.
@@ -288,7 +288,7 @@ class ParameterRows(Fields):
     """Reads the section."""
 
     def row(self, name: str, row: object) -> Parameter:
-        """One parameter: a table, or a constant of the family."""
+        """Row of a parameter, out of a table or a constant."""
         self.where = f"parameters.{name}"
         if not isinstance(row, dict):
             return Parameter(name, value=self.expression(row))

@@ -638,7 +638,7 @@ class Fields:
 
 
 def listed(value: Any) -> list[Any]:
-    """One item, or several."""
+    """List of a field that may be a list or a single item."""
     return value if isinstance(value, list) else [value]
 
 
@@ -651,7 +651,7 @@ def has_section(text: str, name: str) -> bool:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """One text, several, or none."""
+    """Texts of a field: of a list, of a single text, or none."""
     return tuple(str(item) for item in listed(value)) if value is not None else ()
 
 

@@ -18,8 +18,6 @@ from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER
 from ckconv.families.schema import FAMILIES_KEPT, VALUES, Cell, Family, Fusion, TensorRow, load
 
-# -- Tensor rows of a family, compiled for a format; Mistral's own names -----------------------------------------------
-
 # -- Tensor rows of a family, compiled for a format: names and parts ---------------------------------------------------
 # A name is looked up with its whole-number segments replaced (:func:`ckconv.core.tensors.parse`: ``{n}``, ``{e}``), so
 # a model costs one dictionary look-up a tensor, whatever its length.
@@ -32,7 +30,7 @@ _ALSO: Mapping[str, str] = {HF: MLX, MLX: HF}
 
 
 class Part(NamedTuple):
-    """One canonical tensor, or the share of one, that a stored tensor holds.
+    """Canonical tensor, or a share of one, within a stored tensor.
 
     Attributes:
         canonical: pattern of its name.

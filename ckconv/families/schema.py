@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
 
 
 class Engine(NamedTuple):
-    """One engine's row.
+    """How an engine loads a family: its row in ``[engines]``.
 
     Attributes:
         absent: the engine is known to have nothing for the family.
@@ -302,7 +302,7 @@ class Dropped(NamedTuple):
 
 
 class TensorRow(NamedTuple):
-    """One canonical tensor.
+    """Canonical tensor of a family: its row in ``[tensors]``.
 
     Attributes:
         name: canonical module name; ``L.`` stands for one layer's.
@@ -369,7 +369,7 @@ class TensorRows(Fields):
         self._letters = letters
 
     def row(self, name: str, row: Mapping[str, Any], kinds: Mapping[str, Any]) -> TensorRow:
-        """One tensor, its fields merged."""
+        """Row of a tensor out of its merged fields."""
         self.where = f"tensors.{name}"
         fused = self._axes(row.get("axes"))
         if fused is None:

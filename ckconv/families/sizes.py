@@ -18,7 +18,7 @@ from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.names import GGUF, Part, Stored, canonical_pattern, has_bias, heads_of, names_of
-from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Family, TensorRow
+from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Engine, Family, TensorRow
 
 # -- Parameters of a model as expressions see them, and sizes of axes --------------------------------------------------
 
@@ -200,28 +200,28 @@ def switches(family: Family) -> dict[str, frozenset[str]]:
     return {name: frozenset(patterns) for name, patterns in found.items()}
 
 
+#: Of an engine without a row in the family file.
+_UNSAID = Engine("")
+
+
 def loaded(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that an engine loads if present."""
-    row = family.engines.get(engine)
-    return _patterns(family, row.optional if row else ())
+    return _patterns(family, family.engines.get(engine, _UNSAID).optional)
 
 
 def required(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that an engine requires, if some models lack them."""
-    row = family.engines.get(engine)
-    return _patterns(family, row.required if row else ())
+    return _patterns(family, family.engines.get(engine, _UNSAID).required)
 
 
 def narrow(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns in matrix type for this engine, in FP32 elsewhere."""
-    row = family.engines.get(engine)
-    return _patterns(family, row.narrow if row else ())
+    return _patterns(family, family.engines.get(engine, _UNSAID).narrow)
 
 
 def used(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that a bump engine uses in addition to a Llama's."""
-    row = family.engines.get(engine)
-    return _patterns(family, row.tensors if row else ())
+    return _patterns(family, family.engines.get(engine, _UNSAID).tensors)
 
 
 def added(family: Family, engine: str) -> frozenset[str] | None:

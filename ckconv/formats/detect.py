@@ -421,13 +421,9 @@ def _model_in(path: Path, format: str | None) -> Path | None:
 
 def _check_pipeline(path: Path, names: Sequence[str]) -> None:
     """Refuse the directory of a pipeline of diffusers with several models."""
-    if _PIPELINE not in names:
-        return
-    parts = [name for name in names if (path / name).is_dir() and any((path / name).glob("*.safetensors"))]
-    parts += [
-        name for name in names if name not in parts and (path / name).is_dir() and any((path / name).glob("*.bin"))
-    ]
-    if parts:
+    folders = [path / name for name in names if (path / name).is_dir()] if _PIPELINE in names else []
+    endings = ("*.safetensors", "*.bin")
+    if parts := [*dict.fromkeys(it.name for ending in endings for it in folders if any(it.glob(ending)))]:
         hint = f"convert one after the other: {', '.join(shown(path / name) for name in parts)}"
         message = (
             f"is a pipeline of diffusers and holds {counted(len(parts), 'model')}: {', '.join(map(quoted, parts))}"

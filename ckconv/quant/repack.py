@@ -43,45 +43,6 @@ if TYPE_CHECKING:
 #
 # Block structs: ``ggml/src/ggml-common.h``; 6-bit factors: ``get_scale_min_k4`` in ``ggml/src/ggml-quants.c``, and for
 # the others ``dequantize_row_*`` there.
-#
-# Exact re-packing between GGUF blocks and MLX triples.
-#
-# The same numbers in another arrangement.
-#
-# Nothing is decoded. Every scale, bias and code is moved as it is, and every group is checked while it is moved:
-#
-# ============  ==========================  ========================================================================
-# GGUF type     MLX                         a group fits if
-# ============  ==========================  ========================================================================
-# Q4_1          affine, up to 4 bits        scale and bias are float16 numbers
-# Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
-# Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -z * scale, code - z fits 4 bits (z = 8)
-# Q5_0          affine, up to 5 bits        the same, code - z fits 5 bits (z = 16)
-# Q8_0          affine, up to 8 bits        the same, code - z fits 8 bits (z = 128)
-# Q1_0          affine, 1 bit               half the scale is a float16 number, bias = -scale / 2
-# Q2_0          affine, up to 2 bits        as Q4_0, code - z is -1 to 2 (z = 1)
-# TQ2_0         affine, up to 2 bits        the same, code - z is -1 to 2 (z = 1), scales are equal in 256 elements
-# MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
-# NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
-# ============  ==========================  ========================================================================
-#
-# MLX groups of affine are whole GGUF blocks: 32, or a multiple of it by repeating the pair; going back, the pairs of
-# the blocks of a group must be the same bits, and its codes must fit the bits. Infinite and NaN scales or biases never
-# fit. bfloat16 numbers within float16's range (2**-14 to 65,504) are float16 numbers, so most bfloat16 models fit;
-# float32 scales hardly ever do.
-#
-# What exact means
-#     The numbers are kept, so both files say the same thing: value = scale * code + bias. ggml's decoder and MLX's
-#     for float32 scales then give the same float32 bits, since a product of a float16 and a code has at most 19
-#     bits and only the sum is rounded, in both. MLX's decoder for float16 and bfloat16 scales rounds product and
-#     sum to that type, which ggml's does not: there the two differ by that rounding. For the mx modes float32 and
-#     bfloat16 both give ggml's bits.
-#
-#     One thing may differ: the sign of a zero. ggml computes d * (q - 8), which is -0.0 for q = 8 and a negative d,
-#     where MLX's scale * 8 - 8 * scale is 0.0; the 4-bit float code 8 is -0.0 in MLX and 0.0 in ggml. Q4_1 and Q5_1
-#     have no such case.
-#
-# The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.quant.mlx`.
 
 #: Fields of one block, in order; those of TQ2_0 and IQ4_NL are :mod:`ckconv.quant.ggml`'s.
 _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
@@ -216,6 +177,42 @@ SUPERBLOCKS: dict[DType, Superblock] = {
 
 
 # -- Exact re-packing between GGUF blocks and MLX triples --------------------------------------------------------------
+# The same numbers in another arrangement.
+#
+# Nothing is decoded. Every scale, bias and code is moved as it is, and every group is checked while it is moved:
+#
+# ============  ==========================  ========================================================================
+# GGUF type     MLX                         a group fits if
+# ============  ==========================  ========================================================================
+# Q4_1          affine, up to 4 bits        scale and bias are float16 numbers
+# Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
+# Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -z * scale, code - z fits 4 bits (z = 8)
+# Q5_0          affine, up to 5 bits        the same, code - z fits 5 bits (z = 16)
+# Q8_0          affine, up to 8 bits        the same, code - z fits 8 bits (z = 128)
+# Q1_0          affine, 1 bit               half the scale is a float16 number, bias = -scale / 2
+# Q2_0          affine, up to 2 bits        as Q4_0, code - z is -1 to 2 (z = 1)
+# TQ2_0         affine, up to 2 bits        the same, code - z is -1 to 2 (z = 1), scales are equal in 256 elements
+# MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
+# NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
+# ============  ==========================  ========================================================================
+#
+# MLX groups of affine are whole GGUF blocks: 32, or a multiple of it by repeating the pair; going back, the pairs of
+# the blocks of a group must be the same bits, and its codes must fit the bits. Infinite and NaN scales or biases never
+# fit. bfloat16 numbers within float16's range (2**-14 to 65,504) are float16 numbers, so most bfloat16 models fit;
+# float32 scales hardly ever do.
+#
+# What exact means
+#     The numbers are kept, so both files say the same thing: value = scale * code + bias. ggml's decoder and MLX's
+#     for float32 scales then give the same float32 bits, since a product of a float16 and a code has at most 19
+#     bits and only the sum is rounded, in both. MLX's decoder for float16 and bfloat16 scales rounds product and
+#     sum to that type, which ggml's does not: there the two differ by that rounding. For the mx modes float32 and
+#     bfloat16 both give ggml's bits.
+#
+#     One thing may differ: the sign of a zero. ggml computes d * (q - 8), which is -0.0 for q = 8 and a negative d,
+#     where MLX's scale * 8 - 8 * scale is 0.0; the 4-bit float code 8 is -0.0 in MLX and 0.0 in ggml. Q4_1 and Q5_1
+#     have no such case.
+#
+# The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.quant.mlx`.
 
 
 class Recipe(NamedTuple):

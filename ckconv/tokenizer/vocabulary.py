@@ -20,10 +20,6 @@ from ckconv.errors import UnsupportedError
 #
 # llama.cpp splits text by rules that it knows by a name (``tokenizer.ggml.pre``), not by the rules of the file. A name
 # is only right where the file's whole definition is the one that llama.cpp implements under it: ``pretokenizers.toml``.
-#
-# The ``tokenizer.*`` keys of a GGUF as llama.cpp reads them.
-#
-# And the vocabulary of bump entries.
 
 #: The step that spells bytes as letters, where an expression has cut the text before; it is the decoder, too.
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -56,7 +52,11 @@ Step = tuple[object, ...]
 
 @cache
 def _table() -> Mapping[str, Any]:
-    return tomllib.loads(_TABLE.read_text("utf-8"))
+    table = tomllib.loads(_TABLE.read_text("utf-8"))
+    for section in ("whole", "apart"):
+        own = table[section].items()
+        table[section] = {name: it if isinstance(it, str) else "|".join(it) for name, it in own}
+    return table
 
 
 @cache
@@ -194,10 +194,8 @@ def _whole() -> Mapping[str, str]:
 
 
 # -- The ``tokenizer.*`` keys of a GGUF as llama.cpp reads them --------------------------------------------------------
-
-# What the ``tokenizer.*`` keys of a GGUF say about a tokenizer, read as llama.cpp reads them; arrays stay encoded.
-#
-# Source: ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp``.
+# Arrays stay encoded. The vocabulary of bump entries is read likewise. Source: ``llama_vocab::impl::load`` of
+# llama.cpp's ``src/llama-vocab.cpp``.
 
 #: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.
 SPECIAL: dict[str, str] = {

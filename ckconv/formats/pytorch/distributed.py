@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.tensors import Extent
+from ckconv.core.tensors import Extent, cut
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.formats.pytorch.read import (
     CONTAINERS,
@@ -345,9 +345,7 @@ def _parts(
     _check_processes("model", models, len(optimizers) if stage == 3 else 1)
     _check_processes("optim", optimizers, len(optimizers))
     said = models[0].value
-    kept = (
-        (said.get("buffer_names") or ()) if stage == 3 else None
-    )  # of ZeRO 1 and 2 what is not trained is whole there
+    kept = None if stage < 3 else said.get("buffer_names") or ()  # of ZeRO 1 and 2 what is not trained is whole there
     found = {each.name: each for each in _module(models[0], kept)}
     frozen = _shapes(said.get("frozen_param_shapes") or {})
     for name, shape in frozen.items():
@@ -417,12 +415,6 @@ def _by_parameter(
 
 def _cut(name: str, runs: Sequence[Extent], begin: int, end: int) -> list[Extent]:
     """The bytes ``begin`` to ``end`` of runs that are one behind the other."""
-    found, at = [], 0
-    for run in runs:
-        low, high = max(begin, at), min(end, at + run.nbytes)
-        if low < high:
-            found.append(Extent(run.path, run.offset + low - at, high - low))
-        at += run.nbytes
-    if end > at:
+    if end > sum(run.nbytes for run in runs):
         raise Malformed(f"lists {quoted(name)}, whose values are not there")
-    return found
+    return cut(runs, begin, end)

@@ -225,7 +225,7 @@ class _Machine:
         self._containers = self._memorized = MAX_CONTAINERS + nbytes // BYTES_PER_CONTAINER
 
     def do(self, name: str, argument: Any) -> None:
-        """One instruction.
+        """Follow an instruction of the pickle.
 
         Raises:
             Malformed: it is none that describes, or there are more than a state dict has.

@@ -443,10 +443,11 @@ QUARK_PACKINGS = (
 # -- Integers of compressed-tensors, in rows ``[out, in]`` -------------------------------------------------------------
 # pack-quantized
 #     ``weight_packed``      I32 ``[R, ceil(C * bits / 32)]``: code + 2 ** (bits - 1), along the row, lowest bits first.
-#     ``weight_scale``       ``[R, G]``; ``[R, 1]`` for whole rows, ``[1]`` for the matrix. ``weight_shape``       I64
-#     ``[2]``: R and C, which the words do not tell. ``weight_zero_point``  I32 ``[ceil(R * bits / 32), G]``: zero point
-#     + 2 ** (bits - 1), along the **output**; if any. ``weight_g_idx``       I32 ``[C]``: the group of each column;
-#     versions up to 0.10, ``actorder: group``.
+#     ``weight_scale``       ``[R, G]``; ``[R, 1]`` for whole rows, ``[1]`` for the matrix.
+#     ``weight_shape``       I64 ``[2]``: R and C, which the words do not tell.
+#     ``weight_zero_point``  I32 ``[ceil(R * bits / 32), G]``: zero point + 2 ** (bits - 1), along the **output**; if
+#                            any.
+#     ``weight_g_idx``       I32 ``[C]``: the group of each column; versions up to 0.10, ``actorder: group``.
 #
 # int-quantized, naive-quantized
 #     ``weight`` I8 ``[R, C]``, ``weight_scale`` as above, ``weight_zero_point`` I8 like the scales, if any.
