@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,16 @@ from ckconv.__main__ import run
 status = run(sys.argv[1:])
 {PEAK}
 sys.exit(status)
+"""
+
+#: The first argument is what the refusal says.
+REFUSED = f"""
+import contextlib, io, sys
+from ckconv.__main__ import run
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    assert run(sys.argv[2:]) == 3
+assert sys.argv[1] in said.getvalue(), said.getvalue()
+{PEAK}
 """
 
 #: Widens a matrix that is stored transposed: into its rows, or as it lies.
@@ -213,3 +224,46 @@ def test_a_tokenizer_that_is_many_times_its_words_is_written_in_pieces(tmp_path:
         sizes[name] = (out / "tokenizer.json").stat().st_size
     assert sizes["large"] > 50 * MB
     assert peaks["large"] - peaks["small"] < 32 * MB, (sizes, peaks)
+
+
+def test_groups_across_a_hundred_million_rows_take_no_memory(tmp_path: Path) -> None:
+    """HQQ's scales of ``axis`` 0 are those of every row of a group; the codes are a hole of 16 MB."""
+    rows = 1 << 27
+    small = {
+        "scale": np.ones((1, 1), np.float16), "zero": np.zeros((1, 1), np.float16),
+        "shape": np.array([rows, 1]), "group_size": np.array(rows, np.int32), "axis": np.array(0, np.int32),
+        "packing": np.frombuffer(b"1bit_u8", np.uint8), "compute_dtype": np.frombuffer(b"torch.float16", np.uint8),
+    }  # fmt: skip
+    names = {"f2": "F16", "i8": "I64", "i4": "I32", "u1": "U8"}
+    header: dict[str, object] = {}
+    data = b""
+    for name, array in small.items():
+        place = [len(data), len(data) + array.nbytes]
+        header[f"w.{name}"] = {"dtype": names[array.dtype.str[1:]], "shape": array.shape, "data_offsets": place}
+        data += array.tobytes()
+    place = [len(data), len(data) + rows // 8]
+    header["w.W_q"] = {"dtype": "U8", "shape": [rows // 8, 1], "data_offsets": place}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    os.truncate(tmp_path / "model.safetensors", 8 + len(text) + place[1])
+    config = {"model_type": "unheard-of", "quantization_config": {"quant_method": "hqq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert peak(COMMAND, "inspect", tmp_path) < 80 * MB
+
+
+#: What the header of a file of 512 MB ends with: an array of this type, and so many elements of it.
+ARRAYS = {
+    "bytes": (0, 1 << 29, "declares 536,870,912 u8 elements, at most 16,777,216 are allowed"),
+    "one number too many": (10, (1 << 24) + 1, "declares 16,777,217 u64 elements, at most 16,777,216 are allowed"),
+    "texts": (8, 1 << 26, "declares 67,108,864 strings, at most 16,777,216 are allowed"),
+}
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("of", ARRAYS)
+def test_a_huge_array_is_refused_before_it_is_read(tmp_path: Path, of: str, order: str) -> None:
+    type_id, count, sentence = ARRAYS[of]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack(f"{order}IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, type_id, count))
+    os.truncate(path, 512 * MB)
+    assert peak(REFUSED, sentence, "inspect", path) < 80 * MB

@@ -23,6 +23,7 @@ from ckconv.formats.gguf.values import (
     LENGTH,
     MAGIC,
     MAX_ALIGNMENT,
+    MAX_ARRAY_ELEMENTS,
     MAX_DIMS,
     MAX_KEYS,
     MAX_STRING_BYTES,
@@ -143,12 +144,14 @@ class _Header:
             size = self._size(type_id)
             number = self._number(size)
             return number if size == 4 else 0
-        of, count = self._number(4), self._number(length)
+        of, count = self._number(4), self._number(length, MAX_ARRAY_ELEMENTS)
+        size = length if of == STRING.id else self._size(of)
+        if not self._cursor.reaches(self._cursor.offset + count * size):
+            raise _Malformed
         if of == STRING.id:
             for _ in range(count):
                 self._string(length)
             return 0
-        size = self._size(of)
         while count:  # a piece at a time: what is declared may not be there
             some = min(count, 1 << 16)
             numbers = array({1: "B", 2: "H", 4: "I", 8: "Q"}[size], self._bytes(some * size))

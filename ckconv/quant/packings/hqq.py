@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import Layout, Strip, merged, plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.packed import REAL, Scheme, rows_of
 from ckconv.quant.packings.module import (
@@ -90,11 +90,12 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if computed is not scale.dtype or zero.dtype is not scale.dtype:
         raise Unread("HQQ with scales of another type than it computes in")
     many = (rows, columns // size) if axis else (rows, columns)
-    numbers = [_again(array, scale.dtype, many, 1 if axis else size) for array in (scale, zero)]
+    layout = plain(*many) if axis else _over_and_over(size, groups // columns, columns)
+    numbers = [_array(array, scale.dtype, layout) for array in (scale, zero)]
     return Module(
         Scheme(REAL, bits, size if axis else 1, scale.dtype, zeros=True),
         (rows, columns),
-        (_again(weight, U8, (rows, columns * unit), parts), *numbers),
+        (_array(weight, U8, plain(rows, columns * unit), parts), *numbers),
         partial(_unpack, elements=elements, unit=unit),
         f"{bits}-bit, groups of {size}{' across rows' * (not axis)}",
     )
@@ -112,9 +113,19 @@ def _text(numbers: list[int]) -> str:
     return bytes(number & 0x7F for number in numbers).decode("ascii")
 
 
-def _again(stored: StoredTensor, dtype: DType, shape: tuple[int, int], times: int) -> Array:
-    """An array whose bytes are those of so many parts of a matrix."""
-    return Array(Tensor(stored.name, stored.name, dtype, shape, (stored.extent,) * times, plain(*shape)))
+def _array(stored: StoredTensor, dtype: DType, layout: Layout, times: int = 1) -> Array:
+    """An array of a matrix, whose bytes are the stored ones so many times."""
+    shape = layout.rows, layout.cols
+    return Array(Tensor(stored.name, stored.name, dtype, shape, (stored.extent,) * times, layout))
+
+
+def _over_and_over(times: int, rows: int, columns: int) -> Layout:
+    """Stored rows that are those of the matrix so many times.
+
+    By a stride of nothing: as many extents would take what a hostile header says.
+    """
+    strip = Strip(0, merged([(times, 0), (rows, columns)]), merged([(columns, 1)]))
+    return Layout(times * rows, columns, rows, columns, (strip,), shared=True)
 
 
 def _unpack(tile: Tile, *, elements: int, unit: int) -> Rows:
