@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from conftest import Result
 from safetensors.numpy import load_file
 
 from ckconv.cli import page
+from ckconv.errors import OutputError
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / "fixtures/kquants/llama64.Q4_K_M.gguf"
@@ -135,6 +137,23 @@ def test_force_replaces_a_page_and_nothing_else(ckconv: Callable[..., Result], m
     done = ckconv("inspect", MODEL, "--html", place, "--force")
     assert (done.code, "is no page" in done.err, place.read_text()) == (6, True, "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_of_what_is_no_page_a_few_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, asked = tmp_path / "model.gguf", list[int]()
+    place.write_bytes(b"GGUF" + bytes(100_000))
+
+    class Counted(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            found = super().read(size) or b""
+            asked.append(len(found))
+            return found
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counted(path, mode))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("all of it is read"))
+    with pytest.raises(OutputError, match="is no page"):
+        page.check_new(place, force=True)
+    assert asked == [len("<!DOCTYPE html>")]
 
 
 def test_a_page_replaces_nothing(ckconv: Callable[..., Result], tmp_path: Path) -> None:

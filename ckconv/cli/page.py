@@ -89,11 +89,16 @@ def check_new(path: Path, *, force: bool = False) -> None:
         raise UsageError("usage.target", "a page goes to a file, not to stdout")
     if not os.path.lexists(path):
         return
-    if not path.is_file() or path.is_symlink() or not path.read_bytes().startswith(_PAGE_BEGINS):
+    if not path.is_file() or path.is_symlink() or not _is_page(path):
         text = "already exists and is no page: --force replaces pages only"
         raise OutputError("output.exists", text, path=path, hint="name another FILE for --html")
     if not force:
         raise OutputError("output.exists", "already exists", path=path, hint="--force replaces a page")
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:  # it may be a model
+        return file.read(len(_PAGE_BEGINS)) == _PAGE_BEGINS
 
 
 def check_place(path: Path, outputs: Iterable[Path]) -> None:
