@@ -15,6 +15,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -23,7 +24,7 @@ from conftest import FIXTURES
 from models import Model
 
 import ckconv
-from ckconv.conversion.library import in_python
+from ckconv.conversion.library import in_python, pythonic
 from ckconv.errors import InputError, OutputError, UsageError
 from ckconv.families.catalog import own_files
 
@@ -196,6 +197,40 @@ def test_an_argument_of_another_type_is_a_usage_error(source: Path, name: str, t
     assert [*tmp_path.iterdir()] == [source]
     with pytest.raises(TypeError, match="expected"):
         function(**{**needed, next(iter(needed)): object()})
+
+
+def test_numpys_whole_numbers_and_truths_are_pythons(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "out.gguf"
+    target.parent.mkdir()
+    for jobs, yes in ((1, True), (np.int64(2), np.True_), (np.uint8(1), np.bool_(1))):
+        ckconv.convert(source, target, force=yes, verify=yes, record=yes, jobs=jobs)  # type: ignore[arg-type]
+    with pytest.raises(OutputError):
+        ckconv.convert(source, target, force=np.False_)  # type: ignore[arg-type]
+    ckconv.verify(target, source, jobs=np.int32(1), weights=np.False_)  # type: ignore[arg-type]
+
+
+def test_what_a_function_is_given_of_numpys_is_pythons() -> None:
+    given: list[object] = []
+
+    @pythonic
+    def function(jobs: int | None = None, force: bool = False) -> None:
+        given.extend((jobs, force))
+
+    function(np.int64(3), force=np.True_)  # type: ignore[arg-type]
+    assert [(type(value), value) for value in given] == [(int, 3), (bool, True)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"jobs": value} for value in (True, np.True_, 0, np.int64(0), np.int64(-1), 1.0, np.float64(1), np.ones(1))),
+        *({"force": value} for value in (0, 1, np.int64(1), np.ones(1, bool), "yes")),
+    ],
+    ids=repr,
+)
+def test_truths_are_no_numbers_and_numbers_no_truths(source: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        ckconv.convert(source, tmp_path / "out.gguf", **wrong)
 
 
 def test_lists_are_tuples_and_texts_are_paths_in_options() -> None:

@@ -10,9 +10,11 @@ import errno
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import isgeneratorfunction, signature
+from numbers import Integral
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError
@@ -109,15 +111,17 @@ def pythonic(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **more: P.kwargs) -> T:
         try:
-            given = signature(function).bind(*args, **more).arguments
+            given = signature(function).bind(*args, **more)
         except TypeError:
             return function(*args, **more)  # raises that error in its own words
-        for name, value in given.items():
-            check_argument(name, value, function.__annotations__[name])
+        for name, value in [*given.arguments.items()]:
+            annotation = function.__annotations__[name]
+            check_argument(name, value, annotation)
+            given.arguments[name] = _pythons_own(value, annotation)
         if isgeneratorfunction(function):
-            return generate(*args, **more)  # type: ignore[no-any-return]
+            return generate(*given.args, **given.kwargs)  # type: ignore[no-any-return]
         try:
-            return function(*args, **more)
+            return function(*given.args, **given.kwargs)
         except CkconvError as error:
             raise _made(error) from error.__cause__
 
@@ -127,6 +131,21 @@ def pythonic(function: Callable[P, T]) -> Callable[P, T]:
 def _is_path(value: object) -> bool:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     return isinstance(text, str) and text != ""
+
+
+def _is_bool(value: object) -> bool:
+    numpy = sys.modules.get("numpy")  # whoever has one of its values has imported it
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+
+
+def _pythons_own(value: object, annotation: str) -> object:
+    """Python's number for one of NumPy's: others are no JSON and no ``True``."""
+    kind = {"int": int, "bool": bool}.get(annotation.removesuffix(" | None"))
+    return value if kind is None or value is None else kind(value)
 
 
 def _is_number(value: object) -> bool:
@@ -163,8 +182,8 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "Sequence[tuple[StrPath, float]]": (_each(_pair(_is_path, _is_number)), "a list of (path, weight)"),
     "Sequence[tuple[str, str]]": (_each(_pair(_is_text, _is_text)), "a list of (key, value), both words"),
     "str": (lambda value: _is_text(value) and value != "", "a word"),
-    "bool": (lambda value: isinstance(value, bool), "True or False"),
-    "int": (lambda value: type(value) is int and value > 0, "a whole number from 1 on"),
+    "bool": (_is_bool, "True or False"),
+    "int": (_is_count, "a whole number from 1 on"),
     "float": (_is_amount, "a number from 0 on"),
     "Options": (lambda value: isinstance(value, Options), "ckconv.Options"),
     "Progress": (callable, "a function of bytes and a name"),
