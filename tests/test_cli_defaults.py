@@ -154,7 +154,8 @@ def test_a_default_for_other_outputs_has_no_say_in_batch_and_verify(here: Path, 
     done = ckconv("batch", LLAMA, "--to", "gguf", "--into", "o")
     assert (done.code, json.loads(done.out)["status"]) == (0, "converted"), done.err
     assert json.loads(done.out)["notes"] == ["not from the command line: --checksums (ckconv.toml:2)"]
-    assert ckconv("verify", f"o/{LLAMA.stem}/model.gguf", LLAMA).code == 0
+    verified = ckconv("verify", f"o/{LLAMA.stem}/model.gguf", LLAMA, "--json")
+    assert (verified.code, [note for note in verified.json["notes"] if "--engine" in note]) == (0, [])
     assert ckconv("batch", LLAMA, "--to", "gguf", "--into", "p", "--engine", "july").code == 2
 
 

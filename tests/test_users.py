@@ -270,3 +270,13 @@ def test_a_default_of_the_class_stands_for_a_key(ckconv: Run, tmp_path: Path) ->
     assert ckconv("diff", source, other).code == 0
     (other / "config.json").write_text(json.dumps(document | {"hidden_dropout": 0.1}))
     assert ckconv("diff", source, other).code == 5
+
+
+def test_mlx_lm_has_no_default_of_transformers(ckconv: Run, tmp_path: Path, fixtures: Path) -> None:
+    """It gives its tokenizer ``config.get("eos_token_id")`` (``mlx_lm/utils.py``), where transformers' class has 2."""
+    source = fixtures / "mlx/llama-tied-bf16.q4g64"
+    other = Path(shutil.copytree(source, tmp_path / "other"))
+    document = json.loads((other / "config.json").read_text())
+    assert document.pop("eos_token_id") == 2
+    (other / "config.json").write_text(json.dumps(document))
+    assert ckconv("diff", source, other).code == 5

@@ -25,6 +25,7 @@ from ckconv.cli.settings import (
     Sections,
     common_options,
     force_option,
+    forget_default,
     page_option,
     settings_of,
     told_elsewhere,
@@ -111,12 +112,14 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     names = (shown(path), shown(src) if src else None)
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
     rebuilt = _rebuilt(path, src, out, flags, named, settings) if flags["rebuild"] else None
+    defaults = default_options(context)
+    before = set(defaults)
     with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         try:
             checked = where_it_counts(
                 options,
-                default_options(context),
+                defaults,
                 lambda options: check_output(
                     path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
                 ),
@@ -132,6 +135,8 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     besides = [shown(item) for item in (checked.record, checked.sums) if item]
     opened_ones = [(shown(name or ""), index) for name, index in ((path, out), (src, source)) if index is not None]
     found_of = {name: [numberless(index), equal_tokens_of(index), *ids_beyond(index)] for name, index in opened_ones}
+    for name in before - defaults:
+        forget_default(context, name)
     notes = [*told_elsewhere(context)]
     notes += [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
     if settings.json:

@@ -400,7 +400,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
         return Facts((Fact("architecture", a.architecture, b.architecture),))
     if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)
-        found = differences(one, other, people=False)
+        found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
     ways: list[Facts] = []
     lacking: list[Fact] = []
@@ -443,7 +443,9 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact
-        for fact in differences(mine, meant, people=False, spelled=False)
+        for fact in differences(
+            mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults
+        )
         if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
     )
     return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))

@@ -101,6 +101,8 @@ class Format(NamedTuple):
         described_beside: the files beside its weights are of use without them: programs read them beside weights of
             another format.
         holds_towers: one model of it may be a text model and a tower, which other formats hold in two files.
+        class_defaults: a class of transformers reads its ``config.json``: a key may be missing where that class has a
+            default for it.
         widens: values of ``dtype`` with which matrices are stored as float32.
         widens_vectors: the same for tensors of one dimension.
     """
@@ -129,6 +131,7 @@ class Format(NamedTuple):
     place_beside: Place | None = None
     described_beside: bool = False
     holds_towers: bool = False
+    class_defaults: bool = False
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
@@ -190,6 +193,7 @@ FORMATS: tuple[Format, ...] = (
         further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         holds_towers=True,
+        class_defaults=True,
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.content", "takes_along"),
         configured=("ckconv.formats.safetensors.content", "configured"),

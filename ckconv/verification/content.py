@@ -147,12 +147,15 @@ def _by_tokenizer(keys: list[str]) -> bool:
     return all(key.startswith(("/tokenizer.", "=")) for key in keys)
 
 
-def differences(mine: Content, meant: Content, *, people: bool = True, spelled: bool = True) -> Iterator[Fact]:
+def differences(
+    mine: Content, meant: Content, *, people: bool = True, spelled: bool = True, defaults: bool = False
+) -> Iterator[Fact]:
     """Facts that ``mine`` states differently.
 
     Args:
         people: files for people count.
         spelled: a hyper-parameter that one says in two words, for two readers, has to be said in both.
+        defaults: a class of transformers reads both, so that its defaults stand for keys.
 
     Raises:
         InputError: ``side.json``, a file that should be JSON is malformed.
@@ -178,7 +181,7 @@ def differences(mine: Content, meant: Content, *, people: bool = True, spelled: 
                 yield Fact(name, None, "one")
         elif mine.files[name] != meant.files[name] and (read or people):
             yield from of_files(
-                name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled, people
+                name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled, people, defaults
             )
 
 
@@ -205,12 +208,12 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
 
 
 def of_files(
-    name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True, exact: bool = True
+    name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True, exact: bool = True, defaults: bool = False
 ) -> Iterator[Fact]:
     """Differences between two files: of documents values, else bytes.
 
     Args:
-        spelled: as :func:`differences` has it.
+        spelled, defaults: as :func:`differences` has them.
         exact: two spellings of one tokenizer are a difference.
     """
     from ckconv.formats.bump.slots import FOOTER_NAME
@@ -224,7 +227,7 @@ def of_files(
     if not exact and name == "tokenizer.json":
         ours, theirs = _one_spelling(ours), _one_spelling(theirs)
     config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
-    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, exact))
+    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, defaults))
     yield from (fact._replace(file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
@@ -283,19 +286,19 @@ def _is_read_without(
 
 
 def _of_values(
-    mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool, exact: bool = True
+    mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool, defaults: bool = False
 ) -> Iterator[Fact]:
     if isinstance(mine, dict) and isinstance(meant, dict):
         ours, theirs = covered.get(where, ({}, {}))
         for key in mine | meant:
             place = f"{where}.{key}" if where else str(key)
             if key in mine and key in meant:
-                yield from _of_values(mine[key], meant[key], place, covered, spelled, exact)
+                yield from _of_values(mine[key], meant[key], place, covered, spelled, defaults)
                 continue
             value, has, lacks = (mine[key], ours, theirs) if key in mine else (meant[key], theirs, ours)
             may_lack = where in covered and key in COVERED
             idle = may_lack and _is_read_without(key, value, where, lacks, has if spelled else None)
-            if not exact and where in covered and is_recorded(lacks):
+            if defaults and where in covered and is_recorded(lacks):
                 default = default_of(lacks, key)
                 nothing = value is None and default is UNREAD
                 idle = idle or nothing or (type(default) is type(value) and default == value)
