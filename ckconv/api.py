@@ -29,7 +29,8 @@ from ckconv.formats.destination import (
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import check_alone, seen_as, with_mmproj
-from ckconv.io.files import as_path, readable
+from ckconv.io.addresses import as_path
+from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values

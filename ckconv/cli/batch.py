@@ -31,7 +31,7 @@ from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, shown, unreadable
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
-from ckconv.io.files import as_path
+from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def command(
 
 def _listed(path: Path) -> Iterator[Path]:
     """Sources that a file names, one a line; empty lines count for nothing."""
-    from ckconv.io.files import as_path
+    from ckconv.io.addresses import as_path
     from ckconv.io.json import Document, read_document
 
     if str(path) == "-":

@@ -15,7 +15,7 @@ import click
 from ckconv.cli.settings import PATH, forget_default, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, named, names
-from ckconv.io.files import as_path
+from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS, Option, Options, Takes
 
 T = TypeVar("T")

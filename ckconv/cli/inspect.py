@@ -11,7 +11,7 @@ import click
 
 from ckconv.cli.flags import FormatName, flag
 from ckconv.cli.settings import CONTEXT, PATH, common_options, force_option, settings_of
-from ckconv.io.files import as_path
+from ckconv.io.addresses import as_path
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:

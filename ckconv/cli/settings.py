@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckconv.io.files import as_path
+from ckconv.io.addresses import as_path
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
-from ckconv.io.files import as_path
+from ckconv.io.addresses import as_path
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter

@@ -29,8 +29,9 @@ from ckconv.families.catalog import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
+from ckconv.io.addresses import address_of, as_path
 from ckconv.io.digests import sha256_of
-from ckconv.io.files import Files, address_of, as_path, readable
+from ckconv.io.files import Files, readable
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.directory import Directory, locked

@@ -19,7 +19,8 @@ from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.huggingface.read import tower_index
-from ckconv.io.files import as_path, readable
+from ckconv.io.addresses import as_path
+from ckconv.io.files import readable
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Late, Plan

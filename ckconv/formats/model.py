@@ -13,7 +13,8 @@ from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
-from ckconv.io.files import Files, as_path
+from ckconv.io.addresses import as_path
+from ckconv.io.files import Files
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,48 +25,6 @@ if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
 
 
-# -- Paths that may be addresses of files on another machine -----------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    _Path = Path
-else:
-    _Path = type(Path())  # of Python 3.11, Path itself is none to build on
-
-
-class _Address(_Path):
-    """The path of an address, whose text stays as given.
-
-    :class:`~pathlib.Path` makes one slash of several and leaves out dots, which are part of a name elsewhere.
-    """
-
-    text = ""
-
-    def __str__(self) -> str:
-        return self.text or super().__str__()
-
-
-def address_of(text: str) -> re.Match[str] | None:
-    """Scheme, slashes and rest of an address; ``None`` for a path.
-
-    A letter and a colon is a drive.
-    """
-    return re.fullmatch(r"([a-z][a-z0-9+.-]+):(/*)(.+)", text, re.DOTALL | re.IGNORECASE) if ":" in text else None
-
-
-def as_path(given: str | os.PathLike[str]) -> Path:
-    """Return a path; the text of an address stays as it is."""
-    if isinstance(given, _Address):
-        return given
-    if not address_of(os.fspath(given)):
-        return Path(given)
-    path = _Address(given)
-    path.text = os.fspath(given)
-    return path
-
-
-# -- Source files while they are read, and proof that none changed -----------------------------------------------------
-
 # Where a reader gets bytes from: a regular file, or a pipe that is read once and remembered.
 #
 # Files are read with positioned reads and never mapped: a mapped file that somebody truncates kills the
