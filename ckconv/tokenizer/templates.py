@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import missing_package
 from ckconv.system import limit_process
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _CODE = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
@@ -108,6 +110,7 @@ def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
         UnsupportedError: ``system.package``, jinja2 is not installed.
     """
     from importlib.util import find_spec
+    from subprocess import TimeoutExpired, run
 
     if find_spec("jinja2") is None:
         raise missing_package("rendering a chat template", "jinja2")
@@ -116,14 +119,14 @@ def render(template: str, tokens: Mapping[str, str]) -> Iterator[Rendered]:
         # -P: no module of the working directory, which may be the model's, takes the place of a library's.
         command = [sys.executable, "-P", "-c", "from ckconv.tokenizer.templates import main; main()"]
         try:
-            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
+            done = run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, check=False)
             found = json.loads(done.stdout) if done.returncode == 0 else {"error": _end(done)}
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             found = {"error": f"it takes more than {_SECONDS} seconds"}
         yield Rendered(name, found.get("text", ""), found.get("error", ""))
 
 
-def _end(done: subprocess.CompletedProcess[str]) -> str:
+def _end(done: CompletedProcess[str]) -> str:
     """Reason of a rendering process that ended without an answer."""
     last = done.stderr.strip().rpartition("\n")[2]
     if "MemoryError" in last:
