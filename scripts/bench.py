@@ -35,6 +35,7 @@ from bench_inputs import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+SMALL = ROOT / "fixtures" / "gguf" / "llama-tied-bf16.auto.gguf"
 #: What the installed command runs.
 CKCONV = [sys.executable, "-c", "from ckconv.__main__ import main\nmain()"]
 #: The same command line in a process where fsync does nothing: what the conversion costs without the disk.
@@ -121,7 +122,7 @@ def cases(place: Path) -> list[Case]:
         Case("read, write and hash in a loop", [*NAIVE, quantized, copy], hash_in, makes=new),
         Case("convert --no-verify, without fsync", [*quick, quantized, out], hash_in, 0.95, 0.85, new),
         Case("convert, without fsync", [*unsynced, quantized, out], hash_in, 1.1, 1.0, new),
-        Case("convert", [*CKCONV, *CONVERT, quantized, out], hash_in, 1.15, 1.05, new),
+        Case("GGUF -> bump 3", [*CKCONV, *CONVERT, quantized, out], hash_in, 1.25, 1.05, new),
         Case("GGUF -> bump 5", [*CKCONV, "convert", "-q", quantized, out], hash_in, 1.25, 1.15, new),
         Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantized], hash_in, 1.1, 1.0),
         Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
@@ -134,8 +135,18 @@ def cases(place: Path) -> list[Case]:
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
         *_many(place),
         Case("convert --dry-run", [*CKCONV, *CONVERT, "--dry-run", quantized, out], bare, short=True),
-        Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
-        Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
+        Case("inspect of a small GGUF", [*CKCONV, "inspect", str(SMALL)], bare, 60, 50, short=True),
+        Case(
+            "convert of a small GGUF",
+            [*CKCONV, "convert", "-q", str(SMALL), f"{copy}.gguf", "-f"],
+            bare,
+            90,
+            80,
+            new,
+            short=True,
+        ),
+        Case("--help", [*CKCONV, "--help"], bare, 32, 28, short=True),
+        Case("--version", [*CKCONV, "--version"], bare, 25, 22, short=True),
     ]
 
 
@@ -148,7 +159,7 @@ def _decoding(place: Path) -> list[Case]:
     hash_decoded = "openssl dgst of the decoded output"
     found = [
         Case(hash_decoded, ["openssl", "dgst", "-sha256", str(place / "decoded" / "model.safetensors")], hash_decoded),
-        Case("--dequantize", decode, hash_decoded, 1.5, 1.3, new),
+        Case("--dequantize", decode, hash_decoded, 1.2, 1.1, new),
     ]
     for name, command in (("--dequantize", decode), ("--quantize q8_0", quick), ("--quantize q4_k", slow)):
         alone = f"{name} --jobs 1"

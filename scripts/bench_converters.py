@@ -73,7 +73,11 @@ def rivals(place: Path, ckconv: Sequence[str]) -> Iterator[Rival]:
             target,
             stretch,
         )
-    if not libraries:
+    if libraries:
+        theirs = [sys.executable, str(_QUANTIZER), libraries, numbers, gguf, "15", "all"]
+        ours = [*ckconv, "convert", "-q", checkpoint, f"{new}/out.bump", "--quantize", "q4_k_m"]
+        yield Rival("llama-quantize q4_k_m, of a checkpoint to bump", theirs, ours, 1 / 1.1, 1)
+    else:
         _absent("llama-quantize", "LLAMA_CPP_LIBRARY is not set")
     if find_spec("mlx_lm"):
         theirs = [sys.executable, "-m", "mlx_lm", "convert", "-q", "--hf-path", checkpoint, "--mlx-path", folder]
