@@ -97,11 +97,15 @@ def prepare(
     adapters: Sequence[tuple[StrPath, float]] = (),
     mmproj: StrPath | None = None,
     options: Options,
+    index: TensorIndex | None = None,
 ) -> tuple[Plan, Destination]:
     """The plan of a conversion and where its output goes.
 
     A directory without ``to`` gets what a bump file was made from, where its source record says that, and a
     checkpoint of a text model and its tower.
+
+    Args:
+        index: the source, where it has been opened before.
     """
     check_values(options)
     to = named(to) if to else None
@@ -113,7 +117,7 @@ def prepare(
     if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
         message = f"a {place.format} has no place for a text model and a tower"
         raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
-    index = open_index(
+    index = index or open_index(
         as_path(source),
         format=source_format,
         base=options.base,

@@ -140,19 +140,29 @@ def _digests(out: Path) -> str:
     return " ".join(found)
 
 
+def made(folder: str) -> list[str]:
+    """The lines of a folder, as they are now."""
+    with patch.object(documents5, "__version__", "0.1.0"):  # bump 5 says it, and no line is to move with a release
+        return list(lines(folder))
+
+
+def differences(folder: str) -> list[str]:
+    """How the lines of a folder, or all, differ from those of the golden file."""
+    before = [line for line in GOLDEN.read_text().splitlines() if line.startswith(folder)]
+    return list(difflib.unified_diff(before, made(folder), "golden", "now", lineterm="", n=0))
+
+
 def main() -> int:
     """Write or compare the golden file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", nargs="?", const="", metavar="FOLDER", help="compare, and change nothing")
     asked = parser.parse_args()
-    with patch.object(documents5, "__version__", "0.1.0"):  # bump 5 says it, and no line is to move with a release
-        now = list(lines(asked.check or ""))
     if asked.check is None:
-        GOLDEN.write_text("\n".join(now) + "\n")
+        GOLDEN.write_text("\n".join(made("")) + "\n")
         return 0
-    before = [line for line in GOLDEN.read_text().splitlines() if line.startswith(asked.check)]
-    print("\n".join(difflib.unified_diff(before, now, "golden", "now", lineterm="", n=0)))
-    return int(before != now)
+    found = differences(asked.check)
+    print("\n".join(found))
+    return int(bool(found))
 
 
 if __name__ == "__main__":

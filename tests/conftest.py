@@ -11,8 +11,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -41,6 +43,10 @@ HINTS = os.environ.get("CKCONV_HINTS", "")
 for _number in ENDING:
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+# Modules are compiled once for all processes that tests start: a command takes half a second to begin otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A disk takes some milliseconds for what tests in this process ask of it many thousands of times, and none of them goes
 # on after a power loss. What is brought to the disk, and when, is spied on by the tests of that; children do sync.
@@ -134,18 +140,25 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+@contextmanager
+def kept_handlers() -> Iterator[None]:
+    """The handlers of signals are the same behind the block: a command ends its process, and leaves others."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def ckconv(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """``ckconv("convert", a, b)`` -> exit status, stdout, stderr."""
 
     def call(*arguments: object) -> Result:
         capfd.readouterr()
-        handlers = {number: signal.getsignal(number) for number in ENDING}
-        try:
+        with kept_handlers():
             code = run([str(argument) for argument in arguments])
-        finally:  # a command ends its process, and leaves them as the end needs them
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         out, err = capfd.readouterr()
         assert "Traceback" not in err or "--debug" in arguments
         if code and HINTS and ("hint: " in err or '"hint"' in err):
@@ -206,6 +219,7 @@ def llama_quantize() -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture(scope="session")
 def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
+    if find_spec("mlx_lm") is None:
+        pytest.skip("mlx_lm is not installed")
     with consumers.mlx_lm() as program:
         yield program

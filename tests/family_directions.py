@@ -163,6 +163,11 @@ class Run:
     def source(self) -> Path:
         return checkpoint(self.recorded, self.place / "source", self.case.tokenizer)
 
+    @cached_property
+    def gguf(self) -> dict[str, Any]:
+        """What the checkpoint became."""
+        return read_gguf(self.result("hf->gguf"))
+
     def convert(self, direction: str) -> str:
         """Convert; empty, or why not. Every step before is done first."""
         if direction not in self.made:
@@ -203,11 +208,11 @@ class Run:
         made = self.result(direction)
         if direction == "hf->gguf":
             theirs = self.recorded["converter"]
-            return "" if not theirs else self._other_gguf(theirs, self._without_besides(read_gguf(made), theirs))
+            return "" if not theirs else self._other_gguf(theirs, self._without_besides(self.gguf, theirs))
         if direction == "mlx->gguf":
             if self.convert("hf->gguf"):
                 return "the checkpoint itself is refused"
-            return self._other_gguf(read_gguf(self.result("hf->gguf")), read_gguf(made))
+            return self._other_gguf(self.gguf, read_gguf(made))
         if direction.endswith("->hf"):
             lost = self.case.stored if self.case.reference == "transformers" else ()
             return other_tensors(made, self.source, self.case.besides, lost) or self.proof(direction, made)

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from conftest import FIXTURES, Result
@@ -81,6 +83,10 @@ def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: objec
     context = multiprocessing.get_context("forkserver" if MOVES_OPEN else "spawn")
     if MOVES_OPEN:
         context.set_forkserver_preload([__name__, "ckconv.io.stored", "ckconv.verification.rows"])
+        with patch.dict(
+            os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))
+        ):  # Python 3.11's server has none
+            forkserver.ensure_running()
     return ProcessPoolExecutor(workers, context, arm, given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,11 +10,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from conftest import FIXTURES, Result
+from conftest import FIXTURES, Result, kept_handlers
 
+from ckconv.__main__ import run
+from ckconv.conversion import pipeline
 from ckconv.publish.journal import CONVERSION
 
 Ckconv = Callable[..., Result]
@@ -45,9 +50,21 @@ sys.exit(code)
 
 
 def convert(source: Path, target: str, *flags: str, number: int = 0, at: int = 0) -> Result:
-    command = [sys.executable, "-c", CHILD, str(number), str(at), "convert", str(source), target, "--max-shard-size"]
-    done = subprocess.run([*command, "50KB", "-q", *flags], capture_output=True, text=True, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    """In a process of its own, where a signal may end it."""
+    command = ["convert", str(source), target, "--max-shard-size", "50KB", "-q", *flags]
+    if at:
+        own = [sys.executable, "-c", CHILD, str(number), str(at), *command]
+        done = subprocess.run(own, capture_output=True, text=True, check=False)
+        return Result(done.returncode, done.stdout, done.stderr)
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.object(pipeline, "write_file", wraps=pipeline.write_file) as made,
+        kept_handlers(),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = run(command)
+    return Result(code, f"{out.getvalue()}made {made.call_count}\n", err.getvalue())
 
 
 def contents(place: Path) -> dict[str, bytes]:

@@ -189,7 +189,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
             for each in (plan, *([tower[0]] if tower else [])):
                 each.check()
         except UnsupportedError as error:
-            again = partial(prepare, src, dst, to=flags["to"], source_format=flags["source_format"])
+            again = partial(prepare, src, dst, to=flags["to"], index=plan.index)
             error.details = (*error.details, *(() if adapters or seen else _ways_out(plan, again)))
             raise
         if flags["dry_run"]:

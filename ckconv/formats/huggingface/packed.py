@@ -195,6 +195,10 @@ _ROTATED = ("rotation_config", "transform_config")
 
 _KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
 
+#: Packing, suffixes that a module cannot do without, and all: a checkpoint has a hundred thousand names to look up.
+_SUFFIXES = tuple((packing, packing.required, packing.suffixes) for packing in PACKINGS)
+_REQUIRED = tuple(sorted({suffix for _, required, _ in _SUFFIXES for suffix in required}))
+
 
 class Found(NamedTuple):
     """Packed modules of a checkpoint.
@@ -268,7 +272,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
             faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
     check_ignored(settings, stored, modules, faults)
     faults.check()
-    others = [tensor for tensor in rest if tensor not in about]
+    others = [tensor for tensor in rest if not tensor.name.endswith(ACTIVATIONS)]
     foreign = foreign_quantizer(others, {}) or ", ".join(f"{n} of {what}" for what, n in unread.items())
     if foreign:
         return Found(plain_items, words=foreign, unread=foreign)
@@ -304,12 +308,13 @@ def _modules(
     by_name = {tensor.name: tensor for tensor in stored}
     seen: set[str] = set()
     for tensor in stored:
-        for packing in PACKINGS:
-            for suffix in packing.required:
-                module = tensor.name.removesuffix(suffix)
-                if module != tensor.name and module not in seen and (found := _found(module, by_name, method)):
-                    seen.add(module)
-                    yield module, found
+        if not tensor.name.endswith(_REQUIRED):
+            continue
+        for suffix in _REQUIRED:
+            module = tensor.name.removesuffix(suffix)
+            if module != tensor.name and module not in seen and (found := _found(module, by_name, method)):
+                seen.add(module)
+                yield module, found
 
 
 def _found(
@@ -317,11 +322,13 @@ def _found(
 ) -> tuple[Packing, dict[str, StoredTensor]] | None:
     """Packing of the arrays; of several fitting ones the declared."""
     fitting = []
-    for packing in PACKINGS:
+    for packing, required, suffixes in _SUFFIXES:
         if packing.declared and method not in packing.methods:
             continue
-        arrays = {s: by_name[module + s] for s in packing.suffixes if module + s in by_name}
-        if packing.required <= arrays.keys() and all(a.dtype in packing.types(s) for s, a in arrays.items()):
+        if not all(module + s in by_name for s in required):
+            continue
+        arrays = {s: by_name[module + s] for s in suffixes if module + s in by_name}
+        if all(a.dtype in packing.types(s) for s, a in arrays.items()):
             if packing.like(arrays):
                 return packing, arrays
             fitting.append((packing, arrays))
