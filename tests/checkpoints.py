@@ -65,12 +65,12 @@ def save(root: Path, config: Mapping[str, Any] | None, tensors: Mapping[str, Arr
 
 def save_file(path: Path, tensors: Mapping[str, Array], metadata: dict[str, str] | None = None) -> Path:
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    data = b""
+    data = bytearray()
     for name, array in tensors.items():
         raw = array if isinstance(array, Raw) else Raw(TYPES[array.dtype.name], array.shape, array.tobytes())
         header[name] = tensor(raw.dtype, list(raw.shape), len(data), len(data) + len(raw.data))
         data += raw.data
-    path.write_bytes(container(header, data))
+    path.write_bytes(container(header, bytes(data)))
     with safetensors.safe_open(path, "numpy") as file:
         assert set(file.keys()) == set(tensors)
     return path

@@ -111,13 +111,13 @@ def gguf(
     header += number(len(tensors) if tensor_count is None else tensor_count, version)
     header += number(len(pairs) if pair_count is None else pair_count, version)
     header += b"".join(pairs)
-    data = b""
+    data = bytearray()
     for index, tensor in enumerate(tensors):
         header += record(tensor, len(data), version)
         data += tensor.payload
         if last_padding or index + 1 < len(tensors):
             data += padding(len(data), alignment)
-    return header + padding(len(header), alignment) + data
+    return header + padding(len(header), alignment) + bytes(data)
 
 
 class _Fields:

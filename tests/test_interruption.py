@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gguf_builder import pair
 
-from ckconv.publish import directory as locks
+from ckconv.publish.directory import NAME as LOCK
 
 resource = pytest.importorskip("resource")  # of POSIX
 
@@ -183,7 +183,7 @@ def test_killed_outright_only_a_temporary_name_is_left(source: Path, tmp_path: P
         if code == -signal.SIGKILL:
             assert out.read_bytes() == OLD
             left = [path.name for path in tmp_path.iterdir() if path != out and path.name != "config.json"]
-            assert all(name == locks.NAME or (name.startswith(".") and name.endswith(".tmp")) for name in left), left
+            assert all(name == LOCK or (name.startswith(".") and name.endswith(".tmp")) for name in left), left
     assert finished(start(source, out, "--force"))[0] == 0, "what was left behind is in nobody's way"
 
 

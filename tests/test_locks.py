@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.publish import directory as locks
+from ckconv.publish.directory import NAME as LOCK
 from ckconv.publish.directory import locked
 from ckconv.signals import interruptible
 
@@ -33,7 +33,7 @@ def at_the_first_line_of(function: Callable[..., Any], then: Callable[[], None])
 
 def test_there_is_a_file_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
     with locked([tmp_path]):
-        assert [path.name for path in tmp_path.iterdir()] == [locks.NAME]
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,20 +42,20 @@ def test_the_file_of_another_user_in_a_sticky_directory_is_locked(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Linux has it with fs.protected_regular; it may also go in the moment in which it is opened again."""
-    (tmp_path / locks.NAME).touch()
+    (tmp_path / LOCK).touch()
     real = os.open
 
     def protected(path: Path, flags: int, *mode: int) -> int:
-        if Path(path).name == locks.NAME and (tmp_path / locks.NAME).exists():
+        if Path(path).name == LOCK and (tmp_path / LOCK).exists():
             if flags & os.O_CREAT or flags & os.O_RDWR:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             if not there:
-                (tmp_path / locks.NAME).unlink()
+                (tmp_path / LOCK).unlink()
         return real(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", protected)
     with locked([tmp_path]):
-        assert (tmp_path / locks.NAME).exists()
+        assert (tmp_path / LOCK).exists()
 
 
 @pytest.mark.needs("posix")

@@ -14,7 +14,7 @@ from kills import HIT
 from outputs import failing_at, refused
 
 from ckconv.errors import OutputError
-from ckconv.publish import directory as locks
+from ckconv.publish.directory import NAME as LOCK
 from ckconv.publish.journal import recover
 from ckconv.publish.staging import Outputs, Room, Small
 
@@ -59,7 +59,7 @@ def put(place: Path, files: dict[str, bytes]) -> None:
 
 def found(place: Path) -> dict[str, bytes]:
     files = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else []
-    return {path.relative_to(place).as_posix(): path.read_bytes() for path in files if path.name != locks.NAME}
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in files if path.name != LOCK}
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "empty"])
@@ -147,5 +147,5 @@ def test_killed_at_any_step_the_next_run_undoes_it(tmp_path: Path, before: dict[
 
     assert found(place) in (before, {**before, **NEW})
     assert [path for path in place.rglob("*") if path.is_dir() and not any(path.iterdir())] == []
-    hidden = [path for path in place.rglob(".*") if path.name != locks.NAME]
+    hidden = [path for path in place.rglob(".*") if path.name != LOCK]
     assert (hidden, sorted(path.name for path in tmp_path.iterdir())) == ([], ["dst"])

@@ -18,7 +18,7 @@ from conftest import FIXTURES, Result
 from kills import HIT
 from outputs import refused
 
-from ckconv.publish import directory as locks
+from ckconv.publish.directory import NAME as LOCK
 from ckconv.publish.directory import Directory, locked
 from ckconv.publish.journal import REPLACED, recover
 from ckconv.publish.staging import Outputs, Room, Small
@@ -94,7 +94,7 @@ def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_i
     told, stuck = recover([place])
 
     assert found(place) in (before, after)
-    assert [name for name in hidden(place) if name != locks.NAME] == []
+    assert [name for name in hidden(place) if name != LOCK] == []
     assert stuck == []
     assert all("had been removed by a run that was killed; it is restored" in sentence for sentence in told)
 
@@ -116,7 +116,7 @@ os.link = refused
     _, stuck = recover([place])
 
     assert found(place) in (before, after)
-    assert [name for name in hidden(place) if name != locks.NAME] == []
+    assert [name for name in hidden(place) if name != LOCK] == []
     assert stuck == []
 
 
@@ -143,7 +143,7 @@ def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path:
     recover([tmp_path])
 
     assert found(tmp_path) in (before, after)
-    assert [name for name in hidden(tmp_path) if name != locks.NAME] == []
+    assert [name for name in hidden(tmp_path) if name != LOCK] == []
 
 
 def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: s
 def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = Outputs({tmp_path / "m": Room(1)}, {})
     outputs.__enter__()
-    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    monkeypatch.setattr("ckconv.publish.directory.PATIENCE", 0.0)
     with locked([tmp_path]):
         with refused("output.busy", "another run of ckconv"):
             outputs.publish()
@@ -369,7 +369,7 @@ def test_without_locks_who_reads_says_where_the_files_of_a_killed_run_are(
     for name, text in OLD.items():
         (tmp_path / name).write_bytes(text)
     assert start(tmp_path, "new ", "link", signal.SIGKILL, 2).wait(60) == -signal.SIGKILL
-    (staging,) = (name for name in hidden(tmp_path) if name != locks.NAME)
+    (staging,) = (name for name in hidden(tmp_path) if name != LOCK)
 
     def refused(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -13,7 +13,7 @@ import pytest
 from conftest import FIXTURES, Result
 from kills import HIT
 
-from ckconv.publish import directory as locks
+from ckconv.publish.directory import NAME as LOCK
 from ckconv.publish.directory import Directory
 from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
 from ckconv.publish.journal import NAME as JOURNAL
@@ -188,7 +188,7 @@ def test_a_killed_run_with_outputs_in_three_directories_is_undone(force: bool, a
     code = subprocess.run(command, check=False).returncode
     recover(sorted({place.parent for place in places}))
     after = before | {place.relative_to(tmp_path).as_posix(): "new" for place in places}
-    found = {name: content for name, content in listing(tmp_path).items() if not name.endswith(locks.NAME)}
+    found = {name: content for name, content in listing(tmp_path).items() if not name.endswith(LOCK)}
     assert found in ((before, after) if code else (after,))
 
 

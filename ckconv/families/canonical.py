@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -222,10 +222,7 @@ class _Reading:
             stored = numbered_on(stored, self.family, self.config.num_layers)
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
-                name = parse(instead + stored[len(prefix) :])
-                # a number may be a part of the name: decoder.block.7.layer.0 of T5, visual.merger.mlp.0
-                literal = Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
-                for spelled in dict.fromkeys((name, literal, Name(instead + stored[len(prefix) :], None))):
+                for spelled in _spellings(instead + stored[len(prefix) :]):
                     found = self._found(spelled.pattern)
                     if found is not None or spelled.pattern in self.names.dropped:
                         return spelled, found
@@ -332,6 +329,15 @@ class _Reading:
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
+
+
+def _spellings(stored: str) -> Iterator[Name]:
+    """Names that a stored one may be: a number in it may be a layer's, an expert's or a part of the name."""
+    yield (name := parse(stored))
+    if name.expert is not None:  # decoder.block.7.layer.0 of T5, visual.merger.mlp.0
+        yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
+    if name.pattern != stored:
+        yield Name(stored, None)
 
 
 def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:

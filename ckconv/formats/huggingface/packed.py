@@ -42,6 +42,7 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
     ("._scale", "a scaled format"),
     ("._data", "a quanto format"),
 )
+_FOREIGN = tuple(ending for ending, _ in FOREIGN_QUANTIZERS)
 
 
 def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
@@ -52,7 +53,8 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     """
     method = settings.get("quant_method")
     method = method if isinstance(method, str) else ""
-    found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
+    names = [tensor.name for tensor in tensors if tensor.name.endswith(_FOREIGN)]
+    found = Counter(what for name in names for ending, what in FOREIGN_QUANTIZERS if name.endswith(ending))
     what, count = next(iter(found.most_common(1)), ("", 0))
     if method and method.lower() not in what.lower():
         count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
