@@ -332,7 +332,10 @@ class _Reading:
 
 
 def _spellings(stored: str) -> Iterator[Name]:
-    """Names that a stored one may be: a number in it may be a layer's, an expert's or a part of the name."""
+    """Names that a stored one may stand for.
+
+    A number in it is that of a layer, of an expert, or a part of the name.
+    """
     yield (name := parse(stored))
     if name.expert is not None:  # decoder.block.7.layer.0 of T5, visual.merger.mlp.0
         yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
