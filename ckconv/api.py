@@ -142,8 +142,9 @@ def prepare(
     if not index.stored and not (options.set_meta or options.drop_meta):
         require_tensors(index)  # metadata alone are edited, not converted
     carried = noted(index, strict=options.strict)
-    # Beside standard output there is no place for a record.
-    record = options.source_record if place.parent or not format_of(place.format).keeps_source else False
+    # Beside standard output there is no place for a record: one that was asked for is refused where it is written.
+    kept = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
+    record = options.source_record if kept else False
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)

@@ -60,8 +60,8 @@ class Options:
         pack: whose layout quantized matrices of a safetensors output have: ``compressed-tensors`` or ``modelopt``.
         tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
             empty leaves it as it is.
-        source_record: write the record that makes the source of a bump file again, ``"always"`` also that of a GGUF,
-            and use the one that lies beside SRC.
+        source_record: write the record that makes the source of a bump file again, ``"always"`` also a large one and
+            that of a GGUF, and use the one that lies beside SRC.
         base: the model that an adapter was made for.
         families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
@@ -359,7 +359,7 @@ OPTIONS: tuple[Option, ...] = (
         "source_record",
         "--source-record",
         Takes.NOTHING,
-        "GGUF of a checkpoint: write DST.source.zip, which restores SRC byte for byte from DST and its mmproj.",
+        "Write DST.source.zip, which restores SRC byte for byte: of a GGUF, too, and of a bump file whatever its size.",
         gives="always",
         limited=True,
         **_ASIDE,

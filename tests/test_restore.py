@@ -309,11 +309,25 @@ def test_no_record_grows_without_bound(
     source: Path, tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
-    done = ckconv("convert", source, tmp_path / "m.bump")
+    kept = ["convert", source, tmp_path / "m.bump"]
+    monkeypatch.setattr(keeping, "SHARE", 10**9)
+    done = ckconv(*kept)
     assert done.code == 0
     assert "note: no source record: " in done.out
-    assert "would not come back out of the bump file, and a record keeps 1,000" in done.out
+    assert "would not come back out of the bump file, and a record keeps 1,000; --source-record keeps" in done.out
     assert not beside(tmp_path / "m.bump").exists()
+    assert ckconv(*kept, "--force", "--source-record").code == 0  # which the note names
+    assert beside(tmp_path / "m.bump").exists()
+
+
+def test_blocks_that_were_decoded_come_back_whatever_their_size(
+    tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
+    source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dequantize").code == 0
+    assert ckconv("convert", tmp_path / "m.bump", tmp_path / "back.gguf").code == 0
+    assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
 
 
 def test_no_record_where_none_is_asked_for_or_has_a_place(source: Path, tmp_path: Path, ckconv: Ckconv) -> None:

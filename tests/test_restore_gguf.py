@@ -191,16 +191,17 @@ def test_a_batch_finds_what_is_there(ckconv: Ckconv, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_said(ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
+    monkeypatch.setattr(keeping.zipstore, "MAX_BYTES", 1000)
 
     done = ckconv("convert", FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "m.gguf", "--source-record")
 
-    assert "of the source would not come back out of the gguf, and a record keeps 1,000" in done.out, done.err
+    assert "of the source would not come back out of the gguf, and a record keeps 1,000\n" in done.out, done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
 
 
 REFUSED = [
-    (["m.bump", "--source-record"], "--source-record is for gguf, and the output is bump"),
+    (["m/", "--to", "mlx", "--source-record"], "--source-record is for gguf and bump, and the output is mlx"),
+    (["-", "--to", "bump", "--source-record"], "stdout has none"),
     (["m.gguf", "--source-record", "--no-source-record"], "exclude each other"),
     (["-", "--to", "gguf", "--source-record"], "stdout has none"),
 ]

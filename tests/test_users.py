@@ -94,12 +94,15 @@ def test_a_bump_file_has_its_name_and_where_it_can_go(ckconv: Run, tmp_path: Pat
 
 
 def test_a_name_comes_back_by_the_model_card(ckconv: Run, tmp_path: Path) -> None:
-    changes = ("--set-meta", "general.name=My Own", "--set-meta", "general.license=mit")
+    said = {"name": "My Own", "organization": "Acme", "finetune": "Instruct", "basename": "Own", "author": "Me"}
+    changes = [word for key, text in said.items() for word in ("--set-meta", f"general.{key}={text}")]
     assert ckconv("edit", TIED, tmp_path / "m.gguf", *changes).code == 0
     assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/elsewhere/", "--to", "hf").code == 0
     assert "model_name: My Own\n" in (tmp_path / "elsewhere/README.md").read_text()
     assert ckconv("convert", tmp_path / "elsewhere", tmp_path / "back.gguf").code == 0
-    assert "general.name\tstr\tMy Own\n" in ckconv("inspect", tmp_path / "back.gguf").out
+    shown = ckconv("inspect", tmp_path / "back.gguf").out
+    assert [key for key, text in said.items() if f"general.{key}\tstr\t{text}\n" not in shown] == []
+    assert "of the source" not in ckconv("diff", tmp_path / "m.gguf", tmp_path / "elsewhere").out
 
 
 def test_the_headline_names_the_types_that_the_bytes_are_of(ckconv: Run, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
 from ckconv.io.files import card_of, head_is_embedding
 from ckconv.plan import recipes
-from ckconv.plan.probe import SourceFacts
+from ckconv.plan.probe import SourceFacts, size_of
 from ckconv.plan.steps import Reason
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Description:
             "version": index.version or None,
             "files": [shown(path) for path in index.files],
             "architecture": index.architecture or None,
-            "parameters": index.parameters,
+            "parameters": self.overview.parameters,
             "bytes": index.nbytes,
             "overview": as_document(self.overview),
             "container": self.facts,
@@ -213,7 +213,7 @@ class Description:
             "Name": o.name,
             "Format": container(index.format, index.version, "v"),
             "Architecture": index.architecture,
-            "Parameters": count(index.parameters),
+            "Parameters": count(o.parameters),
             "Size": size(index.nbytes),
             "Types": o.types,
             "Bits per weight": f"{o.bits:.2f}",
@@ -238,7 +238,7 @@ class Description:
         everything = not (only_metadata or only_tensors)
         if everything:
             words = (shown(index.path), container(index.format, index.version), index.architecture)
-            yield ("model", *words, index.parameters, index.nbytes)
+            yield ("model", *words, self.overview.parameters, index.nbytes)
             yield from (("overview", *row) for row in as_rows(self.overview))
             yield from (("hazard", *hazard) for hazard in self.hazards)
             yield from (("container", key, value) for key, value in self.facts.items())
@@ -401,6 +401,7 @@ class Overview(NamedTuple):
 
     Attributes:
         types: a label such as ``Q4_K_M``.
+        parameters: without zeros that stand for a tensor which is not there.
         bits: stored bits of a weight, scales and padding counted.
         tokenizer: its kind, or the file that it is in.
         template: it has a chat template; ``None`` where that is not known.
@@ -410,6 +411,7 @@ class Overview(NamedTuple):
 
     name: str
     types: str
+    parameters: int
     bits: float
     context: int
     tokenizer: str
@@ -422,11 +424,13 @@ class Overview(NamedTuple):
 
 def overview(index: TensorIndex) -> Overview:
     """Gather it; nothing but headers and documents is read."""
-    parameters, typed = index.parameters, index.metadata_kind is MetadataKind.TYPED
+    parameters, nbytes = size_of(index)
+    typed = index.metadata_kind is MetadataKind.TYPED
     return Overview(
         name=_name(index),
         types=_label(index),
-        bits=8 * index.nbytes / parameters if parameters else 0.0,
+        parameters=parameters,
+        bits=8 * nbytes / parameters if parameters else 0.0,
         context=index.config.context_length if index.config else 0,
         tokenizer=_tokenizer(index),
         template=any(key.startswith("tokenizer.chat_template") for key in index.metadata)
@@ -444,6 +448,7 @@ def as_document(found: Overview) -> dict[str, Any]:
     facts = {**found._asdict(), "bits": round(found.bits, 3)}
     facts["card"] = {key: _listed(value) for key, value in found.card._asdict().items()}
     facts["heads"], facts["abilities"] = [*found.heads], [*found.abilities]
+    del facts["parameters"]  # the document has them above
     facts["caches"] = [cache._asdict() for cache in found.caches]
     return {key: None if value == "" else value for key, value in facts.items()}
 
@@ -507,6 +512,8 @@ def _tokenizer(index: TensorIndex) -> str:
     if index.metadata_kind is MetadataKind.TYPED:
         model, pre = _value(index, "tokenizer.ggml.model"), _value(index, "tokenizer.ggml.pre")
         return f"{model} ({pre})" if pre else model
+    if index.metadata_kind is MetadataKind.OWN:
+        return "words in the file" if index.facts.get("tokenizer") else ""
     names = {path.name for path in index.side_files}
     return next((name for name in _TOKENIZERS if name in names), "")
 
@@ -519,7 +526,7 @@ def _template(index: TensorIndex) -> bool | None:
 
     try:
         if index.metadata_kind is MetadataKind.OWN:
-            return True if index.metadata.get("chat_template") else None
+            return bool(index.metadata.get("chat_template")) if index.metadata else None
         return "chat_template" in texts_of(index) if index.side_files else None
     except CkconvError:
         return None

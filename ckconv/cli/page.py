@@ -18,6 +18,7 @@ from ckconv.cli.render import container, count, size
 from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
 from ckconv.formats.destination import STDOUT
+from ckconv.plan.probe import size_of
 from ckconv.publish.checks import check_parent
 from ckconv.publish.files import write_whole
 
@@ -355,7 +356,7 @@ def _parts(found: Description) -> Iterator[str]:
         [
             ("format", container(index.format, index.version, "v")),
             ("architecture", index.architecture if index.adapter is None else f"{index.adapter.method} adapter"),
-            ("parameters", count(index.parameters)),
+            ("parameters", count(o.parameters)),
             ("size", size(index.nbytes)),
             ("types", o.types),
             ("bits per weight", f"{o.bits:.2f}" if o.bits else ""),
@@ -554,7 +555,8 @@ def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iter
     most = max((side.model.nbytes for side in sides), default=0) or 1
     parts, y, words = [], 0, []
     for title, model in sides:
-        bits = 8 * model.nbytes / model.parameters if model.parameters else 0.0
+        parameters, nbytes = size_of(model)
+        bits = 8 * nbytes / parameters if parameters else 0.0
         share = f", {100 * model.nbytes / (sides[0].model.nbytes or 1):.1f} %" if model is not sides[0].model else ""
         words.append(f"{title}: {size(model.nbytes)}, {bits:.2f} bits per weight{share}")
         parts.append(f'<text x="0" y="{y + 14}">{escape(words[-1])}</text>')

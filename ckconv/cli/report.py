@@ -24,6 +24,7 @@ from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import MAX_LISTED, counted
 from ckconv.formats.destination import Destination
+from ckconv.plan.probe import size_of
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
@@ -192,12 +193,12 @@ def _model(index: TensorIndex) -> str:
     c = index.config
     if index.adapter is not None:
         base = f"for {index.adapter.base_name}  " if index.adapter.base_name else ""
-        return f"{_source(index)}  {base}{count(index.parameters)} parameters"
+        return f"{_source(index)}  {base}{count(size_of(index)[0])} parameters"
     if c is None:
-        return f"{index.architecture or 'no architecture named'}  {count(index.parameters)} parameters"
+        return f"{index.architecture or 'no architecture named'}  {count(size_of(index)[0])} parameters"
     heads = f"{c.num_heads}/{c.num_kv_heads} heads" if c.num_kv_heads != c.num_heads else f"{c.num_heads} heads"
     sizes = f"{counted(c.num_layers, 'layer')}, {heads}, hidden {c.hidden_size}"
-    return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
+    return f"{index.architecture}  {sizes}  {count(size_of(index)[0])} parameters"
 
 
 def _transposed(ways: Counter[Way]) -> int:

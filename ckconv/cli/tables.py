@@ -96,7 +96,7 @@ def _headline(console: Console, d: Description) -> None:
     index, o = d.index, d.overview
     quantized = f"{o.types}, {o.bits:.3g} bits per weight" if o.types else ""
     family = index.architecture if index.adapter is None else f"{index.adapter.method} adapter"
-    words = (o.name, family, f"{count(index.parameters)} parameters", quantized, size(index.nbytes))
+    words = (o.name, family, f"{count(o.parameters)} parameters", quantized, size(index.nbytes))
     for line in _packed([printable(word) for word in words if word], console.width):
         console.print(Text(line, style="bold"))
     for name, text in _facts(d):

@@ -203,8 +203,12 @@ class Card(NamedTuple):
     datasets: tuple[str, ...] = ()
 
 
-#: Key of the front matter for the model's own name (``Metadata.apply_metadata_heuristic`` of gguf-py).
-NAME_KEY = "model_name"
+#: What a model says of itself: key behind ``general.`` -> key of the front matter (``apply_metadata_heuristic`` of
+#: gguf-py's ``Metadata``).
+OWN_KEYS: Mapping[str, str] = {
+    key: f"model_{key}" for key in ("name", "author", "version", "organization", "description", "finetune", "basename")
+}
+NAME_KEY = OWN_KEYS["name"]
 
 #: Field -> its key in the front matter, and behind ``general.``.
 _TEXTS: Mapping[str, tuple[str, str]] = {
@@ -228,9 +232,10 @@ def card_of_text(text: str) -> Card:
     return Card(**found)
 
 
-def name_in_card(text: str) -> str:
-    """Name of the model in a README.md: ``model_name``, as for gguf-py."""
-    return _text(_front_matter(text).get(NAME_KEY))
+def own_in_card(text: str) -> dict[str, str]:
+    """Texts of a README.md about the model itself, by :data:`OWN_KEYS`."""
+    said = _front_matter(text)
+    return {key: found for key, theirs in OWN_KEYS.items() if (found := _text(said.get(theirs)))}
 
 
 def _front_matter(text: str) -> dict[Any, Any]:
@@ -246,20 +251,23 @@ def _front_matter(text: str) -> dict[Any, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def text_of_card(card: Card, more: Mapping[str, str]) -> str:
+def text_of_card(card: Card, own: Mapping[str, str], library: str) -> str:
     """A README.md that says it; empty where there is nothing to say.
 
     Args:
-        more: keys that stand at the end (``library_name``).
+        own: texts about the model itself, by :data:`OWN_KEYS`.
+        library: that loads it (``library_name``).
     """
     said: dict[str, Any] = {key: getattr(card, field) for field, (key, _) in _TEXTS.items()}
     lists = {key: [*getattr(card, field)] for field, (key, *_) in (*_NAMED.items(), *_LISTS.items())}
-    said = {key: value for key, value in (said | lists).items() if value}
+    said |= lists | {OWN_KEYS[key]: text for key, text in own.items()}
+    said = {key: value for key, value in said.items() if value}
     if not said:
         return ""
     import yaml
 
-    return f"---\n{yaml.safe_dump({**said, **more}, sort_keys=False, allow_unicode=True)}---\n"
+    said["library_name"] = library
+    return f"---\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=True)}---\n"
 
 
 def card_of_keys(keys: Mapping[str, Any]) -> Card:

@@ -25,7 +25,7 @@ _ROWS = frozenset({"context", "rope_layout"})
 _QUANTIZED = frozenset({"quantize", "imatrix"})
 _FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
 _CHECKPOINTS = _FILES | {"fuse", "names"}
-_BUMP = _ROWS | _QUANTIZED | {"bump_version", "engine", "template"}
+_BUMP = _ROWS | _QUANTIZED | {"bump_version", "engine", "template", "source_record"}
 
 
 class Reader(NamedTuple):

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.metadata import NAME_KEY, Card, card_of_keys, card_of_text, name_in_card
+from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, card_of_keys, card_of_text, own_in_card
 from ckconv.core.tensors import Extent, Identity, MetadataKind, TensorIndex, cut, identity
 from ckconv.errors import CkconvError, InputError, OutputError, unreadable
 from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
@@ -564,12 +564,18 @@ def text_of_card(side_files: Iterable[Path]) -> str:
         return ""
 
 
-def own_name(index: TensorIndex) -> str:
-    """Name of the model in a bump file's documents or a checkpoint's card."""
-    if index.metadata_kind is MetadataKind.OWN:
-        name = index.metadata.get(NAME_KEY)
-        return name if isinstance(name, str) else ""
-    return name_in_card(text_of_card(index.side_files)) if index.metadata_kind is MetadataKind.DOCUMENT else ""
+def own_texts(index: TensorIndex) -> dict[str, str]:
+    """Texts about the model itself, by :data:`OWN_KEYS`.
+
+    In ``general.*`` keys, a bump file's documents or a checkpoint's card.
+    """
+    if index.metadata_kind is MetadataKind.DOCUMENT:
+        return own_in_card(text_of_card(index.side_files))
+    keys = (
+        {"name": NAME_KEY} if index.metadata_kind is MetadataKind.OWN else {key: f"general.{key}" for key in OWN_KEYS}
+    )
+    found = {key: _plain(index.metadata.get(theirs)) for key, theirs in keys.items()}
+    return {key: text for key, text in found.items() if isinstance(text, str) and text}
 
 
 def _plain(item: Any) -> Any:

@@ -314,6 +314,13 @@ def placeholders(index: TensorIndex, written: Container[str] | None = None) -> f
     return zeros(index, candidates)
 
 
+def size_of(index: TensorIndex) -> tuple[int, int]:
+    """Parameters and bytes of a model, without zeros that stand for no tensor."""
+    absent = [index.tensors[name] for name in placeholders(index)]
+    nbytes = index.nbytes - sum(tensor.nbytes for tensor in absent)
+    return index.parameters - sum(tensor.elements for tensor in absent), nbytes
+
+
 def zeros(index: TensorIndex, tensors: Iterable[Tensor]) -> frozenset[str]:
     """Canonical names of those of the tensors that are all zeros."""
     with Files(index.identities) as files:

@@ -30,6 +30,7 @@ from ckconv.record.read import (
     MAX_DOCUMENT,
     MAX_KEPT,
     MAX_NAME_BYTES,
+    MAX_WHOLE,
     Kept,
     Record,
     Run,
@@ -153,6 +154,9 @@ def _read(extents: Sequence[Extent], files: Files) -> Iterator[bytes]:
 
 # What of a source does not come back out of the output that is planned: what its record has to keep.
 
+#: A record has this part of the output's bytes in any case: blocks have less than a third of what they decode to.
+SHARE = 3
+
 #: What a payload is called whose digest is not known yet.
 _NO_DIGEST = bytes(32)
 
@@ -185,7 +189,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
         _check_names([name], [path.name for path in (*index.files, *_side_files(index))])
         wanted = {path: _kept(index, path, returning, files) for path in index.files}
-        _check_size(wanted, _side_files(index), "bump file" if digested else plan.format)
+        _check_size(wanted, _side_files(index), plan)
         contents: dict[str, Content] = {}
         sources = [_source_file(path, wanted[path], contents, files) for path in index.files]
         sources += [_source_file(path, None, contents, files) for path in _side_files(index)]
@@ -259,12 +263,27 @@ def _check_names(source: list[str], names: list[str]) -> None:
         raise NoRecordError("two files of the source have one name")
 
 
-def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path], format: str) -> None:
+def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path], plan: Plan) -> None:
+    """Refuse a record that is large beside the output, unless asked for."""
+    sizes = [path.stat().st_size for path in side_files]
     kept = sum(nbytes for runs in wanted.values() for some in runs for _, nbytes in some)
-    total = kept + sum(path.stat().st_size for path in side_files)
-    if total > MAX_KEPT:
+    for size in sizes:
+        _check_whole(size)
+    total = kept + sum(sizes)
+    asked_for = plan.options.source_record == "always"
+    most = zipstore.MAX_BYTES if asked_for else max(MAX_KEPT, sum(file.nbytes for file in plan.files) // SHARE)
+    if total > most:
         raise NoRecordError(
-            f"{total:,} bytes of the source would not come back out of the {format}, and a record keeps {MAX_KEPT:,}"
+            f"{total:,} bytes of the source would not come back out of the "
+            f"{'bump file' if format_of(plan.format).keeps_source else plan.format}, and a record keeps {most:,}"
+            + ("" if asked_for else "; --source-record keeps them")
+        )
+
+
+def _check_whole(nbytes: int) -> None:
+    if nbytes > MAX_WHOLE:
+        raise NoRecordError(
+            f"{nbytes:,} bytes of a header or a document are more than the {MAX_WHOLE:,} that one keeps"
         )
 
 
@@ -287,6 +306,7 @@ def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -
     end = 0
     for extent in (*(t.extent for t in stored), Extent(path, path.stat().st_size, 0)):
         gap = Extent(path, end, extent.offset - end)
+        _check_whole(gap.nbytes)
         if gap.nbytes > 0 and not files.are_zero(extent_pieces(gap)):
             groups.append([(gap.offset, gap.nbytes)])
         end = max(end, extent.offset + extent.nbytes)

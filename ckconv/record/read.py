@@ -43,8 +43,9 @@ from ckconv.record import zip as zipstore
 #: Without and with a conversion record, and of an output whose header holds no digest.
 SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED = 1, 2, 3
 
-#: Bytes that a record keeps at most, and bytes of its ``record.json``.
+#: Bytes that a record keeps of any model, bytes of a run that is read whole, and bytes of ``record.json``.
 MAX_KEPT = 64 << 20
+MAX_WHOLE = 2 * MAX_KEPT
 MAX_DOCUMENT = 16 << 20
 
 #: The member that says what the others are.
@@ -205,6 +206,17 @@ class OpenRecord:
         """Bytes of the record's own file."""
         return self._source.read_at(offset, nbytes)
 
+    def read_whole(self, offset: int, nbytes: int) -> bytes:
+        """The same of bytes that are no tensor.
+
+        Raises:
+            InputError: ``record.files``, they are more than any header or document has.
+        """
+        if nbytes > MAX_WHOLE:
+            message = f"{nbytes:,} bytes of a header or a document are listed; there are {MAX_WHOLE:,} at most"
+            raise InputError("record.files", message, path=self.path, found=nbytes, allowed=MAX_WHOLE)
+        return self.read(offset, nbytes)
+
     def pieces(self, file: SourceFile) -> list[tuple[Run, int]]:
         """Kept runs of a file, sorted, with their offsets in the record."""
         found = []
@@ -233,9 +245,9 @@ def open_record(path: Path) -> OpenRecord:
             members that are missing, not listed or of another size.
     """
     source = open_source(path)
-    if source.size > 2 * MAX_KEPT:
-        message = f"has {source.size:,} bytes; a record has at most {2 * MAX_KEPT:,}"
-        raise InputError("record.zip", message, path=path, found=source.size, allowed=2 * MAX_KEPT)
+    if source.size > zipstore.MAX_BYTES:
+        message = f"has {source.size:,} bytes; a record has at most {zipstore.MAX_BYTES:,}"
+        raise InputError("record.zip", message, path=path, found=source.size, allowed=zipstore.MAX_BYTES)
     members = zipstore.read(source, "record.zip")
     stored = members.get(DOCUMENT_NAME)
     if stored is None or stored.member.nbytes > MAX_DOCUMENT:

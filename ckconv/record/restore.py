@@ -100,7 +100,7 @@ class _Restorer:
         """A file that is kept whole."""
         if file.tensors:
             return b""
-        return b"".join(self.opened.read(at, run[1]) for run, at in self.opened.pieces(file))
+        return b"".join(self.opened.read_whole(at, run[1]) for run, at in self.opened.pieces(file))
 
     @property
     def half(self) -> str:
@@ -170,7 +170,7 @@ class _Restorer:
             held = stored[max(bisect_right(starts, offset) - 1, 0)] if stored else None
             target = _bytes_at(Extent(Path(file.name), offset, nbytes), "record")
             if held is None or not _offset(held) <= offset < _offset(held) + held.extent.nbytes:
-                yield Step("record", target, None, None, content=self.opened.read(at, nbytes))
+                yield Step("record", target, None, None, content=self.opened.read_whole(at, nbytes))
                 continue
             name = (*self.was.canonical_of.get(held.name, ()), held.name)[0]
             source = _bytes_at(Extent(self.opened.path, at, nbytes), name)

@@ -401,7 +401,8 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         InputError: ``tokenizer.json``, one of the documents is malformed; ``tokenizer.model``, it is too large.
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
-        return TokenizerFiles()
+        words = index.facts.get("tokenizer")
+        return TokenizerFiles(why="a bump file holds its words, not how a text is cut into them" if words else "")
     root = root_of(index)
     config = document_of(index.metadata)
     nested = config.get(text_key(config))

@@ -41,7 +41,7 @@ from ckconv.families.schema import Family
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
-from ckconv.io.files import card_of, open_source
+from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.plan.planner import HEAD, Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
 from ckconv.tokenizer.vocabulary import MODELS
@@ -163,7 +163,8 @@ def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
 
 def card_keys(index: TensorIndex) -> dict[str, Value]:
     """Metadata keys of a model card."""
-    return {key: _said(value) for key, value in keys_of_card(card_of(index)).items()}
+    own = {f"general.{key}": scalar("str", text) for key, text in own_texts(index).items() if key != "name"}
+    return own | {key: _said(value) for key, value in keys_of_card(card_of(index)).items()}
 
 
 def _said(value: str | int | list[str]) -> Value:

@@ -86,7 +86,7 @@ from ckconv.formats.gguf.values import (
     header_bytes,
     parse_shard_name,
 )
-from ckconv.io.files import own_name
+from ckconv.io.files import own_texts
 from ckconv.plan.planner import (
     HEAD,
     ORIGINAL,
@@ -497,7 +497,7 @@ class GgufPlanner(Planner):
         from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-        name = own_name(self.index) or display_name(said or directory_name(self.index.path))
+        name = own_texts(self.index).get("name") or display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokens:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
-from ckconv.core.metadata import CONFIG_NAME, METADATA, NAME_KEY, beside, text_of_card
+from ckconv.core.metadata import CONFIG_NAME, METADATA, beside, text_of_card
 from ckconv.core.tensors import (
     GATE_UP,
     Dropped,
@@ -67,7 +67,7 @@ from ckconv.formats.safetensors.config_json import (
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.write import Checkpoint, container, lay_out, single_name
-from ckconv.io.files import card_of
+from ckconv.io.files import card_of, own_texts
 from ckconv.options import Options
 from ckconv.plan.planner import (
     EMBEDDING,
@@ -605,10 +605,8 @@ class CheckpointPlanner(Planner):
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
         tokenizer, (pooling, pooling_notes) = tokenizer_plan(self.index, o), pooling_of_source(self.index, o)
         self.notes += (*tokenizer.notes, *pooling_notes)
-        typed = self.index.metadata_kind is MetadataKind.TYPED and not o.file_name
-        own = getattr(self.index.metadata.get("general.name"), "value", "") if typed else ""
-        named = {NAME_KEY: own} if isinstance(own, str) and own else {}
-        card = text_of_card(card_of(self.index), {**named, "library_name": self.library}) if typed else ""
+        without = self.index.metadata_kind is not MetadataKind.DOCUMENT and not o.file_name
+        card = text_of_card(card_of(self.index), own_texts(self.index), self.library) if without else ""
         absent = {item.name for item in self.left_out}
         parameters = sum(tensor.elements for name, tensor in self.whole.everything.items() if name not in absent)
         stands = Checkpoint(shards, document, parameters, carried, tokenizer, card, {**pooling, **self.beside})
