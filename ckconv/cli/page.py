@@ -553,21 +553,20 @@ def _pair(
 def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iterator[str]:
     """The size of each model as a bar, a color a type."""
     most = max((side.model.nbytes for side in sides), default=0) or 1
-    parts, y, words = [], 0, []
+    parts, words = [], []
     for title, model in sides:
         parameters, nbytes = size_of(model)
         bits = 8 * nbytes / parameters if parameters else 0.0
         share = f", {100 * model.nbytes / (sides[0].model.nbytes or 1):.1f} %" if model is not sides[0].model else ""
         words.append(f"{title}: {size(model.nbytes)}, {bits:.2f} bits per weight{share}")
-        parts.append(f'<text x="0" y="{y + 14}">{escape(words[-1])}</text>')
-        x = 0.0
+        x, bars = 0.0, []
         for name, nbytes in _types_of(model).most_common():
             wide = _WIDTH * nbytes / most
-            parts.append(_box(x, y + 20, wide, 24, f'class="{grounds[name]}"', f"{name}: {size(nbytes)}"))
+            bars.append(_box(x, 0, wide, 24, f'class="{grounds[name]}"', f"{name}: {size(nbytes)}"))
             x += wide
-        y += 54
-    drawn = f'<svg class="tree" viewBox="0 0 {_WIDTH:g} {y}">{"".join(parts)}</svg>'
-    yield from _picture("Sizes", "sizes", drawn, "; ".join(words), _legend(grounds))
+        drawn = f'<svg class="tree" viewBox="0 0 {_WIDTH:g} 24">{"".join(bars)}</svg>'
+        parts.append(f"<p>{escape(words[-1])}</p>{drawn}")
+    yield from _picture("Sizes", "sizes", "".join(parts), "; ".join(words), _legend(grounds))
 
 
 def _changes(found: Comparison, sides: Sequence[Side], faults: Sequence[str]) -> Iterator[str]:
