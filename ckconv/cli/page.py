@@ -564,7 +564,8 @@ def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iter
             wide = _WIDTH * nbytes / most
             bars.append(_box(x, 0, wide, 24, f'class="{grounds[name]}"', f"{name}: {size(nbytes)}"))
             x += wide
-        drawn = f'<svg class="tree" viewBox="0 0 {_WIDTH:g} 24">{"".join(bars)}</svg>'
+        hidden = ' aria-hidden="true"' if parts else ""  # the first one is named by all words
+        drawn = f'<svg{hidden} class="tree" viewBox="0 0 {_WIDTH:g} 24">{"".join(bars)}</svg>'
         parts.append(f"<p>{escape(words[-1])}</p>{drawn}")
     yield from _picture("Sizes", "sizes", "".join(parts), "; ".join(words), _legend(grounds))
 
