@@ -215,6 +215,8 @@ BROKEN = {
     "HQQ, no shape": (HQQ, without(".shape"), "there is no shape"),
     "HQQ, no axis": (HQQ, without(".axis"), "there is no axis"),
     "HQQ, a third axis": (HQQ, filled(".axis", "I32", 2), "it says shape [64, 64], group_size 32 and axis 2"),
+    "HQQ, a group in a float": (HQQ, filled(".group_size", "F32", 32), "group_size is F32, integers expected"),
+    "HQQ, a type in words": (HQQ, array(".packing", "I32", 7), "packing is I32, bytes of a text expected"),
     "HQQ, no group": (HQQ, filled(".group_size", "I32", 0), "group_size 0 and axis 1"),
     "HQQ, a negative group": (HQQ, filled(".group_size", "I32", 0xFFFFFFFF), "group_size -1 and axis 1"),
     "HQQ, groups that do not divide": (HQQ, filled(".group_size", "I32", 37), "groups of 37 do not divide 4,096 codes"),

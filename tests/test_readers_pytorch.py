@@ -248,7 +248,9 @@ def test_nothing_of_a_pickle_is_executed(ckconv: Callable[..., Result], tmp_path
     ],
 )
 def test_a_pickle_of_anything_else_is_one_sentence(pickled: bytes, message: str, tmp_path: Path) -> None:
-    assert message in fault(archive(tmp_path / "m.bin", pickled)).message
+    error = fault(archive(tmp_path / "m.bin", pickled))
+    assert message in error.message
+    assert (error.code == "pt.content") == ("torch.save(model.state_dict(), FILE)" in (error.hint or ""))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import family_cases
 import pytest
+import tower_cases
 from conftest import FIXTURES, Result
 
 Run = Callable[..., Result]
@@ -283,3 +284,84 @@ def test_mlx_lm_has_no_default_of_transformers(ckconv: Run, tmp_path: Path, fixt
     assert document.pop("eos_token_id") == 2
     (other / "config.json").write_text(json.dumps(document))
     assert ckconv("diff", source, other).code == 5
+
+
+def said(folder: Path, source: Path, **keys: object) -> Path:
+    """A copy of a checkpoint with other keys in config.json; ``None`` takes one away."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in keys.items():
+        outer, _, inner = key.rpartition("__")
+        table = config.setdefault(outer, {}) if outer else config
+        table[inner] = value
+        table = {name: item for name, item in table.items() if item is not None}
+        config = {**config, outer: table} if outer else table
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+UNTIED, QWEN = FIXTURES / "hf/llama-untied-f16-sharded", FIXTURES / "hf/qwen2-tied-bf16"
+TWO = {"rope_parameters__rope_theta": 5e3, "rope_parameters__rope_type": "default"}
+
+#: What the two documents say besides -> what is said of the models; "" for: they are the same.
+SAME = {
+    "a head that nobody has": (
+        QWEN,
+        {},
+        {"tie_word_embeddings": False},
+        "the embedding | random numbers: it is not tied",
+    ),
+    "a head that one ties": (UNTIED, {}, {"tie_word_embeddings": True}, "head: a matrix of its own | the embedding"),
+    "a base that only old releases read": (QWEN, TWO, {**TWO, "rope_theta": 777.0}, "'rope_theta': 10000.0 | 777.0"),
+    "kinds that the class makes itself": (QWEN, {}, {"layer_types": None}, ""),
+    "one number of two names": ("lfm2", {}, {"block_ff_dim": 44, "intermediate_size": None}, ""),
+    "a window beyond the context": ("gemma2", {"sliding_window": 64}, {"sliding_window": 128}, ""),
+    "a window within": ("gemma2", {"sliding_window": 64}, {"sliding_window": 9}, "config sliding_window: None | 9"),
+    "a tower": (
+        "gemma3-f16",
+        {},
+        {"vision_config__layer_norm_eps": 0.5},
+        "'vision_config.layer_norm_eps': 1e-06 | 0.5",
+    ),
+    "heads of a tower": ("gemma3-f16", {}, {"vision_config__num_attention_heads": 1}, "num_attention_heads': 2 | 1"),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_two_models_are_the_same_where_what_is_loaded_is(ckconv: Run, tmp_path: Path, name: str) -> None:
+    source, mine, theirs, words = SAME[name]
+    if isinstance(source, str):
+        towers = tower_cases.recordings()
+        made = towers.get(source) or family_cases.recording(source)[{"lfm2": "as_said", "gemma2": "window"}[source]]
+        place = tmp_path / "source"
+        source = (tower_cases if source in towers else family_cases).checkpoint(made, place)
+    one, other = said(tmp_path / "a", source, **mine), said(tmp_path / "b", source, **theirs)
+    done = ckconv("diff", one, other)
+    assert (done.code, words in done.out) == (5 if words else 0, True), done.out
+    if not words:
+        for folder in (one, other):
+            assert ckconv("convert", folder, f"{folder}.gguf", "--set-meta", "general.name=One").code == 0
+        assert ckconv("diff", f"{one}.gguf", f"{other}.gguf").code == ckconv("diff", one, f"{other}.gguf").code == 0
+
+
+def test_an_edit_that_no_reader_takes_is_refused_by_its_key_and_verify_says_why(ckconv: Run, tmp_path: Path) -> None:
+    words = ("--set-meta", "llama.rope.freq_base=0")
+    done = ckconv("edit", TIED, tmp_path / "m.gguf", *words)
+    assert (done.code, "llama.rope.freq_base must be above 0, got 0.0" in done.err) == (2, True)
+    changed = bytearray(TIED.read_bytes())
+    at = changed.index(b"llama.rope.freq_base") + len("llama.rope.freq_base") + 4
+    changed[at : at + 4] = bytes(4)
+    (tmp_path / "m.gguf").write_bytes(changed)
+    done = ckconv("verify", tmp_path / "m.gguf", TIED)
+    assert (done.code, "is not read (llama.rope.freq_base is 0)" in done.err) == (5, True), done.err
+
+
+def test_a_bump_file_has_the_parameters_of_its_source(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+    assert ckconv("convert", source, f"{tmp_path}/b/", "--to", "bump", "--dequantize", "--no-source-record").code == 0
+    shown = ckconv("inspect", tmp_path / "b", "--json").json
+    assert shown["parameters"] == ckconv("inspect", source, "--json").json["parameters"] == 123_200
+    assert (shown["overview"]["bits"], shown["overview"]["tokenizer"]) == (32.0, "words in the file")
+    assert shown["overview"]["template"] is False
+    back = ckconv("convert", tmp_path / "b", tmp_path / "back.gguf")
+    assert "the tokenizer is left out: a bump file holds its words, not how a text is cut into them" in back.out

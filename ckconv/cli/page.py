@@ -553,7 +553,8 @@ def _pair(
 def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iterator[str]:
     """The size of each model as a bar, a color a type."""
     most = max((side.model.nbytes for side in sides), default=0) or 1
-    parts, words = [], []
+    parts: list[str] = []
+    words: list[str] = []
     for title, model in sides:
         parameters, nbytes = size_of(model)
         bits = 8 * nbytes / parameters if parameters else 0.0

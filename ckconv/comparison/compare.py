@@ -12,21 +12,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckconv.comparison.verify import content_of_plan, plan_again
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
-from ckconv.core.metadata import CONFIG_NAME, METADATA, scalar
+from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import PREFIX, MetadataKind, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
 from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
+from ckconv.formats.gguf.keys import gives_embeddings
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options
+from ckconv.plan.planner import HEAD
 from ckconv.quant.convert import Conversion, convertible, decodable, decode
 from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.tokenizer.vocabulary import adds_by_default
-from ckconv.verification.content import COVERED, SPELLING, Fact, content_of_index, differences, parameter_differences
+from ckconv.verification.content import (
+    COVERED,
+    SPELLING,
+    TABLES_OF_ROPE,
+    Fact,
+    content_of_index,
+    differences,
+    parameter_differences,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -365,6 +375,9 @@ _STORAGE = frozenset(
     {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
 )
 
+#: How far a layer of a GGUF sees that slides.
+_WINDOW = ".attention.sliding_window"
+
 #: A GGUF is called after the place of its source, where that has no name of its own.
 _OF_THE_PLACE = "general.name"
 
@@ -398,10 +411,39 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
     towers = a.tower is not None and b.tower is not None
     if (a.config is None or b.config is None) and a.architecture != b.architecture and not towers:
         return Facts((Fact("architecture", a.architecture, b.architecture),))
+    found = _facts(a, b)
+    return found._replace(different=(*_of_heads(a, b), *found.different))
+
+
+def _of_heads(a: TensorIndex, b: TensorIndex) -> tuple[Fact, ...]:
+    """Heads that loaders make of equal tensors: one is tied, or made up."""
+    heads = [_head(index) for index in (a, b)]
+    both = all(HEAD in index.tensors for index in (a, b))
+    apart = "" not in heads and len({*heads}) > 1 and (both or MADE_UP in heads)
+    return (Fact("output head", heads[0], heads[1]),) if apart else ()
+
+
+#: What a loader computes logits with where a configuration ties nothing and there is no head.
+MADE_UP = "random numbers: it is not tied, and there is none"
+
+
+def _head(index: TensorIndex) -> str:
+    """What a loader computes logits with; empty where there are none."""
+    if index.config is None or "output" not in FAMILIES[index.config.family].tensors or gives_embeddings(index):
+        return ""
+    if HEAD not in index.tensors:
+        return MADE_UP if index.config.tied is False else "the embedding"
+    return "the embedding" if index.config.tied or head_is_embedding(index) else "a matrix of its own"
+
+
+def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
+    """Compare what is no tensor of two models."""
     if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
-        return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
+        overruled, places = _overruled(a) | _overruled(b), _places(a, b)
+        counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
+        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b)), _ENOUGH)))
     ways: list[Facts] = []
     lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
@@ -415,14 +457,54 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
     return fewer._replace(different=(*lacking, *fewer.different))
 
 
-def _counts(fact: Fact, *, ruled: bool) -> bool:
-    """Whether a fact is outside of tensors and hyper-parameters."""
+def _overruled(index: TensorIndex) -> set[str]:
+    """Keys of ``config.json`` that one release of a library reads and another does not."""
+    return {text.partition(",")[0] for text in (index.config.overruled if index.config else ())}
+
+
+def _is_of(fact: Fact, keys: Collection[str]) -> bool:
+    """Whether a fact is of one of these keys of the text model."""
+    outer, _, inner = fact.key.partition(".")
+    names = {fact.key} | ({inner} if outer not in TABLES_OF_ROPE else set())
+    return fact.file == CONFIG_NAME and not names.isdisjoint(keys)
+
+
+def _places(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
+    """Tables of ``config.json`` whose keys are hyper-parameters of the text model; none without rules."""
+    texts = {text_key(document_of(i.metadata)) for i in (a, b) if i.metadata_kind is MetadataKind.DOCUMENT} | {""}
+    tables = {f"{text}.{table}".strip(".") for text in texts for table in ("", *TABLES_OF_ROPE)}
+    return frozenset(tables) if a.config is not None else frozenset()
+
+
+def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex) -> bool:
+    """Whether hyper-parameters cover a fact, whose words are not :data:`COVERED` in every family.
+
+    Of a window that reaches beyond the context, of kinds of layers that the class of the other takes by itself, and of
+    a number that a family's class takes under two names.
+    """
+    if a.config is None or b.config is None:
+        return False
+    last, alone = fact.key.rpartition(".")[2], fact.file == CONFIG_NAME and None in (fact.mine, fact.meant)
+    if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
+        return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
+    cells = [[*row.key_cells("hf")] for row in FAMILIES[a.config.family].parameters.values()] if alone else []
+    named = any(last in {cell.key for cell in row} for row in cells if any(cell.alias for cell in row))
+    return named and not parameter_differences(a, b)
+
+
+def _counts(fact: Fact, places: Collection[str]) -> bool:
+    """Whether a fact is outside of tensors and hyper-parameters.
+
+    Args:
+        places: tables of ``config.json`` with hyper-parameters; those of a tower are others under the same names.
+    """
     if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     if fact.idle and fact.file == CONFIG_NAME:
         return False
-    top, last = fact.key.partition(".")[0], fact.key.rpartition(".")[2]
-    if not (ruled and fact.file == CONFIG_NAME) or (top not in _STORAGE and last not in COVERED and top not in COVERED):
+    top, (outer, _, last) = fact.key.partition(".")[0], fact.key.rpartition(".")
+    covered = top in COVERED or (last in COVERED and outer in places)
+    if not (places and fact.file == CONFIG_NAME) or not (covered or top in _STORAGE):
         return True
     # Hyper-parameters are compared as readers of ckconv take them; those of a document that lacks one may take another.
     return top not in _STORAGE and not fact.idle and None in (fact.mine, fact.meant)
@@ -440,13 +522,16 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
     if other.metadata_kind is MetadataKind.TYPED:  # a flag that is not there is what llama.cpp takes for it
         taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
         mine = mine._replace(keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
+    places = _places(source, other)
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact
         for fact in differences(
             mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults
         )
-        if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
+        if _counts(fact, places)
+        and not _is_said_alike(fact, source, other)
+        and _both_could_say(fact, worded=worded, ruled=ruled)
     )
     return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
 

@@ -527,10 +527,15 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
     found: dict[str, tuple[object, object]] = {}
     if a.expert_ffn_size and b.expert_ffn_size:  # of a dense feed-forward, and no layer has one
         a = replace(a, ffn_size=b.ffn_size)
+    said = a, b  # a window that reaches beyond the context is said, too
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
-        silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
+        silent = (
+            name in _WORDED_FIELDS
+            and not same_words
+            and (name == "modifiers" or None in (getattr(config, name) for config in said))
+        )
         if ours != theirs and not silent:
             found[name] = ours, theirs
     for name in sorted({*a.own, *b.own} - LEFT_OUT):

@@ -39,10 +39,10 @@ FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "CO
 #: A run of a document without white space between its items.
 _RUN = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"|[^\s"]++)++', re.DOTALL)
 
-_ROPE = ("rope_scaling", "rope_parameters")
+TABLES_OF_ROPE = ("rope_scaling", "rope_parameters")
 
 #: Keys of ``config.json`` under which a hyper-parameter may stand: at its top, in the text part, in tables of RoPE.
-_SPELLINGS = (*CONFIG_KEYS.values(), (*_ROPE, "rope_theta", "rope_base", "partial_rotary_factor"))
+_SPELLINGS = (*CONFIG_KEYS.values(), (*TABLES_OF_ROPE, "rope_theta", "rope_base", "partial_rotary_factor"))
 
 #: All of them: the comparison of hyper-parameters covers them, under whatever name. One may be missing where another of
 #: them says it, or where its loader takes that very value (:func:`_is_read_without`).
@@ -253,7 +253,7 @@ def _covered_in(mine: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
     found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for outer in dict.fromkeys(("", text)):
         tables = (mine, meant) if not outer else (_table(mine, outer), _table(meant, outer))
-        found |= {f"{outer}.{rope}".strip("."): tables for rope in ("", *_ROPE)}
+        found |= {f"{outer}.{rope}".strip("."): tables for rope in ("", *TABLES_OF_ROPE)}
     return found
 
 
@@ -272,7 +272,7 @@ def _is_read_without(
         other: the one that has the key, and has it for this document's readers; ``None`` where they may be others.
     """
     rope = where.rpartition(".")[2]
-    if rope in _ROPE:
+    if rope in TABLES_OF_ROPE:
         default = default_of(document, rope)
         taken = {"rope_type": "default"} | (default if isinstance(default, dict) else {})
         return bool(value == (taken | {"rope_theta": default_of(document, "default_theta")}).get(key))

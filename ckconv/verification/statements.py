@@ -121,7 +121,8 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
         if out.metadata_kind is source.metadata_kind is MetadataKind.TYPED and _is_asked(_ARCHITECTURE, options):
             yield from _of_keys(out, source, options)  # a copy under another name: every other key is the same
         elif out.metadata_kind is not MetadataKind.OWN:
-            yield Fact("the architecture", "not known", repr(source.config.family))
+            mine = f"not read ({out.misfit.message})" if out.misfit else "not known"
+            yield Fact("the architecture", mine, repr(source.config.family))
         return
     yield from _context(out, source, options)
     if out.metadata_kind is MetadataKind.TYPED:

@@ -272,7 +272,9 @@ def _check_numbers(
         number, key = NUMBERS.get(FIELD_OF.get(name, "")), f"{architecture}.{own}"
         if number is not None and key in keys and not metadata[key].type.startswith("arr["):
             try:
-                checked_number(key, _plain(as_read({key: metadata[key]})[key]), number, fail)
+                value = checked_number(key, _plain(as_read({key: metadata[key]})[key]), number, fail)
+                if number.field == "rope_theta" and not value:
+                    raise fail(f"{key} must be above 0, got {value}")
             except InputError as error:
                 raise UsageError("usage.meta", f"--set-meta {error.message}") from None
 

@@ -638,6 +638,10 @@ def _unpickled(source: ByteSource, at: int, records: Container[tuple[str, str]])
 # -- Read a state dict of ``torch.save`` without executing its pickle --------------------------------------------------
 
 
+#: Way out of a file that holds more than a model, or something else.
+_ALONE = "save the tensors alone (torch: torch.save(model.state_dict(), FILE))"
+
+
 def read_pytorch(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:
     """The tensors of a state dict, in the order of their values.
 
@@ -661,7 +665,7 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
     value = _model(saved.value, path)
     if not isinstance(value, dict) or not value:
         what = "no tensors" if value == {} else f"a {type(value).__name__}, not a dict of tensors"
-        raise UnsupportedError("pt.content", f"holds {what}", path=path)
+        raise UnsupportedError("pt.content", f"holds {what}", path=path, hint=_ALONE)
     if len(value) > MAX_TENSORS:
         message = f"lists {len(value):,} tensors; {MAX_TENSORS:,} are allowed"
         raise InputError("pt.pickle", message, path=path, found=len(value), allowed=MAX_TENSORS)
@@ -670,7 +674,10 @@ def read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensors
         if not isinstance(name, str) or not isinstance(view, View):
             what = "a tensor" if isinstance(view, View) else f"a {type(view).__name__}"
             raise UnsupportedError(
-                "pt.content", f"holds {what} under {quoted(str(name))}, not only tensors by name", path=path
+                "pt.content",
+                f"holds {what} under {quoted(str(name))}, not only tensors by name",
+                path=path,
+                hint=_ALONE,
             )
         stored = _stored(name, view, saved.storages.get(view.storage.key), faults)
         if stored:

@@ -61,7 +61,8 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     missing = [suffix for suffix in BESIDE[:2] + BESIDE[3:7] if suffix not in stored]
     if missing:
         raise Misfit(f"there is no {missing[0][1:]}")
-    said = {suffix: _numbers(stored[suffix], declared) for suffix in (".shape", ".group_size", ".axis", ".packing")}
+    said = {suffix: _numbers(stored[suffix], declared, suffix) for suffix in (".shape", ".group_size", ".axis")}
+    said[".packing"] = _numbers(stored[".packing"], declared, ".packing", U8)
     packing, weight, scale, zero = _text(said[".packing"]), stored[".W_q"], stored[".scale"], stored[".zero"]
     shape, (size, axis) = (
         said[".shape"],
@@ -86,7 +87,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
         raise Unread("HQQ with groups that cross rows")
     computed: DType | None = F16
     if ".compute_dtype" in stored:
-        computed = _TYPES.get(_text(_numbers(stored[".compute_dtype"], declared)))
+        computed = _TYPES.get(_text(_numbers(stored[".compute_dtype"], declared, ".compute_dtype", U8)))
     if computed is not scale.dtype or zero.dtype is not scale.dtype:
         raise Unread("HQQ with scales of another type than it computes in")
     many = (rows, columns // size) if axis else (rows, columns)
@@ -101,8 +102,15 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     )
 
 
-def _numbers(stored: StoredTensor, declared: Declared) -> list[int]:
-    """Integers of a small array."""
+def _numbers(stored: StoredTensor, declared: Declared, suffix: str, *types: DType) -> list[int]:
+    """Integers of a small array; bytes of a text where these types say so.
+
+    Raises:
+        Misfit: it is of another type: its bits are other numbers.
+    """
+    if stored.dtype not in (types or (I32, I64)):
+        expected = "bytes of a text" if types else "integers"
+        raise Misfit(f"{suffix[1:]} is {stored.dtype}, {expected} expected")
     found = declared.integers_of(stored) if stored.extent.nbytes <= 64 else None
     if found is None:
         raise Unread("HQQ without its settings")
