@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families learn slow hints s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored
+.PHONY: check lint types test oracles families learn slow hints s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored address
 
 check: lint types test
 
@@ -93,6 +93,11 @@ flips:
 dist:
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m build
+
+# Another address of the project, everywhere: make address TO=github.com/OWNER/NAME
+address:
+	old=$$(sed -n 's|^Homepage = "https://\(.*\)"$$|\1|p' pyproject.toml) && \
+	git grep -lF "$$old" | xargs sed -i "s|$$old|$(TO)|g"
 
 # The manual page, from the parser.
 man:

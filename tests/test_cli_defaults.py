@@ -74,6 +74,14 @@ def test_a_preset_counts_where_it_is_asked_for(here: Path, ckconv) -> None:
     assert not Path("y.gguf.sha256").exists()
 
 
+def test_a_preset_without_a_file_is_refused_by_its_name(here: Path, ckconv, monkeypatch) -> None:
+    found = ckconv("convert", LLAMA, "x.gguf", "--preset", "relase")
+    assert (found.code, "--preset 'relase': there is no ckconv.toml" in found.err) == (2, True), found.err
+    monkeypatch.setenv("CKCONV_PRESET", "release")
+    found = ckconv("convert", LLAMA, "x.gguf")
+    assert (found.code, "CKCONV_PRESET='release': there is no ckconv.toml" in found.err) == (2, True), found.err
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "said"),
     [
@@ -85,7 +93,7 @@ def test_a_preset_counts_where_it_is_asked_for(here: Path, ckconv) -> None:
         ("[convrt]\nengine = 1\n", {}, "ckconv.toml: [convrt] is neither a command nor [preset.NAME]"),
         ("engine =\n", {}, "ckconv.toml: is not TOML: Invalid value (at line 1"),
         ("", {"CKCONV_PRESET": "release"}, "ckconv.toml: there is no preset 'release' (there are: none)"),
-        ("", {"CKCONV_JOBS": "many"}, "CKCONV_JOBS: jobs: 'many' is not a valid integer range"),
+        ("", {"CKCONV_JOBS": "many"}, "CKCONV_JOBS: jobs: 'many' is not a whole number"),
         ("", {"CKCONV_CONFIG": "/no/such.toml"}, "/no/such.toml: cannot be read: No such file or directory"),
     ],
 )

@@ -67,9 +67,9 @@ def defaults_of(
         value = [value] if flags[key].multiple and isinstance(value, str) else value
         _take(found, flags[key], Default(_value(flags[key], value, key, origin), origin))
 
-    file, asked = _file(), _preset(arguments) or before
+    file, asked, told = _file(), _preset(arguments) or before, os.environ.get(f"{_PREFIX}PRESET", "")
+    preset = asked or told
     if file is not None:
-        preset = asked or os.environ.get(f"{_PREFIX}PRESET", "")
         presets = _tables(file, _PRESET)
         if preset and preset not in presets:
             known = ", ".join(presets) or "none"
@@ -84,8 +84,9 @@ def defaults_of(
                     take(key, value, file.at(key, table))
                 elif table == command.name:
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
-    elif asked:
-        raise _fault(FILE, f"there is no {FILE} and no {_TABLE}] in {PROJECT} that has the preset")
+    elif preset:
+        where = f"--{_PRESET} {quoted(asked)}" if asked else f"{_PREFIX}PRESET={quoted(told)}"
+        raise _fault(where, f"there is no {FILE} and no {_TABLE}] in {PROJECT}, here or above")
     for key in flags:
         name = f"{_PREFIX}{key.upper().replace('-', '_')}"
         if text := os.environ.get(name):

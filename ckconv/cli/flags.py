@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH, forget_default, is_default
+from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, named, names
 from ckconv.io.addresses import as_path
@@ -79,7 +79,7 @@ def _flag(option: Option) -> Callable[[Function], Function]:
     if option.takes is Takes.WORD:
         attributes["default"] = next((word for word, value in option.words.items() if value == option.default), None)
     if option.takes is Takes.NUMBER:
-        attributes["type"] = click.IntRange(1, option.most)
+        attributes["type"] = Whole(1, option.most)
     return click.option(option.flag, help=option.help, **attributes)
 
 
@@ -109,7 +109,7 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
     click.option(
         "-j",
         "--jobs",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="Keep N processors at work: convert and compare N pieces of a tensor, or N files, at once;"
         " by default as many as there are.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckconv.cli.render import print_json, print_report_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, Whole, common_options, settings_of
 from ckconv.errors import shown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ANSWERS = ("harmless", "any", "fixed")
 @click.option("-o", "--output", type=PATH, required=True, metavar="NEW.toml", help="Where the family file goes.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
 @click.option("--base", default="", metavar="FAMILY", help="The family to extend, instead of the nearest.")
-@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
+@click.option("--rows", type=Whole(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
 @click.option(
     "--check",
     type=click.Choice(["none", "pair"]),

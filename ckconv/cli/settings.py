@@ -99,6 +99,19 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
         context.find_root().meta["ckconv.preset"] = name
 
 
+class Whole(click.IntRange):
+    """Range of whole numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; fails with a sentence."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
+
 class Finite(click.FloatRange):
     """Range of numbers without NaN and infinity."""
 

@@ -23,6 +23,7 @@ from ckconv.cli.settings import (
     CONTEXT,
     PATH,
     Sections,
+    Whole,
     common_options,
     force_option,
     forget_default,
@@ -57,7 +58,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no metadata, no tokenizer, no side files.")
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     help="Keep N processors at work: compare N pieces of a tensor at once; by default as many as there are.",
 )

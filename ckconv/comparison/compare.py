@@ -428,7 +428,7 @@ MADE_UP = "random numbers: it is not tied, and there is none"
 
 
 def _head(index: TensorIndex) -> str:
-    """What a loader computes logits with; empty where there are none."""
+    """Matrix that a loader computes logits with; empty without logits."""
     if index.config is None or "output" not in FAMILIES[index.config.family].tensors or gives_embeddings(index):
         return ""
     if HEAD not in index.tensors:
@@ -458,7 +458,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
 
 
 def _overruled(index: TensorIndex) -> set[str]:
-    """Keys of ``config.json`` that one release of a library reads and another does not."""
+    """Keys of ``config.json`` that some releases of a library read."""
     return {text.partition(",")[0] for text in (index.config.overruled if index.config else ())}
 
 
@@ -470,17 +470,20 @@ def _is_of(fact: Fact, keys: Collection[str]) -> bool:
 
 
 def _places(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
-    """Tables of ``config.json`` whose keys are hyper-parameters of the text model; none without rules."""
+    """Tables of ``config.json`` with hyper-parameters of the text model.
+
+    None without rules of a family.
+    """
     texts = {text_key(document_of(i.metadata)) for i in (a, b) if i.metadata_kind is MetadataKind.DOCUMENT} | {""}
     tables = {f"{text}.{table}".strip(".") for text in texts for table in ("", *TABLES_OF_ROPE)}
     return frozenset(tables) if a.config is not None else frozenset()
 
 
 def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex) -> bool:
-    """Whether hyper-parameters cover a fact, whose words are not :data:`COVERED` in every family.
+    """Whether the hyper-parameters that were compared cover a fact.
 
-    Of a window that reaches beyond the context, of kinds of layers that the class of the other takes by itself, and of
-    a number that a family's class takes under two names.
+    Its words are not :data:`COVERED` in every family: of a window that reaches beyond the context, of kinds of layers
+    that the class of the other takes by itself, and of a number that a family's class takes under two names.
     """
     if a.config is None or b.config is None:
         return False
