@@ -125,7 +125,9 @@ def test_a_page_of_an_adapter_has_rank_scale_and_norm(ckconv: Callable[..., Resu
     config = json.loads((adapter / "adapter_config.json").read_text())
     norm = np.linalg.norm(config["lora_alpha"] / config["r"] * (b @ a))
     assert '<th scope="row">layers.0.attention.q</th>' in made
-    assert f"<td>{norm:.4g}</td>" in made
+    assert f">{norm:.4g}</td>" in made
+    cards = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", made))
+    assert (cards["rank"], cards["alpha"], cards["scale"]) == ("4", "8", "2")
 
 
 def test_force_replaces_a_page_and_nothing_else(ckconv: Callable[..., Result], made: str, tmp_path: Path) -> None:

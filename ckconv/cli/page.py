@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -52,7 +53,8 @@ h1{overflow-wrap:anywhere;margin:.2rem 0}h2{margin:1.6rem 0 .4rem}p{margin:.4rem
 .ok{border-color:#1a7f37}.bad{border-color:#c62828}
 table{border-collapse:collapse}th,td{border-bottom:1px solid var(--line);padding:.2rem .6rem;text-align:left;
 vertical-align:top;font-weight:normal}
-thead th{background:var(--soft);font-weight:600}th,td{overflow-wrap:break-word}td.n{text-align:right;white-space:nowrap}
+thead th{background:var(--soft);font-weight:600}th,td{overflow-wrap:break-word}.n{text-align:right;white-space:nowrap}
+td:last-child{overflow-wrap:anywhere;min-width:8rem}td.n:last-child{min-width:0}
 .wide{overflow-x:auto}.wide:focus-visible,summary:focus-visible{outline:3px solid var(--ink)}
 ul.keys{list-style:none;padding:0;margin:.3rem 0}ul.keys li{display:inline-block;margin-right:1.2rem}
 .key{display:inline-block;font-family:ui-monospace,monospace;margin-right:.3rem;min-width:1.4rem;text-align:center}
@@ -159,17 +161,22 @@ def card(facts: Iterable[tuple[str, str]]) -> str:
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, heading: bool = False) -> Iterator[str]:
     """A table that scrolls where it is wider than the page."""
-    label = escape(title)
+    label, rows = escape(title), [*rows]
+    numbers = [bool(rows) and all(_is_number(row[at]) for row in rows if at < len(row)) for at in range(len(head))]
+    looks = [' class="n"' if number and at else "" for at, number in enumerate(numbers)]
     yield f"<h2>{label}</h2>" if heading else ""
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table><thead><tr>'
-    yield "".join(f'<th scope="col">{escape(name)}</th>' for name in head) + "</tr></thead>\n<tbody>"
+    heads = (f'<th scope="col"{look}>{escape(name)}</th>' for name, look in zip(head, looks, strict=True))
+    yield "".join(heads) + "</tr></thead>\n<tbody>"
     for first, *rest in rows:
-        cells = "".join(
-            f'<td class="n">{cell:,}</td>' if isinstance(cell, int) else f"<td>{escape(str(cell))}</td>"
-            for cell in rest
-        )
+        texts = (f"{cell:,}" if isinstance(cell, int) else escape(str(cell)) for cell in rest)
+        cells = "".join(f"<td{look}>{text}</td>" for text, look in zip(texts, looks[1:], strict=False))
         yield f'<tr><th scope="row">{escape(str(first))}</th>{cells}</tr>'
     yield "</tbody></table></div>"
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int) or re.fullmatch(r"[\d,.]+(e[-+]\d+)?( %| [kMGT]?B)?", str(cell)) is not None
 
 
 def folded(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -367,6 +374,7 @@ def _parts(found: Description) -> Iterator[str]:
             *(("template does", text) for text in o.abilities[:1]),
             ("license", o.card.license_name or o.card.license),
             ("base model", ", ".join(o.card.base_models) or (index.adapter.base_name if index.adapter else "")),
+            *_of_all(found),
             ("languages", ", ".join(o.card.languages)),
             ("carries", "; ".join(map(str, found.hazards))),
             *((f"KV cache, {cache.tokens:,} tokens", size(cache.nbytes)) for cache in o.caches),
@@ -396,6 +404,14 @@ def _parts(found: Description) -> Iterator[str]:
     yield from folded(counted(len(stored), "tensor"), ("name", "canonical name", "type", "shape", "bytes"), stored)
     metadata = list(found.metadata())
     yield from folded(counted(len(metadata), "metadata key"), ("key", "type", "value"), metadata)
+
+
+def _of_all(found: Description) -> Iterator[tuple[str, str]]:
+    """Rank, alpha and scale of all modules, from the least to the largest."""
+    columns = list(zip(*found.modules, strict=True))[3:6] if found.index.adapter is not None else []
+    for name, values in zip(("rank", "alpha", "scale"), columns, strict=False):
+        known = sorted({float(value) for value in values if _is_number(value)})
+        yield name, f"{known[0]:g}" + (f" to {known[-1]:g}" if len(known) > 1 else "") if known else ""
 
 
 def _adapter(found: Description) -> Iterator[str]:
@@ -571,6 +587,10 @@ def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iter
     yield from _picture("Sizes", "sizes", "".join(parts), "; ".join(words), _legend(grounds))
 
 
+#: Marks of a map that few maps have -> what they say.
+_MARKS = {"?": "other shapes or no numbers", "!": "at fault"}
+
+
 def _changes(found: Comparison, sides: Sequence[Side], faults: Sequence[str]) -> Iterator[str]:
     """Map of changes: equal, retyped, or how far away."""
     errors = {item.name: item for item in (*found.different, *found.near)}
@@ -603,8 +623,10 @@ def _changes(found: Comparison, sides: Sequence[Side], faults: Sequence[str]) ->
         at = -1 if layer is None else layer
         row[at] = max(row.get(at, made), made, key=lambda pair: pair[0])
     layers = sorted({layer for row in rows.values() for layer in row if layer >= 0})
+    seen = {made.mark for row in rows.values() for _, made in row.values()}
     scale = f" Color: relative error (RMS), from {low:.2g} (weak) to {top:.2g} (strong)." if sizes else ""
-    before = f"<p>= the same, ~ the same values in another type, A or B only in the first or second.{scale}</p>"
+    marks = "".join(f", {mark} {what}" for mark, what in _MARKS.items() if mark in seen)
+    before = f"<p>= the same, ~ the same values in another type, A or B only in the first or second{marks}.{scale}</p>"
     counts = f"{found.equal:,} the same, {len(found.different):,} differ, {len(found.near):,} within the tolerance"
     drawn = grid({role: {at: made for at, (_, made) in row.items()} for role, row in rows.items()}, layers)
     yield from _picture("What changed", "changes", drawn, counts, before)
