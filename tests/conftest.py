@@ -6,6 +6,7 @@ is skipped; with ``CKCONV_ORACLES=required`` that is a failure.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ import pytest
 from gguf import gguf_reader
 from hypothesis import HealthCheck, settings
 
+import ckconv as package
 from ckconv.__main__ import run
 from ckconv.signals import ENDING
 from ckconv.system import MOVES_OPEN, TELLS_CACHED
@@ -44,9 +46,11 @@ for _number in ENDING:
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
-# Modules are compiled once for all processes that tests start: a command takes half a second to begin otherwise.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+# A command takes half a second to begin, and half of that where its modules are compiled before. Children compile none:
+# under a limit of file sizes Python leaves a part of a module, which nothing imports any more.
+compileall.compile_dir(str(Path(package.__file__).parent), quiet=2)
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+sys.dont_write_bytecode = False  # of modules of tests, until all are there
 
 # A disk takes some milliseconds for what tests in this process ask of it many thousands of times, and none of them goes
 # on after a power loss. What is brought to the disk, and when, is spied on by the tests of that; children do sync.
@@ -115,6 +119,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = True
 
 
 def fail(report: Any) -> None:

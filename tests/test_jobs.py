@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ resource = pytest.importorskip("resource")  # of POSIX
 KQUANTS = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 
 #: Bytes of a piece: these models are small.
-PIECE = 2048
+PIECE = 4096
 
 #: What is converted, to what, and how; paths of fixtures.
 CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -71,7 +72,7 @@ def left_of(before: int) -> int:
 @pytest.fixture(scope="module")
 def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint whose rows are whole blocks."""
-    return checkpoint(tmp_path_factory.mktemp("floats"), WIDE)
+    return checkpoint(tmp_path_factory.mktemp("floats"), replace(WIDE, layers=1))
 
 
 @pytest.fixture
