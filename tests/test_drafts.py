@@ -52,6 +52,22 @@ def test_a_flag_leaves_them_out(family: str, tmp_path: Path) -> None:
     assert ckconv.verify(tmp_path / "m.gguf", root, options=options)
 
 
+@pytest.mark.parametrize("names", ["gguf", "canonical"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_names_are_written_and_read_again(family: str, names: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", family)
+    expected = load_file(root / "model.safetensors")
+
+    ckconv.convert(root, f"{tmp_path / 'named'}/", to="safetensors", options=ckconv.Options(names=names))
+    ckconv.convert(tmp_path / "named", f"{tmp_path / 'back'}/", to="safetensors")
+
+    layer = {"gguf": f"blk.{LAYERS[family]}.nextn.", "canonical": f"layers.{LAYERS[family]}.draft."}[names]
+    assert [name for name in load_file(tmp_path / "named" / "model.safetensors") if name.startswith(layer)]
+    there = load_file(tmp_path / "back" / "model.safetensors")
+    assert there.keys() == expected.keys()
+    assert [name for name, array in there.items() if not np.array_equal(array, expected[name])] == []
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_has_no_place_for_them_and_a_note_says_so(family: str, tmp_path: Path) -> None:
     root = source(tmp_path / "hf", family)

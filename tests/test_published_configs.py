@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -301,11 +302,126 @@ def test_a_table_that_mlx_lm_wants_is_written_though_the_source_has_none(tmp_pat
     assert (table["rope_theta"], table["rope_type"]) == (10000.0, "default")
 
 
-def test_a_jamba_without_attention_does_not_load_in_llama_cpp(tmp_path: Path) -> None:
-    def short(document: dict[str, Any]) -> dict[str, Any]:
-        cut = {key: value[:2] if isinstance(value, list) else value for key, value in document.items()}
-        return {**cut, "num_hidden_layers": 2, "architectures": document["architectures"]}
+#: Family, case, the layers that are kept -> why llama.cpp loads no such model, as it was tried.
+NOT_LOADED: list[tuple[str, str, list[int], str]] = [
+    ("jamba", "experts", [0, 1], "a jamba without a layer of attention or without one of Mamba"),
+    ("lfm2", "adjusted", [0, 2], "an lfm2 without a layer of attention or without one of convolution"),
+    ("lfm2", "adjusted", [1, 3], "an lfm2 without a layer of attention or without one of convolution"),
+    ("lfm2_moe", "untied", [0], "an lfm2moe without a layer of attention"),
+    ("nemotron_h", "untied", [0, 1, 3], "a nemotron_h without a layer of attention or without one of Mamba 2"),
+    ("nemotron_h", "untied", [1, 2], "a nemotron_h without a layer of attention or without one of Mamba 2"),
+    ("nemotron_h_moe", "untied", [0, 1], "a nemotron_h_moe without a layer of attention"),
+    ("qwen3_5", "tied", [0, 1, 2], "a qwen35 without a layer of full attention or without one of linear attention"),
+    ("qwen3_5", "tied", [3], "a qwen35 without a layer of full attention or without one of linear attention"),
+    ("qwen3_5_moe", "tied", [3], "a qwen35moe without a layer of full attention"),
+    ("qwen3_next", "tied", [3], "a qwen3next without a layer of full attention"),
+    ("kimi_linear", "tied", [0, 1, 2], "a kimi-linear without a layer of full attention"),
+    ("llama4", "released", [0, 1, 2], "a llama4 of less than four layers"),
+    ("cohere2_moe", "softmax", [0], "cohere2moe does not load a model none of whose layers slides"),
+    ("granite_swa", "untied", [0], "granite-swa does not load a model none of whose layers slides"),
+    ("gemma4_text", "released", [5], "gemma4 does not load a model none of whose layers slides"),
+    ("gemma_embedding", "plain", [5], "gemma-embedding does not load where all layers slide, nor where none does"),
+]
 
-    options = ckconv.Options(drop=("model.layers.[2-9].*",))
-    with pytest.raises(UnsupportedError, match="does not load without a layer of"):
-        ckconv.convert(published(tmp_path, "jamba", "experts", short), tmp_path / "m.gguf", options=options)
+LAYER = re.compile(r"(layers\.)(\d+)(\.)")
+
+
+def with_layers(root: Path, family: str, case: str, kept: list[int]) -> Path:
+    """The checkpoint of a recorded case with some of its layers, in their order."""
+    recorded = recording(family)[case]
+    document, tensors = dict(recorded["config"]), dict[str, Any]()
+    listed = [document.get(key) for key in ("layers_block_type", "layer_types", "hybrid_override_pattern")]
+    count = document.get("num_hidden_layers") or len(next(filter(None, listed)))
+    for key, value in document.items():
+        if isinstance(value, list) and len(value) == count:
+            document[key] = [value[n] for n in kept]
+    document["num_hidden_layers"] = len(kept)
+    document["architectures"] = recorded["config"]["architectures"]
+    for name, said in recorded["tensors"].items():
+        found = LAYER.search(name)
+        if found is None or int(found[2]) in kept:
+            tensors[LAYER.sub(lambda it: f"{it[1]}{kept.index(int(it[2]))}{it[3]}", name, count=1)] = said
+    return checkpoint({"config": document, "tensors": tensors}, root)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "kept", "why"), NOT_LOADED, ids=[f"{it[0]}-{'-'.join(map(str, it[2]))}" for it in NOT_LOADED]
+)
+def test_what_llama_cpp_loads_nowhere_is_refused(
+    family: str, case: str, kept: list[int], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        ckconv.convert(with_layers(tmp_path / "hf", family, case, kept), tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "kept"), [("nemotron_h", "untied", [0, 2]), ("nemotron_h_moe", "untied", [0, 2])]
+)
+def test_a_number_of_what_no_layer_has_counts_for_nothing(
+    family: str, case: str, kept: list[int], tmp_path: Path
+) -> None:
+    """No feed-forward: GGUF has no size of one, and llama.cpp computes the model."""
+    source = with_layers(tmp_path / "hf", family, case, kept)
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert ckconv.verify(tmp_path / "m.gguf", source)
+
+
+@pytest.mark.parametrize("kept", [[0, 1], [0, 1, 2]])
+def test_a_number_that_is_divided_comes_back_as_it_was(kept: list[int], tmp_path: Path) -> None:
+    """MiniCPM's scale_depth / sqrt(layers), as a float32: 1.4999999 where it was multiplied again."""
+    source = with_layers(tmp_path / "hf", "minicpm", "untied", kept)
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    said = [json.loads((it / "config.json").read_text())["scale_depth"] for it in (source, tmp_path / "back")]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("key", "value"), [("mlp_multipliers", [1.0]), ("key_multiplier", "x"), ("key_multiplier", 0)])
+def test_a_factor_that_is_none_is_named_and_the_container_is_sound(key: str, value: object, tmp_path: Path) -> None:
+    source = published(tmp_path, "falcon_h1", "plain", lambda document: {**document, key: value})
+
+    with pytest.raises(CkconvError, match=f"what a matrix is multiplied by is .*{key}"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(source, tmp_path / "copy", to="safetensors")
+
+
+def test_a_size_that_its_class_makes_of_another_is_made_without_the_factor(tmp_path: Path) -> None:
+    """FalconH1Config: mamba_d_ssm null is mamba_expand * hidden_size, and mamba_expand is 2 where nothing says it."""
+
+    def bare(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "mamba_expand"} | {"mamba_d_ssm": None}
+
+    ckconv.convert(published(tmp_path, "falcon_h1", "expanded", bare), tmp_path / "m.gguf")
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields["falcon-h1.ssm.inner_size"].contents() == 48
+
+
+#: A value that no sound configuration has -> what the sentence names.
+DAMAGED: list[tuple[str, str, object, str]] = [
+    ("minicpm", "dim_model_base", 0, "dim_model_base"),
+    ("glm4_moe", "n_group", -1, "glm4moe.expert_group_count would be -1, which no u32 holds .n_group"),
+    ("t5", "decoder_start_token_id", -1, "decoder_start_token_id would be -1"),
+    ("kimi_linear", "head_dim", "x", "head_dim must be a whole number, got 'x'"),
+    ("lfm2", "num_key_value_heads", "x", "num_key_value_heads must be a whole number, got 'x'"),
+    ("smallthinker", "sliding_window_layout", 7, "sliding_window_layout"),
+    ("qwen3_5", "layer_types", 7, "layer_types"),
+    ("llama4", "interleave_moe_layer_step", 0, "interleave_moe_layer_step"),
+    ("mamba2", "n_groups", 0, "axis g has no number of elements .n_groups"),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value", "said"), DAMAGED, ids=[f"{it[0]}-{it[1]}" for it in DAMAGED])
+def test_a_damaged_key_is_named_and_a_copy_does_not_depend_on_it(
+    family: str, key: str, value: object, said: str, tmp_path: Path
+) -> None:
+    case = next(name for name, it in recording(family).items() if name != "adapters" and it.get("tensors"))
+    source = published(tmp_path, family, case, lambda document: {**document, key: value})
+
+    with pytest.raises(CkconvError, match=said) as raised:
+        ckconv.convert(source, tmp_path / "m.gguf")
+    assert "has no value" not in str(raised.value)
+    ckconv.convert(source, tmp_path / "copy", to="safetensors")
+    assert ckconv.verify(tmp_path / "copy", source)

@@ -12,8 +12,12 @@ from functools import partial
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UsageError, counted, listed, shown
+from ckconv.families.canonical import not_following
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text
+from ckconv.families.words import said_of
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
@@ -168,7 +172,13 @@ def _plan(
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
     own = load(output.apart)(index) if output.apart and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
-    plan = planner.plan(only_reasons=only_reasons)
+    try:
+        plan = planner.plan(only_reasons=only_reasons)
+    except ExpressionError as error:
+        if index.config is None:
+            raise
+        text = not_following(FAMILIES[index.config.family], error, said_of(index.config, index.format))
+        plan = Plan(index, format_of(output.name).name, output.version, options, refusals=(Reason(text),))
     if plan.refusals and index.unknown:
         from ckconv.plan.planner import foreign_names
 

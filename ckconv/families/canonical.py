@@ -15,6 +15,8 @@ from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import DRAFTS, MTP, VALUES, Family
@@ -90,6 +92,18 @@ def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
     return (f"{misfit.message}: tensors keep the names of the file",) if misfit is not None else ()
 
 
+def not_following(family: Family, error: ExpressionError, said: Said) -> str:
+    """Message on an expression without a value.
+
+    The expression itself is shown where a file of one's own has it.
+    """
+    text = error.why or f"a number or list of a {family.name} does not follow from its configuration"
+    own = "" if family.path.parent == FOLDER else f": {error}"
+    rows = (family.parameters[name] for name in sorted(error.names) if name in family.parameters)
+    of_rope = ", ".join(cell.key for row in rows for cell in row.key_cells("hf"))
+    return f"{text}{said(*sorted(error.names)) or f' ({of_rope})'}{own}"
+
+
 def canonicalize(
     items: Iterable[Item],
     family: Family,
@@ -119,9 +133,12 @@ def canonicalize(
         UnsupportedError: ``model.config``, values in an order that cannot be moved.
     """
     reading = _Reading(family, names, config, said, path, layers, nested, extra, drop)
-    for item in items:
-        reading.add(item)
-    return reading.finish()
+    try:
+        for item in items:
+            reading.add(item)
+        return reading.finish()
+    except ExpressionError as error:
+        raise InputError(_CODE, not_following(family, error, said), path=path) from None
 
 
 class _Reading:
@@ -261,7 +278,9 @@ class _Reading:
         try:
             factor = factor_of(part, self.sizes.scope)
         except shapes.AxesError as error:
-            raise UnsupportedError(_CODE, str(error), tensor=tensor.source) from None
+            named = sorted(part.by.names) if part.by is not None else ()
+            keys = dict.fromkeys(each for name in named for each in (name, *self._behind(name)))
+            raise UnsupportedError(_CODE, f"{error}{self.said(*keys, 'family')}", tensor=tensor.source) from None
         return with_factor(tensor, factor)
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:

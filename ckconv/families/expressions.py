@@ -334,7 +334,7 @@ class Expression(NamedTuple):
             return _value(self.tree, names)
         except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError) as error:
             if isinstance(error, ExpressionError):
-                raise
+                raise ExpressionError(str(error), error.why, self.names) from None
             why = str(error) if type(error) is ValueError else ""
             raise ExpressionError(f"{self.text!r} has no value: {error}", why, self.names) from None
 

@@ -729,6 +729,8 @@ def _numbers(
                     found = Values(family, ConfigSource(own), _READERS[consumer])[name]
                 except (ParameterError, ExpressionError) as error:
                     raise fail(str(error)) from None
+                if not isinstance(found, int | float):
+                    found = checked_number(key, own[key], number, fail)
             if values.setdefault(field, found) != found:
                 raise fail(f"{names[field]} is {_shown(own[names[field]])}, {key} is {_shown(own[key])}")
             names[field] = key

@@ -193,12 +193,23 @@ class Values(Mapping[str, Any]):
         if cell.words:
             stored = [_own_word(cell, item) for item in stored] if isinstance(stored, list) else _own_word(cell, stored)
         if cell.read is not None:
-            return _with_it(cell.read, stored, self)
+            value = self._shortest(cell, _with_it(cell.read, stored, self), stored)
+            return _checked(cell.key, value, parameter.kind) if value is stored and isinstance(value, str) else value
         if isinstance(stored, list):
             kind = parameter.kind_of_items
             if kind not in _TYPES or (stored and kind != "f32"):  # one for each layer, which no f32 has
                 return [_checked(cell.key, item, kind) for item in stored]
         return _checked(cell.key, stored, parameter.kind)
+
+    def _shortest(self, cell: ParameterCell, value: Any, stored: Any) -> Any:
+        """Shortest decimal that is written as what a GGUF stores.
+
+        1.5, where 1.5 / sqrt(2) as a float32, times sqrt(2), is 1.4999999.
+        """
+        if cell.type == "f32" and isinstance(value, float) and cell.write is not None:
+            candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))
+            return next((it for it in candidates if not differ(_with_it(cell.write, it, self), stored)), value)
+        return value
 
     def _there(self, cell: ParameterCell) -> Any:
         """Whether the tensor is in the file, with ``{n}`` in every layer."""
@@ -341,7 +352,10 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
                     refused[name] = (value, taken)
             if cell.kind not in ("key", "tensor") or cell.alias or (cell.when and not cell.when.value(scope)):
                 continue
-            said = _stored(cell, value, scope)
+            try:
+                said = _stored(cell, value, scope)
+            except ExpressionError as error:
+                raise ExpressionError(str(error), error.why, error.names | {name}) from None
             if cell.kind == "tensor" and said is not None:
                 tensors[cell.tensor] = said
             elif cell.kind == "key" and (said is not None or format == "hf"):
@@ -466,7 +480,18 @@ def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, V
 def keys_of_entries(family: Family, entries: Mapping[str, tuple[str, Any]]) -> dict[str, Value]:
     """Keys with their architecture, in order."""
     names = sorted(entries, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    return {full_key(family.gguf, name): _value(*entries[name]) for name in names}
+    found: dict[str, Value] = {}
+    for name in names:
+        try:
+            found[full_key(family.gguf, name)] = _value(*entries[name])
+        except (struct.error, OverflowError, ValueError, TypeError, IndexError):
+            type, value = entries[name]
+            why = f"{full_key(family.gguf, name)} would be {reprlib.repr(value)}, which no {type} holds"
+            of = {
+                one.name for one in family.parameters.values() if name in {cell.key for cell in one.key_cells("gguf")}
+            }
+            raise ExpressionError(why, why, frozenset(of)) from None
+    return found
 
 
 def _value(type: str, value: Any) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression, ExpressionError
+from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, Part, Stored, canonical_pattern, has_bias, heads_of, names_of
 from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Engine, Family, TensorRow
 
@@ -128,7 +130,8 @@ class Sizes:
         try:
             value = self.family.axes[letter].value(scope)
         except ExpressionError as error:
-            raise shapes.AxesError(f"axis {letter}: {error}") from None
+            what = f": {error}" if self.family.path.parent != FOLDER else " has no number of elements"
+            raise shapes.AxesError(f"axis {letter}{what}") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise shapes.AxesError(f"axis {letter} is {value!r}, not a number of elements")
         return value
@@ -335,10 +338,13 @@ def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
     """
     if part.by is None:
         return 1.0
-    said = part.by.value(parameters)
-    factor = math.prod(float32(one) for one in (said if isinstance(said, list) else [said]))
+    try:
+        said = part.by.value(parameters)
+        factor = math.prod(float32(one) for one in (said if isinstance(said, list) else [said]))
+    except (ExpressionError, TypeError, OverflowError, struct.error):
+        raise shapes.AxesError("what a matrix is multiplied by is no number") from None
     if not factor or not math.isfinite(factor):
-        raise shapes.AxesError(f"{part.by} is {factor:g}, and a matrix is multiplied by it")
+        raise shapes.AxesError(f"what a matrix is multiplied by is {factor:g}")
     return factor
 
 

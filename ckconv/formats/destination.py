@@ -16,6 +16,7 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import names_of
 from ckconv.families.schema import DRAFTS, MTP
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
+from ckconv.formats.safetensors.files import read_shard_index
 from ckconv.options import OPTIONS, Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.quantizing import parsed
@@ -190,6 +191,8 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
     known.update(name for found in index.canonical_of.values() for name in found)
     known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
+    if index.shard_index is not None:  # what an index lists and no shard has is left out already
+        known.update(read_shard_index(index.shard_index).weight_map)
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")

@@ -393,7 +393,7 @@ class BumpPlanner(Planner):
                 '"tie_word_embeddings": true in config.json says that it is',
             )
         self.reasons += surplus_reasons(self.index, self.dropped)
-        for modifier in modifiers_of((*c.modifiers, *unusual(c))):
+        for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))
         if not c.norm_eps:
             keys = said(c, "norm_eps", format=self.index.format)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckconv.core.config import ModelConfig
+from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
 from ckconv.core.named import NamedTuple
@@ -20,6 +20,7 @@ from ckconv.families.names import shift_of
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import canonical_shape
+from ckconv.families.words import keys_said
 from ckconv.plan.steps import Reason
 
 # -- Layers with a window and a RoPE base, as engines expect them ------------------------------------------------------
@@ -43,14 +44,21 @@ def local_theta_of(config: ModelConfig) -> float:
     return config.local_rope_theta or LOCAL_ROPE_THETA
 
 
-def unusual(config: ModelConfig) -> Iterator[str]:
-    """Causality, caps and scales of attention that engines assume."""
+def unusual(config: ModelConfig, format: str) -> Iterator[str]:
+    """Causality, caps and scales of attention that engines assume.
+
+    By the keys of the source's format.
+    """
     family = FAMILIES[config.family]
     scope = scope_of(family, config)
+
+    def key(name: str, of_a_document: str) -> str:
+        return next(iter(keys_said(config, FIELD_OF.get(name, name), format)), of_a_document)
+
     if "causal" in family.parameters and not scope["causal"]:
-        yield "is_causal = False"
+        yield f"{key('causal', 'is_causal')} = False"
     if "final_cap" in family.parameters and scope["final_cap"]:
-        yield f"final_logit_softcapping = {scope['final_cap']:g}"
+        yield f"{key('final_cap', 'final_logit_softcapping')} = {scope['final_cap']:g}"
     if "query_scalar" in family.parameters and scope["query_scalar"] != config.head_dim:
         yield f"query_pre_attn_scalar = {scope['query_scalar']:g} beside head_dim = {config.head_dim}"
 

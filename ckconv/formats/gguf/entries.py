@@ -140,10 +140,9 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
     layers: dict[str, Sequence[int]] = dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
     for name in layers:
-        weight = (
-            f"{name.removesuffix('.bias')}.weight"  # a bias is where its weight is, a weight that is named everywhere
-        )
-        layers[name] = found.get(weight, layers[name])
+        weight, _, kind = name.rpartition(".")
+        if kind == "bias":  # where its weight is, which may be nowhere
+            layers[name] = found.get(f"{weight}.weight", ())
     return wanted | layers
 
 

@@ -12,15 +12,39 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, cut, joined, matrix_of, plain_tensor
+from ckconv.core.tensors import (
+    MetadataKind,
+    Name,
+    StoredTensor,
+    Tensor,
+    TensorIndex,
+    cut,
+    joined,
+    matrix_of,
+    parse,
+    plain_tensor,
+    with_layer,
+)
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import NAMES_KEY, NESTED, OTHER_SCHEMES, REFERENCE, TEXT_PART, is_beside_text, scheme_names
+from ckconv.families.names import (
+    HF,
+    NAMES_KEY,
+    NESTED,
+    OTHER_SCHEMES,
+    REFERENCE,
+    TEXT_PART,
+    is_beside_text,
+    names_of,
+    numbered_apart,
+    scheme_names,
+)
 from ckconv.families.parameters import ConfigSource
+from ckconv.families.schema import Family
 from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of
@@ -73,6 +97,7 @@ def index_checkpoint(
 
         def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
             consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
+            stored = _of_class(stored, known, scheme) if scheme in OTHER_SCHEMES else stored
             model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
             items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
             read = partial(
@@ -174,6 +199,21 @@ def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTenso
         if item.tensor.packed or item.tensor.planes
     )
     return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
+
+
+def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tuple[StoredTensor, ...]:
+    """Stored tensors under the names of the family's class."""
+    named, written = scheme_names(family, scheme).stored, names_of(family, HF).written
+
+    def called(name: Name) -> str:
+        found = named.get(name.pattern)
+        own = written.get(found.canonical) if found is not None else None
+        if own is None:
+            return with_layer(name.pattern, name.layer).replace("{e}", str(name.expert))
+        plain, canonical = with_layer(own.pattern, name.layer), with_layer(own.canonical, name.layer)
+        return numbered_apart(plain, canonical, family, 0) if ".draft." in canonical else plain
+
+    return tuple(one._replace(name=called(parse(one.name))) for one in stored)
 
 
 def _starts(items: Sequence[Item]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
-from ckconv.families.names import Stored, fusion_names, numbered_apart, scheme_names
+from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names
 from ckconv.families.schema import VALUES, Family
 from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
@@ -57,6 +57,7 @@ class Spelling:
 
     def __init__(self, family: Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()) -> None:
         self._sizes, self._family = Sizes(family, parameters), family
+        self._by_class = bool(family.of_drafts) and scheme not in OTHER_SCHEMES
         names = scheme_names(family, scheme)
         self._written, self._packed = dict(names.written), names.packed
         for whole in fuse:
@@ -90,7 +91,7 @@ class Spelling:
         places = layout_in(stored, self._sizes, layer)
         canonical, shift = with_layer(stored.canonical, layer), VALUES[part.value]
         factors = tuple(factor_of(one, self._sizes.scope) for one in stored.parts) if part.by is not None else ()
-        if self._family.of_drafts:
+        if self._by_class:
             called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
         whole = Entry(called, canonical, parts, missing, places=places, shift=shift, factors=factors)
         if not part.stack:
