@@ -132,6 +132,23 @@ def test_layers_behind_the_last_go_by_drop(glob: str, to: str, tmp_path: Path, c
     assert ckconv("diff", "--weights", tmp_path / "out", tmp_path / "want").code == 0
 
 
+def test_a_tensor_that_only_the_index_lists_may_be_dropped(tmp_path: Path, ckconv: Run) -> None:
+    made = save(tmp_path / "of", MODEL.config(), MODEL.tensors(), shards=2)
+    of_index(made, lambda index: index["weight_map"].update({"mtp.fc.weight": "model-00002-of-00002.safetensors"}))
+
+    assert ckconv("convert", made, tmp_path / "m.gguf", "--drop", "mtp.fc.weight").code == 0
+    assert ckconv("convert", made, tmp_path / "n.gguf", "--drop", "mtp.fd.weight").code == 2
+
+
+@pytest.mark.parametrize("to", ["safetensors", "mlx"])
+def test_a_tensor_of_a_gguf_that_no_row_has_goes_by_drop(to: str, tmp_path: Path, ckconv: Run) -> None:
+    source = Model(layers=1, extra_tensors={"blk.0.extra.weight": (64,)}).write(tmp_path / "m.gguf")
+
+    refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+    assert (refused.code, "hint: --drop 'blk.*.extra.weight' leaves out what " in refused.err) == (4, True)
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--drop", "blk.*.extra.weight").code == 0
+
+
 def test_a_gguf_with_layers_behind_its_last_is_a_file_and_goes_by_drop(tmp_path: Path, ckconv: Run) -> None:
     source = Model(layers=1, extra_tensors={"blk.1.attn_norm.weight": (64,)}).write(tmp_path / "m.gguf")
 

@@ -425,3 +425,48 @@ def test_a_damaged_key_is_named_and_a_copy_does_not_depend_on_it(
     assert "has no value" not in str(raised.value)
     ckconv.convert(source, tmp_path / "copy", to="safetensors")
     assert ckconv.verify(tmp_path / "copy", source)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "read", "heads"),
+    [
+        ("bert", ("num_attention_heads",), "bert.attention.head_count", 12),
+        ("gpt2", ("n_head",), "gpt2.attention.head_count", 12),
+        ("bloom", ("n_head", "num_attention_heads"), "bloom.attention.head_count", 8),
+        ("phi3", ("original_max_position_embeddings",), "phi3.rope.scaling.original_context_length", 4096),
+    ],
+)
+def test_a_number_that_is_not_said_is_that_of_the_class(
+    family: str, keys: tuple[str, ...], read: str, heads: int, tmp_path: Path
+) -> None:
+    case = next(name for name, it in recording(family).items() if name != "adapters" and it.get("tensors"))
+
+    def bare(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key not in keys}
+
+    ckconv.convert(published(tmp_path, family, case, bare), tmp_path / "m.gguf")
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields[read].contents() == heads
+
+
+def test_a_scaling_that_phi_3s_class_does_not_take_is_refused(tmp_path: Path) -> None:
+    """Phi3Config.validate_rope; with a factor the GGUF failed its own check."""
+    said = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "attention_factor": 0.9}
+    case = next(name for name, it in recording("phi3").items() if name != "adapters" and it.get("tensors"))
+    source = published(tmp_path, "phi3", case, lambda document: {**document, "rope_parameters": said})
+
+    with pytest.raises(UnsupportedError, match="rope_type = 'yarn', which the class does not take"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+
+def test_one_number_under_two_keys_comes_back_under_both(tmp_path: Path) -> None:
+    """DeepSeek's mscale, a tenth of which GGUF has: 0.7000000000000001 where it was multiplied again."""
+    said = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    said |= {"mscale": 0.7, "mscale_all_dim": 0.7}
+    case = next(name for name, it in recording("deepseek_v3").items() if name != "adapters" and it.get("tensors"))
+    source = published(tmp_path, "deepseek_v3", case, lambda it: {**it, "rope_parameters": said})
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    table = json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"]
+    assert (table["mscale"], table["mscale_all_dim"]) == (0.7, 0.7)

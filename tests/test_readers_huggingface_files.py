@@ -407,6 +407,9 @@ def test_broken_index(text: str, message: str, root: Path) -> None:
     error = fault(root)
     assert error.code == "index.json"
     assert message in error.message
+    assert error.hint == "move it away: the files that are there are a whole model without it"
+    (root / INDEX).unlink()
+    assert len(read_checkpoint_files(root).tensors) == 6
 
 
 def test_git_lfs_pointers_in_place_of_shards(root: Path) -> None:

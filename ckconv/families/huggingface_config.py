@@ -33,7 +33,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type
 from ckconv.families.expressions import FULL, SLIDING, ExpressionError, every
-from ckconv.families.huggingface_classes import takes
+from ckconv.families.huggingface_classes import default_of, takes
 from ckconv.families.keys import MLX_LM, READERS, ROPE_KEYS, TRANSFORMERS, Parameter, RopeStyle
 from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameters import ConfigSource, ParameterError, Values, differ
@@ -232,6 +232,8 @@ def read_rope(
         else:
             overruled.append(f"{key}, because {_said(stated, theta)} is there")
     kind, other = _kind(table, name, consumer, fail)
+    if consumer == TRANSFORMERS and style.types and kind not in ("default", *style.types):
+        modifiers.append(f"{name}.rope_type = {kind!r}, which the class does not take,")
     overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]
     if consumer == MLX_LM and table is not nested:
         unread, _ = _kind(nested, where, TRANSFORMERS, fail)
@@ -779,6 +781,9 @@ def _defaults(
             continue  # of numbers that are missing, or 0, which is said where they are looked at
         if not NUMBERS[field].integer or found == int(found):
             made[field] = int(found) if NUMBERS[field].integer else float(found)
+    if reader == "transformers" and "num_heads" not in {**values, **made}:
+        heads = [default_of(own, key) for key in document_words(family, "num_heads") if key not in own]
+        made |= {"num_heads": number for number in heads if type(number) is int}
     return made
 
 

@@ -206,10 +206,13 @@ class Values(Mapping[str, Any]):
 
         1.5, where 1.5 / sqrt(2) as a float32, times sqrt(2), is 1.4999999.
         """
-        if cell.type == "f32" and isinstance(value, float) and cell.write is not None:
-            candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))
+        if cell.type != "f32" or not isinstance(value, float) or cell.write is None:
+            return value
+        candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))
+        try:
             return next((it for it in candidates if not differ(_with_it(cell.write, it, self), stored)), value)
-        return value
+        except ExpressionError:  # of a file that has other keys than are written
+            return value
 
     def _there(self, cell: ParameterCell) -> Any:
         """Whether the tensor is in the file, with ``{n}`` in every layer."""

@@ -217,6 +217,9 @@ def _dropped(
 #: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
 _FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
 
+#: How reasons begin of tensors that the family has no row for.
+_NO_RULE = "no rule for"
+
 #: What a loader does that finds tensors under other names.
 _UNFOUND = {
     "transformers": ", and computes with random numbers for those that it does not find",
@@ -481,7 +484,7 @@ class CheckpointPlanner(Planner):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif not self.leave_out_part(stored):
                 unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
-        self._refuse_grouped("no rule for", unmapped)
+        self._refuse_grouped(_NO_RULE, unmapped)
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document
         if scaling.left_out:
@@ -563,7 +566,11 @@ class CheckpointPlanner(Planner):
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
             whose, also = of_source(self.config, self.index.format, pattern), f" ({count} tensors)" if count > 1 else ""
-            self.refuse(f"{what} {pattern}{also}{whose}", part_hint(self.family, pattern))
+            hint = part_hint(self.family, pattern)
+            if what == _NO_RULE and self.family is not None and not hint:
+                glob = pattern.replace("{n}", "*").replace("{e}", "*")
+                hint = f"--drop '{glob}' leaves out what {self.family.name} does not have"
+            self.refuse(f"{what} {pattern}{also}{whose}", hint)
 
     def _check_class(self, family: Family) -> None:
         """Check that the tensors are those of the class that loads them."""

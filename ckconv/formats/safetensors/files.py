@@ -346,7 +346,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
     if not weights and len(indexes) < 2 and not _naming(root, indexes, follow_links):
         stale = indexes[0] if indexes else ""
         kind, indexes, weights = "pickle files", [name for name in names if name == PICKLE_INDEX], _pickles(names)
-    if named := _naming(root, indexes, follow_links):
+    if named := _naming(root, indexes, follow_links, weights):
         return _Chosen(named)
     if len(indexes) == 1:
         stale, indexes = indexes[0], []
@@ -402,13 +402,22 @@ def _whole(names: Sequence[str]) -> Sequence[str]:
     return names if shards == whole and len({stem for stem, _, _ in shards}) == 1 else ()
 
 
-def _naming(root: Path, indexes: Sequence[str], follow_links: bool) -> Path | None:
-    """The index, where there is one, and it names a file that is there."""
+def _naming(root: Path, indexes: Sequence[str], follow_links: bool, weights: Sequence[str] = ()) -> Path | None:
+    """The index, where there is one, and it names a file that is there.
+
+    Args:
+        weights: files that are a model without it, if they are all of a set.
+    """
     if len(indexes) != 1:
         return None
     if not regular_file(root, indexes[0], follow_links=follow_links):
         raise InputError("input.missing", "is a link to a file that is not there", path=root / indexes[0])
-    named = read_shard_index(root / indexes[0]).tensor_counts
+    try:
+        named = read_shard_index(root / indexes[0]).tensor_counts
+    except InputError as error:
+        if _whole(weights):
+            error.hint = "move it away: the files that are there are a whole model without it"
+        raise
     return root / indexes[0] if any(_is_there(root, name, "index names", follow_links) for name in named) else None
 
 
