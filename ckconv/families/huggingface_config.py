@@ -783,7 +783,7 @@ def _defaults(
             made[field] = int(found) if NUMBERS[field].integer else float(found)
     if reader == "transformers" and "num_heads" not in {**values, **made}:
         heads = [default_of(own, key) for key in document_words(family, "num_heads") if key not in own]
-        made |= {"num_heads": number for number in heads if type(number) is int}
+        made.update(("num_heads", number) for number in heads if type(number) is int)
     return made
 
 
