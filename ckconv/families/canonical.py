@@ -95,13 +95,15 @@ def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
 def not_following(family: Family, error: ExpressionError, said: Said) -> str:
     """Message on an expression without a value.
 
-    The expression itself is shown where a file of one's own has it.
+    Raises:
+        ExpressionError: the same, in a file of one's own: its author is told of the expression.
     """
+    if family.path.parent != FOLDER:
+        raise error
     text = error.why or f"a number or list of a {family.name} does not follow from its configuration"
-    own = "" if family.path.parent == FOLDER else f": {error}"
     rows = (family.parameters[name] for name in sorted(error.names) if name in family.parameters)
     of_rope = ", ".join(cell.key for row in rows for cell in row.key_cells("hf"))
-    return f"{text}{said(*sorted(error.names)) or f' ({of_rope})'}{own}"
+    return f"{text}{said(*sorted(error.names)) or f' ({of_rope})'}"
 
 
 def canonicalize(
