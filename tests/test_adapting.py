@@ -357,3 +357,36 @@ def test_a_base_that_does_not_say_that_it_is_the_one_named_is_noted(
     assert result.code == 0, result.err
     said = f"made for {made_for!r}; the base model given has another name"
     assert (said in result.out) == noted
+
+
+def doubled(folder: Path) -> Path:
+    """The same with float64 for every type."""
+    file = next(path for path in (folder / WEIGHTS, folder / "model.safetensors") if path.exists())
+    save_file({name: array.astype(np.float64) for name, array in load_file(file).items()}, file)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama-r4-attn-mlp", "llama-dora", "llama-ia3", "llama-saved"])
+def test_an_adapter_of_float64_is_rounded_as_peft_loads_it(name: str, tmp_path: Path, ckconv) -> None:
+    base = FIXTURES / "hf" / "llama-bias-f32"
+    adapter = doubled(edited(LORA / name, tmp_path / "adapter"))
+
+    assert ckconv("convert", base, f"{tmp_path / 'm'}/", "--to", "hf", "--adapter", adapter).code == 0
+    assert ckconv("convert", base, f"{tmp_path / 'n'}/", "--to", "hf", "--adapter", LORA / name).code == 0
+    made, wanted = values(tmp_path / "m"), values(tmp_path / "n")
+    assert [key for key, array in wanted.items() if not np.array_equal(made[key], array)] == []
+
+
+def test_float64_has_a_way_out(tmp_path: Path, ckconv) -> None:
+    adapter = doubled(edited(ADAPTER, tmp_path / "adapter"))
+    base = doubled(shutil.copytree(FIXTURES / "hf" / "llama-bias-f32", tmp_path / "base", copy_function=shutil.copy))
+
+    refused = ckconv("convert", adapter, tmp_path / "a.gguf", "--base", FIXTURES / "hf" / "llama-bias-f32")
+    assert (refused.code, "hint: --dtype f32" in refused.err) == (4, True)
+    command = ("convert", adapter, tmp_path / "a.gguf", "--base", FIXTURES / "hf" / "llama-bias-f32", "--dtype", "f32")
+    assert ckconv(*command).code == 0
+
+    refused = ckconv("convert", base, tmp_path / "m.gguf", "--adapter", ADAPTER)
+    assert (refused.code, "ckconv convert BASE DST/ --to hf --dtype f32" in refused.err) == (4, True)
+    assert ckconv("convert", base, "--to", "hf", f"{tmp_path / 'b'}/", "--dtype", "f32").code == 0
+    assert ckconv("convert", tmp_path / "b", tmp_path / "m.gguf", "--adapter", ADAPTER).code == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckconv.adapters.model import Change, changes_of
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
+from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import AdapterModule, Delta, Merge, Replacement, Rescale, Role, Tensor, TensorIndex, matrix_of
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
@@ -144,6 +144,13 @@ def merge_adapters(
         made = _changed(tensor, adapters, config)
         if made is None:
             continue
+        if made.merge is not None and made.dtype is F64:
+            raise UnsupportedError(
+                "adapter.unsupported",
+                f"{tensor.source} is F64, and what an adapter changes is computed in float32",
+                path=base.path,
+                hint="ckconv convert BASE DST/ --to hf --dtype f32 makes a base of float32",
+            )
         if made.merge is not None and made.dtype not in WIDENS_TO_F32:
             if not decoded(tensor):
                 quantized.append(f"{tensor.source} is {tensor.dtype}")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ckconv.adapters.merged import MERGED_BY_PEFT, RESIZED
 from ckconv.adapters.model import Outputs, families_of, family_named, matrix_shape, path_of, placed, rows_of
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import (
     BY_BASE,
@@ -260,7 +260,7 @@ class AdapterPlanner(Planner):
                 wrong[reason, entry.source.dtype] += 1
             pieces.append(piece_of(entry, dtype))
         for (reason, own), count in wrong.items():
-            hint = "--dequantize decodes them" if decodable(own) else ""
+            hint = "--dequantize decodes them" if decodable(own) else "--dtype f32" if own is F64 else ""
             self.refuse(f"{reason}: {counted(count, 'tensor')} of type {own}", hint)
         return pieces
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType, float32
+from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, float32
 from ckconv.core.layouts import Box, Layout, Strip, boxes
 from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
@@ -633,10 +633,10 @@ class _Added:
         if self._rows_of_a is None:  # rank x in: as small as the adapter is
             self._rows_of_a = np.ones((1, 1), np.float32)
             if self._a is not None:
-                self._rows_of_a = decode(self._a.rows(0, self._a.layout.rows), self._a.tensor.dtype)
+                self._rows_of_a = _loaded(self._a.rows(0, self._a.layout.rows), self._a.tensor.dtype)
         total = np.zeros_like(values)
         product = np.empty_like(values)
-        b = decode(self._b.gather(canonical), self._b_type)
+        b = _loaded(self._b.gather(canonical), self._b_type)
         of_rank: Iterable[Floats] = self._rows_of_a
         if self._out:
             rows = self._rows_of_a.reshape(-1, b.shape[1], values.shape[1])
@@ -680,8 +680,13 @@ class _Replaced:
         place = np.searchsorted(self._at, canonical).clip(max=len(self._at) - 1)
         found = self._at[place] == canonical
         if found.any():
-            values[found] = decode(self._reader.gather(self._order[place[found]]), self._type)
+            values[found] = _loaded(self._reader.gather(self._order[place[found]]), self._type)
         return values
+
+
+def _loaded(rows: Rows, dtype: DType) -> Floats:
+    """float32, as peft loads an adapter: F64 is rounded."""
+    return rows.view(np.float64).astype(np.float32) if dtype is F64 else decode(rows, dtype)
 
 
 class _Factors:
@@ -692,7 +697,7 @@ class _Factors:
 
     def of(self, canonical: Index) -> Floats:
         """float32 ``[len(canonical)]``."""
-        return decode(self._reader.gather(canonical), self._type).reshape(-1)
+        return _loaded(self._reader.gather(canonical), self._type).reshape(-1)
 
 
 def _lengths(values: Floats) -> Floats:
