@@ -249,7 +249,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
     named = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]
     first = f"without {' and '.join(gone)}, " if gone else ""
-    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES
+    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES and "DST" not in hint
 
     def another(found: re.Match[str]) -> str:
         format = found[1]
