@@ -327,8 +327,10 @@ def test_a_class_without_a_place_for_a_tensor_refuses_it(tmp_path: Path) -> None
     ]
     normed = Model(qk_norm=True).write(tmp_path / "b.gguf")
     assert reasons(normed, tmp_path) == [
-        "no rule for blk.{n}.attn_q_norm.weight (2 tensors)",
-        "no rule for blk.{n}.attn_k_norm.weight (2 tensors)",
+        "no rule for blk.{n}.attn_q_norm.weight (2 tensors); "
+        "hint: --drop 'blk.*.attn_q_norm.weight' leaves out what llama does not have",
+        "no rule for blk.{n}.attn_k_norm.weight (2 tensors); "
+        "hint: --drop 'blk.*.attn_k_norm.weight' leaves out what llama does not have",
     ]
     assert "no tensor for layers.{n}.attention.q.bias in 2 layers (qwen2.block_count)" in reasons(
         Model(arch="qwen2").write(tmp_path / "c.gguf"), tmp_path
