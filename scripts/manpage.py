@@ -35,6 +35,15 @@ _VARIABLES = {
     "SOURCE_DATE_EPOCH": "the date that a bump 5 file carries; without it, none",
 }
 
+_FILES = {
+    "ckconv.toml": "defaults of flags, of the directory or one above it; [preset.NAME] those of --preset NAME",
+    "pyproject.toml": "the same in its table [tool.ckconv]",
+    "DST.source.zip": "what restores the source of a bump file byte for byte, or of a GGUF with --source-record",
+    "DST.ckconv.json, DST.sha256": "the record and the checksums of an output, with --record and --checksums",
+}
+
+_SEE_ALSO = "sha256sum(1), unzip(1)"
+
 
 def escaped(text: str) -> str:
     """Text that troff prints as it stands."""
@@ -87,8 +96,9 @@ def page() -> str:
         examples = command.examples if isinstance(command, Sections) else {}
         for line, meaning in examples.items():
             lines += [".PP", escaped(f"{meaning[0].upper()}{meaning[1:]}:"), ".EX", f"    {escaped(line)}", ".EE"]
-    for title, terms in (("EXIT STATUS", _EXIT), ("ENVIRONMENT", _VARIABLES)):
+    for title, terms in (("EXIT STATUS", _EXIT), ("ENVIRONMENT", _VARIABLES), ("FILES", _FILES)):
         lines += [f".SH {title}", *(line for item in terms.items() for line in term(*item))]
+    lines += [".SH SEE ALSO", escaped(_SEE_ALSO)]
     return "\n".join(lines) + "\n"
 
 

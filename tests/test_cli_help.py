@@ -86,3 +86,20 @@ def test_hf_is_a_name_of_the_format(ckconv, tmp_path: Path) -> None:
     assert one == other
     document = json.loads(ckconv("inspect", "--json", "--from", "hf", tmp_path / "hf").out)
     assert document["format"] == "safetensors"
+
+
+def test_a_report_of_a_fault_has_the_versions_of_what_computes(ckconv) -> None:
+    said = ckconv("version").out.splitlines()
+    assert said[0] == ckconv("--version").out.strip()
+    assert [line.partition(" ")[0] for line in said[1:]] == ["Python", "gguf", "libgguf", "numpy", "safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "offered"),
+    [("q4_k", ["q4_k_s", "q4_k_m"]), ("q8_0,token_embd.weight=Q6", ["q8_0,token_embd.weight=q6_k"])],
+)
+def test_types_are_completed(begun: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.shell_completion import BashComplete
+
+    found = BashComplete(main, {}, "ckconv", "_X").get_completions(["convert", "a", "b", "--quantize"], begun)
+    assert [item.value for item in found] == offered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -81,7 +82,7 @@ class Verbs(click.Group):
         """
         word = args[0] if args else ""
         if word == "version":
-            click.echo(f"ckconv {__version__}")
+            click.echo("\n".join(_versions()))
             ctx.exit()
         if word == "help":
             command = self.get_command(ctx, args[1]) if len(args) > 1 else None
@@ -139,6 +140,20 @@ class Verbs(click.Group):
         """List the verbs without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _versions() -> Iterator[str]:
+    """Versions that a report of a fault needs."""
+    import sys
+    from importlib.metadata import PackageNotFoundError, version
+
+    yield f"ckconv {__version__}"
+    yield f"Python {sys.version.partition(' ')[0]}"
+    for name in ("gguf", "libgguf", "numpy", "safetensors"):
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"{name} is not installed"
 
 
 @click.group(cls=Verbs, context_settings=CONTEXT, no_args_is_help=True)

@@ -52,6 +52,16 @@ _ADAPTER = click.option(
     help="Merge an adapter (PEFT, MLX or GGUF) into the float matrices of SRC, its change times WEIGHT; repeatable.",
 )
 
+
+def _types_begun(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """Types and recipes that a word may become; behind ``GLOB=``, too."""
+    from ckconv.plan import recipes
+
+    before, equals, word = begun.rpartition("=")
+    known = (*recipes.names(), "affine:4:64", "affine:8:64")
+    return [f"{before}{equals}{name}" for name in known if name.startswith(word.lower())]
+
+
 #: What :func:`click.option` is told of what stands behind a flag.
 _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.NOTHING: {"is_flag": True},
@@ -59,7 +69,7 @@ _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.WORDS: {"multiple": True},
     Takes.GLOB: {"multiple": True, "metavar": "GLOB"},
     Takes.PAIR: {"multiple": True, "metavar": "KEY=VALUE"},
-    Takes.TYPES: {"metavar": "TYPE[,GLOB=TYPE...]"},
+    Takes.TYPES: {"metavar": "TYPE[,GLOB=TYPE...]", "shell_complete": _types_begun},
     Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
     Takes.PATH: {"type": PATH},
     Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FAMILY"},
