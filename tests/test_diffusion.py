@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from checkpoints import Tensors, bf16
+from diffusion_models import MODELS, save_model
 from family_directions import read_safetensors
 from safetensors.numpy import load_file, save_file
 
@@ -16,6 +19,7 @@ from ckconv.api import convert, diff, open_model, verify
 from ckconv.errors import CkconvError
 from ckconv.options import Options
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEM = "diffusion_pytorch_model"
 
 
@@ -140,16 +144,46 @@ def test_the_architecture_follows_from_the_names(tmp_path: Path) -> None:
 
 
 def test_a_tensor_of_five_axes_is_refused(tmp_path: Path) -> None:
-    held = {
-        "blocks.0.self_attn.norm_q.weight": (16,),
-        "text_embedding.2.weight": (40, 48),
-        "head.modulation": (1, 2, 8),
-    }
-    tensors = {name: drawn(*shape) for name, shape in held.items()} | {"patch_embedding.weight": drawn(8, 4, 1, 2, 2)}
-    save_file(tensors, tmp_path / "wan.safetensors")
+    tensors = original(np.float32) | {"img_in.weight": drawn(8, 4, 1, 2, 2)}
+    save_file(tensors, tmp_path / "flux.safetensors")
 
-    with pytest.raises(CkconvError, match=r"tensors of 4 axes at most, and patch_embedding\.weight has 5"):
-        convert(tmp_path / "wan.safetensors", tmp_path / "wan.gguf")
+    with pytest.raises(CkconvError, match=r"tensors of 4 axes at most, and img_in\.weight has 5"):
+        convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf")
+
+
+RECORDED = [line.split("\t") for line in (FIXTURES / "diffusion" / "converted.tsv").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("name", "dtype", "architecture", "digest"), RECORDED, ids=lambda text: text[:32])
+def test_a_gguf_is_what_the_converter_of_comfyui_gguf_makes(
+    name: str, dtype: str, architecture: str, digest: str, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), dtype)
+
+    convert(source, tmp_path / "made.gguf")
+
+    assert architecture == MODELS[name][0]
+    assert hashlib.sha256((tmp_path / "made.gguf").read_bytes()).hexdigest() == digest
+    assert verify(tmp_path / "made.gguf", source).tensors == len(open_model(tmp_path / "made.gguf").tensors)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_come_back_out_of_a_gguf(name: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), "F16")
+    convert(source, tmp_path / "made.gguf")
+
+    convert(tmp_path / "made.gguf", tmp_path / "again.safetensors")
+
+    prefix = "model.diffusion_model."
+    wanted = load_file(source)
+    own = {key.removeprefix(prefix): array for key, array in wanted.items() if key.startswith(prefix)} or wanted
+    found = load_file(tmp_path / "again.safetensors")
+    assert found.keys() == own.keys()
+    assert all(np.array_equal(found[key], own[key]) and found[key].shape == own[key].shape for key in own)
+    assert verify(tmp_path / "again.safetensors", tmp_path / "made.gguf").tensors == len(own)
+    assert diff(tmp_path / "made.gguf", tmp_path / "again.safetensors").same
+    if own is wanted:
+        assert diff(source, tmp_path / "again.safetensors").same
 
 
 @pytest.mark.parametrize("to", ["mlx", "bump"])
@@ -167,19 +201,76 @@ def test_quantizing_it_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize="q8_0"))
 
 
-def test_what_a_gguf_of_diffusion_is_of_blocks_is_refused_for_safetensors(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "flux.gguf", "flux")
-    blocks = gguf.quantize(drawn(48, 64), gguf.GGMLQuantizationType.Q8_0)
-    name = "double_blocks.0.img_attn.proj.weight"
-    writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+def of_blocks(path: Path, shape: tuple[int, ...], key: object = ()) -> np.ndarray:
+    """A GGUF of an SD 1.5 with one matrix in Q8_0, cut into rows of 256; its values are given back."""
+    writer = gguf.GGUFWriter(path, "sd1")
+    if key is not None:
+        said = key or shape
+        writer.add_array("comfy.gguf.orig_shape.input_blocks.1.0.emb_layers.1.weight", said)
+    blocks = gguf.quantize(drawn(math.prod(shape) // 256, 256), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("input_blocks.1.0.emb_layers.1.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0).reshape(shape)
+
+
+def test_blocks_that_run_over_rows_are_decoded_to_the_shape_that_a_key_says(tmp_path: Path) -> None:
+    wanted = of_blocks(tmp_path / "sd.gguf", (64, 24, 2, 2))
+
+    with pytest.raises(CkconvError, match="a diffusion model, not a language model") as caught:
+        convert(tmp_path / "sd.gguf", tmp_path / "sd.safetensors")
+    assert caught.value.hint == "--to safetensors --dequantize decodes its values"
+    convert(tmp_path / "sd.gguf", tmp_path / "sd.safetensors", options=Options(dequantize=True))
+    convert(tmp_path / "sd.gguf", tmp_path / "copy.gguf")
+
+    (found,) = load_file(tmp_path / "sd.safetensors").values()
+    assert found.shape == wanted.shape
+    assert np.array_equal(found, wanted)
+    assert verify(tmp_path / "sd.safetensors", tmp_path / "sd.gguf").tensors == 1
+    assert diff(tmp_path / "sd.gguf", tmp_path / "sd.safetensors").equal == 1
+    assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "sd.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ([64, 24, 2], "is [64, 24, 2]"),
+        ([0, 64], "is [0, 64]"),
+        ([6144.0], "is no list of i32"),
+        ([-64, -96], "is [-64"),
+    ],
+)
+def test_a_shape_of_other_elements_is_malformed(key: list[float], said: str, tmp_path: Path) -> None:
+    of_blocks(tmp_path / "sd.gguf", (64, 24, 2, 2), key)
+
+    with pytest.raises(CkconvError) as caught:
+        open_model(tmp_path / "sd.gguf")
+
+    assert (caught.value.code, caught.value.exit_code) == ("gguf.shape", 3)
+    assert said in caught.value.message
+    assert "and the tensor has 6,144 elements" in caught.value.message
+
+
+def test_a_control_net_is_no_model_that_diffuses_by_itself(tmp_path: Path) -> None:
+    shapes = MODELS["sd1.5 of diffusers"][1]() | {"controlnet_cond_embedding.conv_in.weight": (8, 3, 3, 3)}
+    source = save_model(tmp_path / "net.safetensors", shapes, "F16")
 
     with pytest.raises(CkconvError, match="a diffusion model, not a language model"):
-        convert(tmp_path / "flux.gguf", tmp_path / "flux.safetensors")
-    assert open_model(tmp_path / "flux.gguf").tensors[name].dtype == "Q8_0"
+        convert(source, tmp_path / "net.gguf")
+
+
+@pytest.mark.parametrize("prefix", ["model.diffusion_model.", "model.", "net."])
+def test_names_lose_the_prefix_of_the_file_that_they_are_in(prefix: str, tmp_path: Path) -> None:
+    save_file({f"{prefix}{name}": array for name, array in original(np.float16).items()}, tmp_path / "a.safetensors")
+    save_file(original(np.float16), tmp_path / "b.safetensors")
+
+    convert(tmp_path / "a.safetensors", tmp_path / "a.gguf")
+    convert(tmp_path / "b.safetensors", tmp_path / "b.gguf")
+
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    assert verify(tmp_path / "a.gguf", tmp_path / "a.safetensors").tensors == 4
 
 
 def test_a_pipeline_is_named_part_by_part_and_each_converts(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from ckconv.comparison.verify import content_of_plan, plan_again
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
-from ckconv.core.tensors import PREFIX, MetadataKind, Tensor, TensorIndex, is_bias, plain_tensor, require_tensors
+from ckconv.core.tensors import (
+    PREFIX,
+    MetadataKind,
+    Tensor,
+    TensorIndex,
+    in_rows_of,
+    is_bias,
+    plain_tensor,
+    require_tensors,
+)
 from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import NAMES_KEY, shift_of
@@ -331,6 +340,7 @@ def _compare(
 
     if one.shape != other.shape:
         return incomparable(one, other, f"shape {list(one.shape)} and {list(other.shape)}")
+    one, other = in_rows_of(one, other), in_rows_of(other, one)
     return difference(one, other, shifts, files, lambda nbytes: progress(nbytes, one.name), spread=spread)
 
 

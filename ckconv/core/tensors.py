@@ -559,6 +559,17 @@ def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
     )
 
 
+def in_rows_of(tensor: Tensor, other: Tensor) -> Tensor:
+    """The tensor in the rows of another of its shape.
+
+    Blocks of a matrix may run over its rows, in a file that has cut them anew.
+    """
+    mine, theirs = tensor.layout, other.layout
+    anew = tensor.dtype.block == 1 < other.dtype.block and mine.cols != theirs.cols
+    plainly = all(one.same_bytes_as(plain(one.rows, one.cols)) for one in (mine, theirs)) if anew else False
+    return replace(tensor, layout=theirs) if plainly else tensor
+
+
 class Named(Mapping[str, Tensor]):
     """Stored tensors under their own names, each made when it is asked for."""
 

@@ -79,7 +79,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
-    from ckconv.families.elsewhere import diffuses, has_names_of_diffusers, is_of_diffusion
+    from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
 
     if index.misfit is not None:
         raise index.misfit
@@ -97,7 +97,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         why = "it is a diffusion model, not a language model"
         if has_names_of_diffusers(names):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
-        return Reason(why, "--to safetensors copies its values")
+        decoded = any(stored.dtype.block > 1 for stored in index.stored)
+        return Reason(why, f"--to safetensors {'--dequantize decodes' if decoded else 'copies'} its values")
     document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
     if why := drafts_for(document, index.architecture):
         return Reason(why, "--to safetensors copies it as it is" if document else "")

@@ -27,6 +27,7 @@ from ckconv.core.tensors import (
     Named,
     Tensor,
     TensorIndex,
+    in_rows_of,
     is_bias,
     parse,
     plain_tensor,
@@ -330,6 +331,7 @@ class TensorComparison:
             return [Fault("verify.tensor", text, tensor.source)]
         if ordered := quantized_order(twin, tensor.dtype, tensor.layout):
             twin, tensor = ordered[0], replace(tensor, layout=ordered[1])
+        tensor, twin = in_rows_of(tensor, twin), in_rows_of(twin, tensor)
         conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
         alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers
@@ -446,7 +448,10 @@ def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
     if not (index.tensors or dropped or index.packed):
         return Named(index.unknown, before="\0")
     unnamed = {f"\0{name}": tensor for name, tensor in others.items()}
-    return {**index.tensors, **unnamed, **dropped} if unnamed or dropped else index.tensors
+    own = index.tensors
+    if not (index.config or index.tower or index.adapter):  # names of no family: the other file's may be unknown
+        own = {f"\0{name}": tensor for name, tensor in own.items()}
+    return {**own, **unnamed, **dropped} if unnamed or dropped else own
 
 
 def _no_part(index: TensorIndex) -> Mapping[str, Tensor]:

@@ -5,6 +5,7 @@ With the hyper-parameters as llama.cpp reads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,10 +27,11 @@ from ckconv.core.config import (
     modifiers_of,
     shortest_float32,
 )
-from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
+from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on
 from ckconv.families.catalog import family_of_gguf
+from ckconv.families.diffusion import ORIGINAL_SHAPE, Diffusion, canonical_diffusion, diffuses, diffusion_of
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
@@ -329,6 +331,9 @@ def _number(value: Any) -> Any:
 
 # A GGUF's header -> the canonical index.
 
+#: Axes that a shape in a key may have.
+_MOST_AXES = 8
+
 
 def open_gguf(
     path: Path,
@@ -378,6 +383,9 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
     if family:
         config, canonical, misfit = fitted(partial(_made, file, family, left), file.tensors, drop)
     tower, named = _tower(path, file) if kind == "mmproj" else (None, None)
+    if diffuses(architecture):
+        model = diffusion_of({tensor.name for tensor in file.tensors}) or Diffusion(architecture)
+        named = canonical_diffusion(model, file.tensors, partial(_original_shape, file))
     canonical = named or canonical
     return TensorIndex(
         format="gguf",
@@ -398,6 +406,28 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
         misfit=misfit,
         notes=notes_on(misfit),
     )
+
+
+def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
+    """Shape of a tensor before its rows were cut anew.
+
+    Empty where no key says one.
+
+    Raises:
+        InputError: ``gguf.shape``, the key says no shape of as many elements.
+    """
+    key = f"{ORIGINAL_SHAPE}{stored.name}"
+    found = value_of(file.metadata, key)
+    if found is None:
+        return ()
+    axes = found.decode() if isinstance(found, ArrayRef) and found.type == "i32" and found.count <= _MOST_AXES else []
+    sizes = tuple(axis for axis in axes if isinstance(axis, int) and axis > 0)
+    elements = math.prod(stored.shape)
+    if len(sizes) != len(axes) or math.prod(sizes) != elements or not axes:
+        what = f"{axes}" if axes else "no list of i32"
+        message = f"{key} is {what}, and the tensor has {elements:,} elements"
+        raise InputError("gguf.shape", message, path=file.path, tensor=stored.name)
+    return sizes
 
 
 def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[str]) -> tuple[ModelConfig, Canonical]:

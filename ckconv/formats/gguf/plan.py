@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.metadata import Value, as_read, scalar
+from ckconv.core.metadata import array as int_array
 from ckconv.core.tensors import (
     Extent,
     StoredTensor,
@@ -24,13 +25,12 @@ from ckconv.core.tensors import (
     Tower,
     made,
     parse,
-    plain_tensor,
     quantized_order,
     with_layer,
 )
 from ckconv.errors import InputError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
-from ckconv.families.elsewhere import Diffusion, diffusion_of
+from ckconv.families.diffusion import ORIGINAL_SHAPE, ROW, Diffusion, diffusion_of
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import interleaves, names_of
 from ckconv.families.parameters import (
@@ -694,7 +694,9 @@ class TowerPlanner(GgufPlanner):
 #: Tensors of so many elements and fewer are FP32, and those of one axis (``handle_tensors`` of city96's
 #: ``tools/convert.py``); those of F16 stay what they are.
 _SMALL = 1024
-#: Axes of a tensor of ggml (``GGML_MAX_DIMS`` of ``ggml.h``).
+#: Tensors of fewer elements keep their rows (``REARRANGE_THRESHOLD`` there).
+_CUT = 512
+#: Axes of a tensor of ggml (``GGML_MAX_DIMS`` of ``ggml.h``); one more is read by programs for videos alone.
 _MOST_AXES = 4
 
 
@@ -708,28 +710,46 @@ class DiffusionPlanner(GgufPlanner):
         return found
 
     def _entries(self) -> list[Entry]:
-        entries = []
+        model, names = self._model, self.index.canonical_of
+        entries: list[Entry] = []
+        of_five: dict[str, Entry] = {}
         for stored in self.index.stored:
-            if self.dropped(stored.name):
+            name = names[stored.name][0] if stored.name in names else ""
+            if self.dropped(stored.name, name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            elif any(part in stored.name for part in self._model.ignored):
+            elif not name:
+                self.leave_out(stored.name, f"of another model, beside {model.prefix}*", stored.extent.nbytes)
+            elif any(part in name for part in model.ignored):
                 self.leave_out(stored.name, "no weight of the model", stored.extent.nbytes)
-            elif len(stored.shape) > _MOST_AXES:
+            elif len(stored.shape) <= _MOST_AXES:
+                entries.append(self._entry(name, stored))
+            elif model.five and len(stored.shape) == _MOST_AXES + 1:
+                of_five[name] = self._entry(name, stored)._replace(fp32=True)
+            else:
                 axes = f"GGUF has tensors of {_MOST_AXES} axes at most, and {stored.name} has {len(stored.shape)}"
                 self.refuse(axes, "--to safetensors copies the model as it is")
-            else:
-                tensor = plain_tensor(stored.name, stored)
-                fp32 = stored.dtype in (F32, BF16) and self._is_full(stored)
-                entries.append(Entry(stored.name, stored.name, (tensor,), stored.shape, tensor.layout, fp32))
-        return entries
+        ordered = [one for entry in entries for one in (entry, of_five.pop(_weight_of(entry.name), None)) if one]
+        return [*ordered, *of_five.values()]
 
-    def _is_full(self, stored: StoredTensor) -> bool:
-        small = len(stored.shape) <= 1 or math.prod(stored.shape) <= _SMALL
-        return small or any(part in stored.name for part in self._model.full)
+    def _entry(self, name: str, stored: StoredTensor) -> Entry:
+        tensor, shape, elements = self.index.tensors[name], stored.shape, math.prod(stored.shape)
+        small = len(shape) <= 1 or elements <= _SMALL
+        fp32 = stored.dtype in (F32, BF16) and (small or any(part in name for part in self._model.full))
+        whole = not shape or shape[-1] % ROW == 0 or elements % ROW
+        if self._model.in_blocks and len(shape) > 1 and elements >= _CUT and not whole:
+            shape = (elements // ROW, ROW)
+        return Entry(name, name, (tensor,), shape, tensor.layout, fp32)
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
-        architecture = {"general.architecture": scalar("str", self._model.name)}
-        return architecture | type_keys(self._file_type(entries, types))
+        said = {"general.architecture": scalar("str", self._model.name)}
+        said |= dict(reversed(type_keys(self._file_type(entries, types)).items()))
+        cut = [entry for entry in entries if entry.shape != entry.parts[0].shape]
+        return said | {f"{ORIGINAL_SHAPE}{one.name}": int_array("i32", one.parts[0].shape) for one in cut}
+
+
+def _weight_of(name: str) -> str:
+    """The weight that stands behind this bias."""
+    return name.replace(".bias", ".weight")
 
 
 # Which planner makes a GGUF of what is no text model.

@@ -19,6 +19,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.non_utf8 import is_text
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
 from ckconv.errors import Faults, InputError, counted, quoted
+from ckconv.families.diffusion import diffuses
 from ckconv.formats.gguf.values import (
     ALIGNMENT_KEY,
     COUNTS,
@@ -120,17 +121,20 @@ class _Fault(NamedTuple):
     hint: str | None = None
 
 
-def read_records(cursor: Cursor, count: int, length: Struct) -> Records:
+def read_records(cursor: Cursor, count: int, length: Struct, most: int) -> Records:
     """Read ``count`` records.
 
     A fault of one tensor does not stop the search for the same fault in others.
+
+    Args:
+        most: axes that a tensor may have.
 
     Raises:
         InputError: ``gguf.string``, ``gguf.name``, ``gguf.duplicate-tensor``, ``gguf.dims``, ``gguf.type``,
             ``gguf.block``, ``gguf.size``, ``gguf.truncated``.
     """
     faults = Faults(cursor.path)
-    reader = _Reader(cursor, length, faults)
+    reader = _Reader(cursor, length, faults, most)
     try:
         for number in range(1, count + 1):
             if not reader.read_alike() and not reader.read(number):
@@ -144,10 +148,10 @@ def read_records(cursor: Cursor, count: int, length: Struct) -> Records:
 
 
 class _Reader:
-    def __init__(self, cursor: Cursor, length: Struct, faults: Faults) -> None:
+    def __init__(self, cursor: Cursor, length: Struct, faults: Faults, most: int) -> None:
         self.records = Records()
         self._cursor, self._length, self._faults = cursor, length, faults
-        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(MAX_DIMS + 1)]
+        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(most + 1)]
         #: What stands between name and offset -> its meaning.
         self._forms: dict[bytes, Form] = {}
 
@@ -184,9 +188,10 @@ class _Reader:
         what = f"tensor record #{number}"
         key = cursor.need(U32.size, what)
         n_dims = U32.unpack(key)[0]
-        if n_dims > MAX_DIMS:
-            message = f"tensor {quoted(name)} has {n_dims} dimensions; GGUF allows {MAX_DIMS}"
-            faults.add("gguf.dims", message, tensor=name, offset=at, found=n_dims, allowed=MAX_DIMS)
+        if n_dims >= len(self._dimensions):
+            most = len(self._dimensions) - 1
+            message = f"tensor {quoted(name)} has {n_dims} dimensions; GGUF allows {most}"
+            faults.add("gguf.dims", message, tensor=name, offset=at, found=n_dims, allowed=most)
             return False
         raw = cursor.need(self._dimensions[n_dims].size, what)
         shape = self._dimensions[n_dims].unpack(raw)[::-1]
@@ -345,7 +350,7 @@ def read_header(source: ByteSource) -> GgufShard:
     version = _read_version(cursor)
     tensor_count, pair_count = _read_counts(cursor, version)
     metadata, alignment = _read_metadata(cursor, pair_count, LENGTH[version])
-    records = read_records(cursor, tensor_count, LENGTH[version])
+    records = read_records(cursor, tensor_count, LENGTH[version], _most_axes(metadata))
     header_bytes = cursor.offset
     data_offset = align_up(header_bytes, alignment)
     check_offsets(source.path, records, alignment)
@@ -354,6 +359,15 @@ def read_header(source: ByteSource) -> GgufShard:
         _check_trailing(source, max(end, header_bytes))
     tensors = records.stored(source.path, data_offset)
     return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size, source)
+
+
+def _most_axes(metadata: Mapping[str, MetaValue]) -> int:
+    """Axes that a tensor may have.
+
+    ggml's, and one more of models of videos (``SD_MAX_DIMS`` of stable-diffusion.cpp).
+    """
+    named = metadata.get("general.architecture")
+    return MAX_DIMS + (named is not None and diffuses(str(named.value)))
 
 
 def _check_magic(cursor: Cursor) -> None:

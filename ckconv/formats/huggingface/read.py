@@ -28,6 +28,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.diffusion import canonical_diffusion, diffusion_of
 from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
@@ -121,6 +122,11 @@ def index_checkpoint(
 
         shared = [] if found.items else _shared(checkpoint)
         model, canonical, misfit = fitted(made, rest, drop)
+    elif not (mlx or found.packed or found.unread or left) and (
+        diffusing := diffusion_of({stored.name for stored in checkpoint.tensors})
+    ):
+        architecture = architecture or diffusing.name
+        canonical = canonical_diffusion(diffusing, checkpoint.tensors)
     index = TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,

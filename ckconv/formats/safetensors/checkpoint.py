@@ -26,7 +26,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.elsewhere import diffuses
+from ckconv.families.diffusion import diffuses
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -164,7 +164,10 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
         dtype = stored.dtype if grouped else _kept_type(planner, stored)
-        modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
+        piece = copied_piece(name, stored, dtype)
+        if index.config is None and index.format not in CHECKPOINTS and name in index.tensors:
+            piece = piece._replace(shape=index.tensors[name].shape)  # that of a matrix before its rows were cut anew
+        modules.setdefault(module if grouped else stored.name, []).append(piece)
     planner.tied = HEAD not in index.tensors or HEAD in gone
     _check_needed(planner, frozenset(gone))
     return [*map(tuple, modules.values())]
@@ -401,7 +404,7 @@ class CheckpointPlanner(Planner):
         if source.metadata_kind is MetadataKind.TYPED and self.config is None and o.names == GGUF:
             return True
         if source.format not in CHECKPOINTS and self.config is None and diffuses(source.architecture):
-            return all(stored.dtype.kind is Kind.FLOAT for stored in source.stored)
+            return bool(o.dequantize) or all(stored.dtype.kind is Kind.FLOAT for stored in source.stored)
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
             return False
         if self.config is None:

@@ -1,0 +1,107 @@
+"""Models that diffuse: architecture by tensor names, canonical tensors.
+
+They have no family: nothing is computed from their sizes, and tensors have the names of the original checkpoint.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from ckconv.core.layouts import plain
+from ckconv.core.named import NamedTuple
+from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
+from ckconv.families.canonical import Canonical
+from ckconv.families.merge import FOLDER
+
+
+class Diffusion(NamedTuple):
+    """An architecture.
+
+    Attributes:
+        name: of ``general.architecture``.
+        prefix: of the names of its tensors, which a GGUF's do not have.
+        full: parts of the names of tensors that stay FP32.
+        ignored: parts of the names of tensors that are no weights.
+        in_blocks: matrices are cut into rows of :data:`ROW` elements where their own are no multiple of it.
+        five: tensors of five axes are there.
+    """
+
+    name: str
+    prefix: str = ""
+    full: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    in_blocks: bool = False
+    five: bool = False
+
+
+#: Elements of a row that was cut anew; the shape is under this key and the tensor's name (``tools/convert.py``).
+ROW = 256
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((FOLDER / "diffusing" / "architectures.toml").read_text(encoding="utf-8"))
+
+
+def diffuses(architecture: str) -> bool:
+    """Whether this ``general.architecture`` is a diffusion model's."""
+    return architecture in _table()["architectures"]
+
+
+def diffusion_of(names: Collection[str]) -> Diffusion | None:
+    """Diffusion architecture with these tensor names, or ``None``."""
+    prefix = _prefix(names)
+    there = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    for name, row in _table()["architectures"].items():
+        if any(there.issuperset(each) for each in row["holds"]) and there.isdisjoint(row.get("lacks", ())):
+            full, ignored = tuple(row.get("full", ())), tuple(row.get("ignored", ()))
+            return Diffusion(name, prefix, full, ignored, row.get("in_blocks", False), row.get("five", False))
+    return None
+
+
+def _prefix(names: Collection[str]) -> str:
+    """Prefix of the names of the model itself."""
+    table = _table()
+    whole = str(table["whole_prefix"])
+    found = next((p for p in table["prefixes"] if any(name.startswith(p) for name in names)), "")
+    return found or (whole if names and all(name.startswith(whole) for name in names) else "")
+
+
+def is_of_diffusion(names: Collection[str]) -> bool:
+    """Whether tensor names are a diffusion model's, known or not."""
+    return diffusion_of(names) is not None or any(name.startswith(tuple(_table()["parts"])) for name in names)
+
+
+def has_names_of_diffusers(names: Collection[str]) -> bool:
+    """Whether tensors have diffusers' names, not the original checkpoint's."""
+    return any(name in names for name in _table()["diffusers"])
+
+
+def canonical_diffusion(
+    model: Diffusion,
+    stored: Sequence[StoredTensor],
+    shape: Callable[[StoredTensor], tuple[int, ...]] | None = None,
+) -> Canonical:
+    """Tensors of the model under the names of a GGUF; the others are unknown.
+
+    Args:
+        shape: that a tensor had before its rows were cut anew.
+    """
+    own = [one for one in stored if one.name.startswith(model.prefix)]
+    names = {one.name: one.name.removeprefix(model.prefix) for one in own}
+    tensors = {names[one.name]: _shaped(plain_tensor(names[one.name], one), shape(one) if shape else ()) for one in own}
+    others = [one for one in stored if one.name not in names]
+    return Canonical(tensors, {name: (called,) for name, called in names.items()}, (), others)
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor with its own shape; blocks keep the rows that they are in."""
+    if not shape:
+        return tensor
+    layout = plain(*matrix_of(shape, tensor.dtype)) if tensor.dtype.block == 1 else tensor.layout
+    return replace(tensor, shape=shape, layout=layout)
