@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 
 import gguf
@@ -77,7 +78,7 @@ def test_names_of_diffusers_are_refused_for_gguf(tmp_path: Path) -> None:
     with pytest.raises(CkconvError) as caught:
         convert(diffusers(tmp_path / "source"), tmp_path / "made.gguf")
 
-    said = "it is a diffusion model, not a language model; its tensors have the names of diffusers"
+    said = "it is a model of diffusers (FluxTransformer2DModel), not a language model; its tensors have the names of"
     assert said in str(caught.value)
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
 
@@ -190,7 +191,7 @@ def test_shapes_come_back_out_of_a_gguf(name: str, tmp_path: Path) -> None:
 def test_no_other_format_takes_it_for_a_language_model(to: str, tmp_path: Path) -> None:
     source = diffusers(tmp_path / "source")
 
-    with pytest.raises(CkconvError, match="a diffusion model, not a language model"):
+    with pytest.raises(CkconvError, match=r"a model of diffusers \(FluxTransformer2DModel\), not a language model"):
         convert(source, f"{tmp_path / 'made'}/", to=to)
 
 
@@ -287,3 +288,21 @@ def test_a_pipeline_is_named_part_by_part_and_each_converts(tmp_path: Path) -> N
 
     convert(tmp_path / "transformer", f"{tmp_path / 'made'}/", to="safetensors")
     assert diff(tmp_path / "transformer", tmp_path / "made").same
+
+
+def test_a_text_encoder_says_where_the_tokenizer_of_its_pipeline_is(tmp_path: Path) -> None:
+    source = tmp_path / "pipeline" / "text_encoder_2"
+    shutil.copytree(FIXTURES / "hf" / "qwen2-tied-bf16", source)
+    (tmp_path / "pipeline" / "tokenizer_2").mkdir()
+    for file in source.glob("*token*"):
+        file.rename(tmp_path / "pipeline" / "tokenizer_2" / file.name)
+    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+
+    before = convert(source, tmp_path / "before.gguf")
+    for file in (tmp_path / "pipeline" / "tokenizer_2").iterdir():
+        shutil.copy(file, source)
+    convert(source, tmp_path / "after.gguf")
+
+    (said,) = [note for note in before.plan.notes if "tokenizer" in note]
+    assert said.endswith("tokenizer_2; its files belong beside config.json; llama.cpp then works with token ids only")
+    assert "tokenizer.ggml.tokens" in gguf.GGUFReader(tmp_path / "after.gguf").fields

@@ -94,7 +94,9 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     names = {stored.name for stored in index.stored}
     configured = any(path.name == _CONFIG for path in index.side_files)
     if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(names)):
-        why = "it is a diffusion model, not a language model"
+        called = index.metadata.get(_DIFFUSERS)
+        what = f"a model of diffusers ({called})" if isinstance(called, str) else "a diffusion model"
+        why = f"it is {what}, not a language model"
         if has_names_of_diffusers(names):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
         decoded = any(stored.dtype.block > 1 for stored in index.stored)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ckconv.core.metadata import document_of, root_of, text_key
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.errors import InputError
+from ckconv.errors import InputError, shown
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
@@ -419,6 +419,8 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
             why = str(error)
         if tokenizer is None and not why and (own := _versioned(root)) is not None:
             model = _bytes(own)
+        if tokenizer is model is None and not why and (folder := _of_pipeline(root)) is not None:
+            why = f"the source has none, and the pipeline's is in {shown(folder)}; its files belong beside config.json"
     return TokenizerFiles(
         tokenizer=tokenizer,
         model=model,
@@ -432,6 +434,17 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         why=why,
         others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
+
+
+def _of_pipeline(root: Path) -> Path | None:
+    """Tokenizer of a text encoder in a pipeline of diffusers.
+
+    It is in ``tokenizer_2`` beside ``text_encoder_2``.
+    """
+    part = root.absolute()
+    folder = (root if root.name else part).parent / part.name.replace("text_encoder", "tokenizer", 1)
+    listed = (part.parent / "model_index.json").is_file()
+    return folder if listed and folder.name != part.name and folder.is_dir() else None
 
 
 def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
