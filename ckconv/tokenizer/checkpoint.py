@@ -419,7 +419,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
             why = str(error)
         if tokenizer is None and not why and (own := _versioned(root)) is not None:
             model = _bytes(own)
-        if tokenizer is model is None and not why and (folder := _of_pipeline(root)) is not None:
+        if not (tokenizer or model or why) and (folder := _of_pipeline(root)) is not None:
             why = f"the source has none, and the pipeline's is in {shown(folder)}; its files belong beside config.json"
     return TokenizerFiles(
         tokenizer=tokenizer,
