@@ -433,7 +433,6 @@ def test_a_damaged_key_is_named_and_a_copy_does_not_depend_on_it(
         ("bert", ("num_attention_heads",), "bert.attention.head_count", 12),
         ("gpt2", ("n_head",), "gpt2.attention.head_count", 12),
         ("bloom", ("n_head", "num_attention_heads"), "bloom.attention.head_count", 8),
-        ("phi3", ("original_max_position_embeddings",), "phi3.rope.scaling.original_context_length", 4096),
     ],
 )
 def test_a_number_that_is_not_said_is_that_of_the_class(
