@@ -123,7 +123,7 @@ class UnsupportedError(CkconvError):
 
 
 #: Name of a module -> what pip calls the package that has it, where that is another name.
-_DISTRIBUTIONS = {"ray": "'ray[client]'", "yaml": "PyYAML"}
+_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "ray": "'ray[client]'", "yaml": "PyYAML"}
 
 
 def missing_package(what: str, *modules: str) -> UnsupportedError:

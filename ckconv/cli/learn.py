@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,11 @@ _ANSWERS = ("harmless", "any", "fixed")
 @click.option("--rows", type=Whole(min=1), default=8, show_default=True, help="Rows compared of each tensor.")
 @click.option(
     "--check",
-    type=click.Choice(["none", "pair"]),
+    type=click.Choice(["none", "pair", "all"]),
     default="pair",
     show_default=True,
-    help="Make both directions of each pair into nothing, and compare every byte; none: names and keys alone.",
+    help="Make both directions of each pair into nothing, and compare every byte; none: names and keys alone; all:"
+    " logits of transformers and llama.cpp, too, of the pair and of a model of other sizes.",
 )
 @click.option(
     "--confirm",
@@ -59,6 +61,7 @@ def command(
     matched by their values. The file extends the nearest family that ckconv knows; what the pair does not tell is
     refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
+    from ckconv.api import convert
     from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
@@ -85,11 +88,12 @@ def command(
             output.stem,
             base=base,
             rows=rows,
-            values=check == "pair",
+            values=check != "none",
             confirmed=answers,
+            logits=convert if check == "all" else None,
         )
         write_whole(place, found.text.encode())
-    _print(found, output, settings, checked=check == "pair")
+    _print(found, output, settings, checked=check != "none")
     return OPEN if found.questions else 0
 
 
@@ -131,8 +135,22 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
     if found.closed:
         lines.append(f"  refused with another value: {', '.join(found.closed)}")
         lines.append("  another pair opens them; so does --confirm KEY=any")
-    lines.append("  what llama.cpp computes of such a file was not compared (unmeasured)")
+    lines += _of_logits(found)
     print_report_lines(lines, settings)
+
+
+def _of_logits(found: Learned) -> Iterator[str]:
+    of = found.measured
+    if of is not None:
+        yield f"  logits of llama.cpp and transformers: {of.pair:.1g} of the largest apart"
+    if of is not None and of.other is not None:
+        changed = ", ".join(f"{key} {shown(str(value))}" for key, (_, value) in of.changed.items())
+        yield f"  of a model of other sizes, too: {of.other:.1g} ({changed})"
+    elif of is not None:
+        yield f"  no model of other sizes was made: {of.reason}"
+        yield "  what llama.cpp computes of other sizes was not compared (unmeasured)"
+    else:
+        yield "  what llama.cpp computes of such a file was not compared (unmeasured)"
 
 
 def _document(found: Learned, output: Path) -> dict[str, Any]:
@@ -157,4 +175,5 @@ def _document(found: Learned, output: Path) -> dict[str, Any]:
         "closed": list(found.closed),
         "left_out": dict(found.checked[0].forth.left_out),
         "bytes_read": found.nbytes,
+        "logits": found.measured and found.measured._asdict(),
     }

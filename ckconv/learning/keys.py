@@ -15,6 +15,7 @@ from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
+from ckconv.families.merge import listed
 from ckconv.families.schema import Family
 from ckconv.learning.guess import FAILS, Guess, With
 from ckconv.learning.pair import Pair
@@ -251,14 +252,13 @@ class Keys:
         value = said[0][1].keys[key]
         type = said[0][1].types[key]
         typed = key if type == "u32" else f"{key}:{type}"
-        alike = [
-            one for one in self._pairs[0].flat if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)
-        ]
+        known = dict.fromkeys(one for _, pair in said for one in pair.flat)
+        alike = [one for one in known if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)]
         alike = [
             one for one in alike if not self._harmless(one) and self._free(one) and not self._says_another(one, key)
         ]
         if type != "f32":
-            alike = [one for one in alike if not isinstance(self._pairs[0].flat.get(one), float)]
+            alike = [one for one in alike if not isinstance(said[0][1].flat.get(one), float)]
         alike.sort(key=lambda one: (-len(_words(one) & _words(key)), one in self._claimed, len(one)))
         differs = len({json.dumps(pair.keys[key]) for _, pair in said}) > 1
         telling = type not in ("bool", "str") and not isinstance(value, bool) and value not in (0, 1)
@@ -277,6 +277,8 @@ class Keys:
                 if chosen[0].startswith("rope_parameters.") and name not in self._base.parameters:
                     name = f"rope_{chosen[0].rpartition('.')[2]}"  # the number of a scaling, by this name
                 self.parameters[name] = {"hf": [chosen[0]], "gguf": [typed], **self._cleared(name)}
+                if any(chosen[0] not in pair.flat for pair in self._pairs):
+                    self.parameters[name]["optional"] = True
             self._claimed.add(chosen[0])
             if differs:
                 self._open.add(chosen[0])
@@ -357,6 +359,40 @@ class Keys:
             self.parameters[re.sub(r"\W", "_", key)] = {"value": value, "gguf": [self._typed(key)]}
         return tried < 2
 
+    def only_in_some(self, key: str, name: str) -> Any:
+        """Cell of a key that only some GGUFs have; ``None`` if nothing says which."""
+        has = [key in pair.keys for pair in self._pairs]
+        if any(has) == all(has):
+            return None
+        for family in self._families.values():
+            row = family.parameters.get(name)
+            for cell in row.key_cells("gguf") if row is not None else ():
+                if (
+                    cell.key == key
+                    and cell.when is not None
+                    and all(
+                        same(self._stored(family, n, name, cell), pair.keys.get(key))
+                        for n, pair in enumerate(self._pairs)
+                    )
+                ):
+                    raw = self._tables[family.name]["parameters"][name]["gguf"]
+                    return next(one for one in listed(raw) if _key(one).partition(":")[0] == key)
+        row = self._base.parameters.get(name)
+        if row and has == [any(_has(pair, cell.key) for cell in row.key_cells("hf")) for pair in self._pairs]:
+            return {"key": self._typed(key), "when": f"'{name}' in stated"}
+        return None
+
+    def _stored(self, family: Family, number: int, name: str, cell: ParameterCell) -> Any:
+        """Value that the cell of a family's parameter writes of config.json."""
+        guess = self._theirs.setdefault((family.name, number), Guess(family, self._pairs[number], "hf"))
+        try:
+            value = guess[name]
+            if value is None or (cell.when is not None and not guess.with_it(cell.when, value)):
+                return None
+            return guess.with_it(cell.write, value) if cell.write else value
+        except FAILS:
+            return None
+
     def writers(self, key: str) -> list[str]:
         """Rows of the file that have the metadata key."""
         return [name for name in self.parameters
@@ -435,6 +471,9 @@ class Keys:
                         except FAILS:
                             continue
         rules = next(iter(found.values())) if len(found) == 1 else []
+        items = {_text(item) for value in said for item in value or ()}
+        if not found and len(items) == 1 and not isinstance(said[0][0], list | dict):
+            return f"leading(layers, layers, {(item := next(iter(items)))}, {item})"
         return str(max(rules, key=lambda rule: (len(rule.names), -len(str(rule))))) if rules else ""
 
     def _cleared(self, name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ckconv.io.files import Files
 from ckconv.learning.check import Checked, check
 from ckconv.learning.guess import Guess
 from ckconv.learning.keys import Keys, Question
+from ckconv.learning.logits import Convert, Measured, measured, require
 from ckconv.learning.pair import FLOATS, Numbers, Pair
 from ckconv.learning.rows import Rows, ranked
 from ckconv.learning.trace import Traced, Tracer
@@ -59,6 +60,7 @@ class Learned:
         questions: what somebody has to answer.
         closed: keys that may have no other value.
         nbytes: how much was read to learn it.
+        measured: logits, where they were asked for.
     """
 
     text: str
@@ -71,6 +73,7 @@ class Learned:
     closed: Sequence[str] = ()
     nbytes: int = 0
     tried: Sequence[str] = field(default_factory=tuple)
+    measured: Measured | None = None
 
 
 def learn(
@@ -82,6 +85,7 @@ def learn(
     values: bool = True,
     hide: Collection[str] = (),
     confirmed: Mapping[str, str] | None = None,
+    logits: Convert | None = None,
 ) -> Learned:
     """Make a family file of some pairs. Nothing is written.
 
@@ -92,12 +96,15 @@ def learn(
         values: both directions are made and compared, byte by byte; names and keys alone otherwise.
         hide: families that are not extended.
         confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
+        logits: what converts; logits are compared with it, of the pairs and of a model of other sizes.
 
     Raises:
         InputError: ``learn.values``, the two files are no pair; ``learn.untraced``; ``learn.check``, the file does
-            not make one of the other; ``learn.pair``.
-        UnsupportedError: ``learn.type``, tensors are quantized.
+            not make one of the other; ``learn.pair``; ``learn.logits``, what the engines compute of them differs.
+        UnsupportedError: ``learn.type``, tensors are quantized; ``system.package``, an engine is not installed.
     """
+    if logits is not None:
+        require()
     opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
     _check_answers(opened, confirmed or {})
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
@@ -118,7 +125,7 @@ def learn(
             found = draft.mended(values)
             if found is not None:
                 found.nbytes, found.tried = numbers.nbytes, tuple(order)
-                return found
+                return _compared(found, draft, opened, name, logits) if logits is not None else found
             failed.append((draft.wrong, one, draft.fault))
             if not re.search("slid|window|layer_types", draft.fault):
                 break
@@ -129,6 +136,16 @@ def learn(
         f" back; the nearest extends {one}: {fault}",
         details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
     )
+
+
+def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str, convert: Convert) -> Learned:
+    """The same with logits compared; the file says so where they agree."""
+    with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
+        path = Path(folder) / f"{name}.toml"
+        path.write_text(found.text)
+        result = measured(path, pairs, Path(folder), convert)
+    text = draft.text(measured=True) if result.other is not None else found.text
+    return replace(found, measured=result, text=text)
 
 
 def _check_answers(pairs: Sequence[Pair], confirmed: Mapping[str, str]) -> None:
@@ -291,6 +308,8 @@ class _Draft:
             for name in rows if there is None else rows[:1]:
                 row = self._keys.parameters.setdefault(name, {})
                 wanted: Any = [{"key": typed, "alias": True}] if there is None else [typed]
+                if (cell := self._keys.only_in_some(key, name)) is not None:
+                    wanted = [cell]
                 if name == "vocabulary":
                     wanted = [{"shape": ["token_embd.weight", 0]}, *wanted]
                 if isinstance(row, dict) and row.get("gguf") != wanted:
@@ -322,12 +341,14 @@ class _Draft:
             self.text(), self._base.name, sum(counts), sum(counts), self._rows.same, found, questions, closed
         )
 
-    def text(self) -> str:
+    def text(self, *, measured: bool = False) -> str:
         """The file."""
         pair, rows, keys = self._pairs[0], self._rows, self._keys
         classes = pair.document.get("architectures") or ["?"]
         loaded = [name for name in rows.loaded if name not in rows.optional]
-        engine: dict[str, Any] = {"unmeasured": "the file was learned from a conversion, and no logits were compared"}
+        why = "the file was learned from a conversion, and no logits were compared"
+        seen = ["logits compared: llama.cpp's and transformers', and of a model of other sizes"] if measured else []
+        engine: dict[str, Any] = {} if measured else {"unmeasured": why}
         own = self._base.engines.get("llama_cpp")
         engine |= {word: names for word, names in (("required", loaded), ("optional", sorted(rows.optional))) if names}
         engine |= {"head_must_be_written": True} if any(one.doubled for one in self._pairs) else {}
@@ -349,6 +370,7 @@ class _Draft:
                 f"Learned by ckconv {__version__} from {' and from '.join(one.name for one in self._pairs)}.",
                 *(f"sha256 of headers: {_digest(one)}" for one in self._pairs),
                 *(f"open: {question.text}" for question in keys.questions),
+                *seen,
             ],
             {
                 "extends": self._base.name,

@@ -314,13 +314,15 @@ class Rows:
     def _switch(self, patterns: Sequence[str], there: Sequence[bool]) -> str:
         """Parameter of a key that says which pairs have a tensor, or ""."""
         words = set(re.split(r"[._]", patterns[0])) - {"weight", "attn"}
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, int]] = {}
         for key in {key for pair in self._pairs for key in pair.document}:
             said = [pair.document.get(key) for pair in self._pairs]
             known = all(isinstance(value, bool | None) for value in said)
             if known and [bool(value) for value in said] == [*there]:
-                found[key] = len(words & set(key.split("_")))
-        best = [key for key, score in found.items() if score and score == max(found.values())]
+                of = set(key.split("_"))
+                of |= set("qkv") if "qkv" in of else set()
+                found[key] = len(words & of), -len(of - words)
+        best = [key for key, score in found.items() if score[0] and score == max(found.values())]
         if len(best) != 1:
             return ""
         rows = self._base.parameters.items()
