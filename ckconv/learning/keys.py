@@ -472,8 +472,9 @@ class Keys:
                             continue
         rules = next(iter(found.values())) if len(found) == 1 else []
         items = {_text(item) for value in said for item in value or ()}
-        if not found and len(items) == 1 and not isinstance(said[0][0], list | dict):
-            return f"leading(layers, layers, {(item := next(iter(items)))}, {item})"
+        if not found and len(items) == 1 and not any(isinstance(item, list | dict) for item in said[0] or ()):
+            (item,) = items
+            return f"leading(layers, layers, {item}, {item})"
         return str(max(rules, key=lambda rule: (len(rule.names), -len(str(rule))))) if rules else ""
 
     def _cleared(self, name: str) -> dict[str, Any]:
