@@ -149,8 +149,19 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
         ("gemma2", "parameters.layer_types.value", "cycle(layers, ['sliding_attention', 'full_attention'])"),
         ("glm4_moe", "parameters.use_qk_norm.gguf", [{"present": "blk.0.attn_k_norm.weight"}]),
         ("exaone4", "engines.llama_cpp.optional", ["rope_frequencies"]),
+        ("granite_swa", "parameters.layer_rope_theta.value", "leading(layers, layers, 10000.0, 10000.0)"),
+        pytest.param(
+            *("xverse", "parameters.kv_heads.gguf"),
+            [{"key": "attention.head_count_kv", "when": "'kv_heads' in stated"}],
+            marks=pytest.mark.needs("learn"),
+        ),
+        pytest.param(
+            *("olmo", "parameters.rope_type.gguf"),
+            [{"key": "rope.scaling.type:str", "when": "rope_type in ['linear', 'yarn']"}],
+            marks=pytest.mark.needs("learn"),
+        ),
     ],
-    ids=["a rule of the layers", "a switch", "a scaled RoPE"],
+    ids=["a rule of the layers", "a switch", "a scaled RoPE", "one value for all", "where stated", "where scaled"],
 )
 def test_what_two_pairs_differ_in_is_one_file(
     name: str, place: str, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +323,46 @@ def test_a_renamed_fork_is_learned_from_two_checkpoints(tmp_path: Path, ckconv) 
     ckconv("convert", known, tmp_path / "known.gguf")
     (ours, theirs) = (open_index(tmp_path / f"{name}.gguf").stored for name in ("fork", "known"))
     assert {(t.name, t.dtype, t.shape) for t in ours} == {(t.name, t.dtype, t.shape) for t in theirs}
+
+
+@pytest.fixture
+def beside_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """A pair whose experts are stacked under other names in its MLX directory."""
+    source, model = next(pairs_of("lfm2_moe", tmp_path))
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+    hide("lfm2_moe", monkeypatch)
+    return source, model, tmp_path / "mlx"
+
+
+def test_names_of_an_mlx_directory_are_learned(
+    beside_mlx: tuple[Path, Path, Path], tmp_path: Path, ckconv: Any
+) -> None:
+    *pair, directory = beside_mlx
+
+    result = ckconv("learn", *pair, "--mlx", directory, "-o", tmp_path / "new.toml")
+
+    assert result.code in (0, 7), result.err
+    rows = tomllib.loads((tmp_path / "new.toml").read_text())["tensors"]
+    assert rows["L.ffn.experts.gate"]["mlx"] == [{"name": "L.feed_forward.switch_mlp.gate_proj"}]
+    made = ckconv("convert", pair[0], tmp_path / "made/", "--to", "mlx", "--family", tmp_path / "new.toml")
+    assert made.code == 0, made.err
+    assert load_file(tmp_path / "made/model.safetensors").keys() == load_file(directory / "model.safetensors").keys()
+
+
+def test_an_mlx_directory_of_another_model_is_not_learned(
+    beside_mlx: tuple[Path, Path, Path], tmp_path: Path, ckconv: Any
+) -> None:
+    *pair, directory = beside_mlx
+    tensors = load_file(directory / "model.safetensors")
+    tensors = {name: array + np.float32(1) if "conv" in name else array for name, array in tensors.items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "mlx"})
+
+    result = ckconv("learn", *pair, "--mlx", directory, "-o", tmp_path / "new.toml")
+
+    assert (result.code, (tmp_path / "new.toml").exists()) == (3, False)
+    assert "to MLX: model.layers." in result.err
+    assert "conv" in result.err
+    assert ckconv("learn", *pair, "--mlx", pair[0], "-o", tmp_path / "new.toml").code == 3
 
 
 def test_inspect_of_an_unknown_architecture_gives_the_command(pair: tuple[Path, Path], ckconv) -> None:

@@ -38,6 +38,9 @@ _ANSWERS = ("harmless", "any", "fixed")
     " logits of transformers and llama.cpp, too, of the pair and of a model of other sizes.",
 )
 @click.option(
+    "--mlx", type=PATH, metavar="DIR", help="An MLX directory of the first model: its names are learned, too."
+)
+@click.option(
     "--confirm",
     multiple=True,
     metavar="KEY=ANSWER",
@@ -53,6 +56,7 @@ def command(
     base: str,
     rows: int,
     check: str,
+    mlx: Path | None,
     confirm: tuple[str, ...],
 ) -> int:
     """Make a family file out of a checkpoint and its GGUF.
@@ -91,6 +95,7 @@ def command(
             values=check != "none",
             confirmed=answers,
             logits=convert if check == "all" else None,
+            mlx=mlx,
         )
         write_whole(place, found.text.encode())
     _print(found, output, settings, checked=check != "none")
@@ -126,6 +131,9 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
             f"  {pair}made {what}: GGUF {forth.tensors}/{forth.total}, keys {forth.keys}/{forth.of};"
             f" back {back.tensors}/{back.total}, keys {back.keys}/{back.of}"
         )
+    if found.mlx is not None:
+        forth, back = found.mlx.forth, found.mlx.back
+        lines.append(f"  made byte for byte: MLX {forth.tensors}/{forth.total}; back {back.tensors}/{back.total}")
     near = sum(len(way.near) for each in found.checked for way in (each.forth, each.back))
     if near:
         lines.append(f"  {near} of them are computed (1 + w, -exp(w)) and differ in the last bits")
@@ -175,5 +183,6 @@ def _document(found: Learned, output: Path) -> dict[str, Any]:
         "closed": list(found.closed),
         "left_out": dict(found.checked[0].forth.left_out),
         "bytes_read": found.nbytes,
+        "mlx": found.mlx and {"tensors": found.mlx.forth.tensors, "back": found.mlx.back.tensors},
         "logits": found.measured and found.measured._asdict(),
     }

@@ -104,6 +104,27 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
     return Checked(forth, back, apart)
 
 
+def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
+    """Keys of the config.json of an MLX directory, by dotted path."""
+    with own_families([family]):
+        plan = make_plan(open_index(checkpoint), "mlx", Options(families=(family,)))
+        plan.check()
+        files = plan.contents().side_files
+    content: Any = files[next(name for name in files if Path(name).name == "config.json")]
+    return _document(json.loads(bytes(content)))
+
+
+def check_names(family: Path, checkpoint: Path, directory: Path) -> Checked:
+    """Convert a checkpoint to an MLX directory and back, into nothing."""
+    try:
+        with own_families([family]):
+            ours, theirs = open_index(checkpoint), open_index(directory)
+            forth = _made(ours, theirs, "mlx", family, True, {})
+            return Checked(forth, Direction() if forth.error else _made(theirs, ours, "safetensors", family, True, {}))
+    except CkconvError as error:
+        return Checked(Direction(_said(error)), Direction())
+
+
 def _made(
     source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool, lost: Mapping[str, str]
 ) -> Direction:

@@ -11,15 +11,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
-from ckconv.families.keys import ANY
+from ckconv.families.keys import ANY, NONE
 from ckconv.families.merge import FOLDER, listed, merged, read_file, text
 from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.learning.check import Checked, check
+from ckconv.learning import names
+from ckconv.learning.check import Checked, check, check_names, keys_of_mlx
 from ckconv.learning.guess import Guess
 from ckconv.learning.keys import Keys, Question
 from ckconv.learning.logits import Convert, Measured, measured, require
@@ -47,6 +49,9 @@ _AT_TOP = ("theta", "share", "counted")
 
 _SHOWN = 5
 
+#: Way out where an MLX directory is another model, or of another form.
+_WITHOUT = "without --mlx the file is made of the other two"
+
 
 @dataclass
 class Learned:
@@ -61,6 +66,7 @@ class Learned:
         closed: keys that may have no other value.
         nbytes: how much was read to learn it.
         measured: logits, where they were asked for.
+        mlx: both directions of the MLX directory.
     """
 
     text: str
@@ -74,6 +80,7 @@ class Learned:
     nbytes: int = 0
     tried: Sequence[str] = field(default_factory=tuple)
     measured: Measured | None = None
+    mlx: Checked | None = None
 
 
 def learn(
@@ -86,6 +93,7 @@ def learn(
     hide: Collection[str] = (),
     confirmed: Mapping[str, str] | None = None,
     logits: Convert | None = None,
+    mlx: Path | None = None,
 ) -> Learned:
     """Make a family file of some pairs. Nothing is written.
 
@@ -97,6 +105,7 @@ def learn(
         hide: families that are not extended.
         confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
         logits: what converts; logits are compared with it, of the pairs and of a model of other sizes.
+        mlx: a directory of the first pair's model, whose names are learned, too.
 
     Raises:
         InputError: ``learn.values``, the two files are no pair; ``learn.untraced``; ``learn.check``, the file does
@@ -105,6 +114,7 @@ def learn(
     """
     if logits is not None:
         require()
+    directory = names.opened(mlx) if mlx is not None else None
     opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
     _check_answers(opened, confirmed or {})
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
@@ -125,6 +135,8 @@ def learn(
             found = draft.mended(values)
             if found is not None:
                 found.nbytes, found.tried = numbers.nbytes, tuple(order)
+                if directory is not None:
+                    found = _with_names(found, draft, opened[0], directory, name, rows)
                 return _compared(found, draft, opened, name, logits) if logits is not None else found
             failed.append((draft.wrong, one, draft.fault))
             if not re.search("slid|window|layer_types", draft.fault):
@@ -136,6 +148,34 @@ def learn(
         f" back; the nearest extends {one}: {fault}",
         details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
     )
+
+
+def _with_names(found: Learned, draft: _Draft, pair: Pair, directory: TensorIndex, name: str, rows: int) -> Learned:
+    """The same with the names of an MLX directory.
+
+    Raises:
+        InputError: ``learn.check``, no such directory is made of the checkpoint, or the other way round.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
+        path = Path(folder) / f"{name}.toml"
+        path.write_text(found.text)
+        with Files({**pair.checkpoint.identities, **directory.identities}) as files:
+            same = names.same_values(pair, directory, Numbers(files), rows)
+        draft.add_names(load(path), directory, same)
+        path.write_text(draft.text(closed=False))
+        try:
+            draft.add_keys(load(path), keys_of_mlx(path, pair.checkpoint.path))
+        except CkconvError as error:
+            said = "; ".join([error.message, *error.details])
+            raise InputError("learn.check", f"to MLX: {said}", path=directory.path, hint=_WITHOUT) from error
+        path.write_text(draft.text())
+        both = check_names(path, pair.checkpoint.path, directory.path)
+    for way, direction in (("to MLX", both.forth), ("back from MLX", both.back)):
+        if not direction.right:
+            other = (f"{key} is {_short(a)}, and {_short(b)} is made" for key, (a, b) in direction.other.items())
+            wrong = direction.error or "; ".join([*direction.different, *other][:3])
+            raise InputError("learn.check", f"{way}: {wrong}", path=directory.path, hint=_WITHOUT)
+    return replace(found, mlx=both, text=draft.text())
 
 
 def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str, convert: Convert) -> Learned:
@@ -255,6 +295,7 @@ class _Draft:
         self._rows = Rows(pairs, traced, self._base, families, guesses)
         self._keys = Keys(pairs, self._base, families, self._rows, tables, confirmed)
         self._more: dict[str, dict[str, Any]] = {"written": {}}
+        self._mlx: dict[str, Any] = {}
         self.fault, self.wrong = "", 1 << 20
 
     def mended(self, values: bool) -> Learned | None:
@@ -341,7 +382,26 @@ class _Draft:
             self.text(), self._base.name, sum(counts), sum(counts), self._rows.same, found, questions, closed
         )
 
-    def text(self, *, measured: bool = False) -> str:
+    def add_names(self, family: Family, directory: TensorIndex, same: Mapping[str, str]) -> None:
+        """Write the names of an MLX directory beside those of the checkpoint."""
+        theirs = names.prefix_of(family, directory)
+        if theirs != family.prefixes["mlx"][0]:
+            self._rows.prefix = {**self._rows.prefix, "mlx": [dict(zip(("root", "layer"), theirs, strict=True))]}
+        own = (self._rows.root, self._rows.layer)
+        for row, cell in names.cells(family, [*self._rows.tensors], own, theirs, same):
+            self._rows.tensors[row] = {**self._rows.tensors.get(row, {}), "mlx": cell}
+        self._mlx = {"mlx_lm": {"unmeasured": "its names were learned from a directory, and no logits were compared"}}
+
+    def add_keys(self, family: Family, made: Mapping[str, Any]) -> None:
+        """Take keys for seen that config.json has for mlx-lm alone."""
+        sizes = {name for expression in family.axes.values() for name in expression.names}
+        free = {cell.key for name in sizes & family.parameters.keys()
+                for cell in family.parameters[name].key_cells("hf")}  # fmt: skip
+        for key, value in made.items():
+            if key not in self._keys.seen:
+                self._keys.seen[key] = [*([ANY] if key in free else listed(value)), NONE]
+
+    def text(self, *, measured: bool = False, closed: bool = True) -> str:
         """The file."""
         pair, rows, keys = self._pairs[0], self._rows, self._keys
         classes = pair.document.get("architectures") or ["?"]
@@ -384,11 +444,11 @@ class _Draft:
                 "layers": rows.layers,
                 "tensors": rows.tensors,
                 "parameters": keys.parameters,
-                "config": {"unknown": "refused", **config},
+                "config": {**({"unknown": "refused"} if closed else {}), **config},
                 "config.modifiers": keys.modifiers,
-                "config.seen": keys.seen,
+                "config.seen": keys.seen if closed else {},
                 "metadata.seen": keys.metadata,
-                "engines": {"llama_cpp": engine, "transformers": {}},
+                "engines": {"llama_cpp": engine, "transformers": {}, **self._mlx},
             },
         )
 

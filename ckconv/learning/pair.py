@@ -56,7 +56,8 @@ def place_of(name: str) -> Place:
     return Place(f"{found[1]}{{n}}{rest}", int(found[2]), int(expert[2]) if expert else None)
 
 
-def _by_pattern(stored: Sequence[StoredTensor]) -> Tensors:
+def by_pattern(stored: Sequence[StoredTensor]) -> Tensors:
+    """Tensors by the pattern of their names."""
     found: dict[str, dict[int, dict[int, StoredTensor]]] = {}
     for tensor in stored:
         place = place_of(tensor.name)
@@ -86,7 +87,7 @@ class Pair:
         own = {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
         self.keys = {key: value_of(found) for key, found in own.items()}
         self.types = {key: _type(found) for key, found in own.items()}
-        self.source, self.target = _by_pattern(checkpoint.stored), _by_pattern(model.stored)
+        self.source, self.target = by_pattern(checkpoint.stored), by_pattern(model.stored)
         tied = self.document.get("tie_word_embeddings") is True
         self.doubled = tied and "output.weight" in self.target
         if self.doubled:

@@ -51,7 +51,7 @@ class Rows:
         self._fused: dict[tuple[Any, ...], list[tuple[str, str, Hit]]] = {}
         self._placed: dict[str, dict[str, Hit]] = {}
         self._one_sided: dict[tuple[str, str, int], Guess] = {}
-        self.root, self.layer = prefixes(pairs[0])
+        self.root, self.layer = prefixes(pairs[0].source)
         self.root = next((root for root, layer in base.prefixes["hf"] if layer == self.layer), self.root)
         own = (self.root, self.layer)
         self.prefix = {} if own == tuple(base.prefixes["hf"][0]) else {"hf": [{"root": self.root, "layer": self.layer}]}
@@ -417,9 +417,9 @@ def form_key(family: Family, name: str, ours: Cell, theirs: Cell) -> tuple[Any, 
     return Form(family.name, name, row.axes, row.fused_axes, ours, theirs).key
 
 
-def prefixes(pair: Pair) -> tuple[str, str]:
-    """Prefixes of the model's and of a layer's names in the checkpoint."""
-    starts = Counter(pattern[: pattern.index("{n}.") + 4] for pattern in pair.source if "{n}." in pattern)
+def prefixes(patterns: Collection[str]) -> tuple[str, str]:
+    """Prefixes of the model's and of a layer's names."""
+    starts = Counter(pattern[: pattern.index("{n}.") + 4] for pattern in patterns if "{n}." in pattern)
     layer = starts.most_common(1)[0][0] if starts else "{n}."
     above = layer.split(".")[:-3]
     return "".join(f"{part}." for part in above), layer
@@ -452,7 +452,7 @@ def ranked(
     pairs: Sequence[Pair], traced: Traced, families: Mapping[str, Family], guesses: Mapping[tuple[str, int], Guess]
 ) -> list[str]:
     """Families by nearness: rows and names of tensors, then keys."""
-    pair, (root, layer) = pairs[0], prefixes(pairs[0])
+    pair, (root, layer) = pairs[0], prefixes(pairs[0].source)
     rotary = any("rope_theta" in key for key in pair.flat)
     scores = {}
     for name, family in families.items():

@@ -271,7 +271,7 @@ class Tracer:
         count = math.prod(size for size, _ in other.axes)
         if count != experts * math.prod(size for size, _ in one.axes):
             return False
-        places = _sampled(count, self._rows)
+        places = sampled(count, self._rows)
         meant = self._read(theirs, places, other)
         per = count // experts
         found = np.empty(len(places), np.float32)
@@ -299,7 +299,7 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _sampled(count: int, rows: int) -> np.ndarray:
+def sampled(count: int, rows: int) -> np.ndarray:
     """Places of a tensor to compare: all, or runs from all over."""
     if count <= rows * _COLUMNS * 4:
         return np.arange(count)
