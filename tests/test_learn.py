@@ -174,6 +174,19 @@ def test_what_two_pairs_differ_in_is_one_file(
     assert found == said
 
 
+@pytest.mark.needs("learn")
+def test_what_no_metadata_tells_apart_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
+    pairs = [str(path) for pair in list(pairs_of("gemma", tmp_path))[:2] for path in pair]
+    hide("gemma", monkeypatch)
+    command = ("learn", *pairs, "-o", tmp_path / "new.toml", "--base", "nemotron")
+
+    asked = ckconv(*command)
+
+    assert "back: hidden_act is 'gelu', and 'gelu_pytorch_tanh' is made" in asked.err
+    assert "hint: --confirm hidden_act=harmless makes a file, if nothing depends on it" in asked.err
+    assert ckconv(*command, "--confirm", "hidden_act=harmless").code in (0, 7)
+
+
 def test_what_a_gguf_has_no_place_for_is_named_and_not_missed_on_the_way_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

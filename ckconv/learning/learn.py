@@ -128,7 +128,7 @@ def learn(
     _require_traced(opened, traced)
     tables = {one: merged(FOLDER / f"{one}.toml") for one in families}
     order = [base] if base else ranked(opened, traced, families, guesses)[:_TRIED]
-    failed: list[tuple[int, str, str]] = []
+    failed: list[tuple[int, str, str, Sequence[str]]] = []
     for one in order:
         for window in _windows(opened, families, one):
             draft = _Draft(opened, traced, families, guesses, tables, one, name, confirmed or {}, window)
@@ -138,15 +138,17 @@ def learn(
                 if directory is not None:
                     found = _with_names(found, draft, opened[0], directory, name, rows)
                 return _compared(found, draft, opened, name, logits) if logits is not None else found
-            failed.append((draft.wrong, one, draft.fault))
+            failed.append((draft.wrong, one, draft.fault, draft.lost))
             if not re.search("slid|window|layer_types", draft.fault):
                 break
-    _, one, fault = min(failed)
+    _, one, fault, lost = min(failed)
+    answers = " ".join(f"--confirm {key}=harmless" for key in lost)
     raise InputError(
         "learn.check",
         f"no family file was found that makes {opened[0].model.path.name} of {opened[0].checkpoint.path.name} and"
         f" back; the nearest extends {one}: {fault}",
-        details=[f"extending {other}: {why}" for _, other, why in sorted(failed)[1:_SHOWN]],
+        details=[f"extending {other}: {why}" for _, other, why, _ in sorted(failed)[1:_SHOWN]],
+        hint=f"{answers} makes a file, if nothing depends on {'it' if len(lost) == 1 else 'them'}" if lost else None,
     )
 
 
@@ -296,7 +298,7 @@ class _Draft:
         self._keys = Keys(pairs, self._base, families, self._rows, tables, confirmed)
         self._more: dict[str, dict[str, Any]] = {"written": {}}
         self._mlx: dict[str, Any] = {}
-        self.fault, self.wrong = "", 1 << 20
+        self.fault, self.wrong, self.lost = "", 1 << 20, tuple[str, ...]()
 
     def mended(self, values: bool) -> Learned | None:
         """File that makes every pair right both ways, or ``None``."""
@@ -320,12 +322,15 @@ class _Draft:
         return None
 
     def _judge(self, found: Sequence[Checked]) -> None:
+        """Keep the first fault; ``lost`` are keys of config.json that no metadata says."""
+        self.lost = ()
         for one in found:
             for way, direction in (("to GGUF", one.forth), ("back", one.back)):
                 if not direction.right:
                     wrong = [*direction.different, *(f"{key} is {_short(a)}, and {_short(b)} is made" for key, (a, b)
                                                      in direction.other.items())]  # fmt: skip
                     self.wrong = len(wrong) + (1000 if direction.error else 0)
+                    self.lost = () if direction.error or direction.different or way != "back" else (*direction.other,)
                     self.fault = f"{way}: {direction.error or '; '.join(wrong[:3])}"
                     return
             if one.parameters:
