@@ -149,6 +149,7 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
         ("gemma2", "parameters.layer_types.value", "cycle(layers, ['sliding_attention', 'full_attention'])"),
         ("glm4_moe", "parameters.use_qk_norm.gguf", [{"present": "blk.0.attn_k_norm.weight"}]),
         ("exaone4", "engines.llama_cpp.optional", ["rope_frequencies"]),
+        ("lfm2_moe", "config.seen.intermediate_size", "any"),
         ("granite_swa", "parameters.layer_rope_theta.value", "leading(layers, layers, 10000.0, 10000.0)"),
         pytest.param(
             *("xverse", "parameters.kv_heads.gguf"),
@@ -161,7 +162,15 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
             marks=pytest.mark.needs("learn"),
         ),
     ],
-    ids=["a rule of the layers", "a switch", "a scaled RoPE", "one value for all", "where stated", "where scaled"],
+    ids=[
+        "a rule of the layers",
+        "a switch",
+        "a scaled RoPE",
+        "a size of tensors",
+        "one value for all",
+        "where stated",
+        "where scaled",
+    ],
 )
 def test_what_two_pairs_differ_in_is_one_file(
     name: str, place: str, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

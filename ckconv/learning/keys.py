@@ -89,7 +89,7 @@ class Keys:
             self._adopt(self._families[family], name)
         for key in dict.fromkeys(key for pair in pairs for key in pair.keys):
             self._metadata(key)
-        self._sized()
+        self._sized(rows.without)
         self._missing()
         self._alone()
         self._configuration()
@@ -511,7 +511,7 @@ class Keys:
         row = self.parameters.get(name)
         return row if isinstance(row, dict) else {}
 
-    def _sized(self) -> None:
+    def _sized(self, without: Sequence[str]) -> None:
         """Open keys from which sizes of tensors follow."""
         letters = {letter.removeprefix("_") for row in self._base.tensors.values() if row.cells["gguf"]
                    for letter in shapes.letters(row.fused_axes)}  # fmt: skip
@@ -519,6 +519,17 @@ class Keys:
             for name in self._base.axes[letter].names & self._base.parameters.keys() - self.parameters.keys():
                 if self._mine[0][name] is not None:
                     self._open.update(self._looked_at(self._base.parameters[name]))
+        kept = {letter.removeprefix("_") for row in self._base.tensors.values() if row.name not in without
+                for letter in shapes.letters(row.fused_axes)}  # fmt: skip
+        for letter in sorted(letters & kept & self._base.axes.keys()):
+            for name in self._base.axes[letter].names & self.parameters.keys():  # shapes tell another size
+                own = self._own(name)
+                keys, theirs = (
+                    [_key(cell) for cell in own.get(each, ()) if not _alias(cell)] for each in ("hf", "gguf")
+                )
+                if len(keys) == 1 and theirs:
+                    self._open.update(keys)
+                    self.questions = [one for one in self.questions if one.key not in theirs]
 
     def _missing(self) -> None:
         """Fill parameters that the base wants and the configuration lacks."""

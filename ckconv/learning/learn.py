@@ -142,6 +142,7 @@ def learn(
             if not re.search("slid|window|layer_types", draft.fault):
                 break
     _, one, fault, lost = min(failed)
+    lost = () if any("." in key for key in lost) else lost
     answers = " ".join(f"--confirm {key}=harmless" for key in lost)
     raise InputError(
         "learn.check",
