@@ -323,7 +323,7 @@ class _Draft:
         return None
 
     def _judge(self, found: Sequence[Checked]) -> None:
-        """Keep the first fault; ``lost`` are keys of config.json that no metadata says."""
+        """Keep the first fault, and the keys that no metadata says."""
         self.lost = ()
         for one in found:
             for way, direction in (("to GGUF", one.forth), ("back", one.back)):
