@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -163,6 +164,120 @@ def compressed(bits: int, symmetric: bool) -> tuple[Any, ...]:
     return "compressed-tensors", settings, pack, unpack
 
 
+def _tiled(codes: torch.Tensor) -> torch.Tensor:
+    """Codes ``[R, C]`` as ``_convert_weight_to_int4pack`` packs them on a GPU: the loop of PyTorch's ``int4mm.cu``."""
+    rows, columns = codes.shape
+    pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).tolist()
+    words = torch.zeros(rows // 8, columns // 128, 32, 4, dtype=torch.int64)
+    for tile, outer, lane, inner in itertools.product(*map(range, words.shape)):
+        base = (outer * 8 + 2 * inner) * 8
+        bytes_ = [pairs[8 * tile + lane // 4][base + step + lane % 4] for step in (0, 4, 8, 12)]
+        word = sum((byte >> 4) << 4 * n | (byte & 15) << 16 + 4 * n for n, byte in enumerate(bytes_))
+        words[tile, outer, lane, inner] = word - (word >> 31 << 32)
+    return words.int()
+
+
+def _untiled(words: torch.Tensor) -> torch.Tensor:
+    """The way back, the loop of ``_dequantize_int4_kernel`` in torchao's ``tensor_core_tiled_layout.cu``."""
+    codes = torch.zeros(words.shape[0] * 8, words.shape[1] * 128, dtype=torch.int64)
+    for tile, outer, lane, inner in itertools.product(*map(range, words.shape)):
+        word = int(words[tile, outer, lane, inner]) & 0xFFFFFFFF
+        base = (outer * 8 + 2 * inner) * 16 + lane % 4 * 2
+        for n, at in enumerate((base, base + 8, base + 16, base + 24)):
+            row = codes[8 * tile + lane // 4]
+            row[at], row[at + 1] = word >> 4 * n & 15, word >> 16 + 4 * n & 15
+    return codes
+
+
+def torchao_int4(kind: str) -> tuple[Any, ...]:
+    """Its classes of 4 bits, which only a GPU computes with.
+
+    Codes of ``Int4Tensor`` are packed as MSLK's ``pack_int4`` does, and decoded as its ``bf16i4bf16_rowwise``.
+    """
+    said: dict[str, str] = {}
+
+    def pack(weight: torch.Tensor) -> Arrays:
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+        from torchao.quantization import Int4Tensor, Int4TilePackedTo4dTensor
+        from torchao.quantization.utils import pack_tinygemm_scales_and_zeros
+
+        full = (-weight.shape[0] % 8, -weight.shape[1] % 1024) if kind == "tiles" else (0, 0)
+        padded = torch.nn.functional.pad(weight.float(), (0, full[1], 0, full[0]))
+        grouped = padded.reshape(len(padded), -1, GROUP)
+        low, high = grouped.amin(-1), grouped.amax(-1)
+        scale = (high - low).clamp(min=1e-6) / 15
+        codes = ((grouped - low[..., None]) / scale[..., None]).round().clamp(0, 15).reshape(padded.shape).long()
+        scale, zero = scale.bfloat16(), (low + 8 * scale).bfloat16()
+        shape = weight.shape
+        if kind == "tiles":
+            both = pack_tinygemm_scales_and_zeros(scale, zero, torch.bfloat16)
+            made = Int4TilePackedTo4dTensor(_tiled(codes), both, [1, GROUP], shape)
+        else:
+            signed = (codes - 8).to(torch.int8)
+            halves = (signed[:, ::2] & 15) | (signed[:, 1::2] << 4)
+            made = Int4Tensor(halves, scale.t().contiguous(), zero.t().contiguous(), [1, GROUP], shape)
+        arrays, texts = flatten_tensor_state_dict({"x.weight": made})
+        said["weight"] = texts["x.weight"]
+        return {name.removeprefix("x."): array for name, array in arrays.items()}
+
+    def unpack(arrays: Arrays) -> torch.Tensor:
+        packed, shape = arrays["_weight_qdata"], arrays.get("shape")
+        if kind == "tiles":
+            codes = _untiled(packed) - 8
+            scale, zero = (part[..., 0].t() for part in arrays["_weight_scale_and_zero"].split(1, 2))
+        else:
+            codes = torch.stack([packed << 4 >> 4, packed >> 4], 2).reshape(len(packed), -1)
+            scale, zero = arrays["_weight_scale"].t(), arrays["_weight_zero_point"].t()
+        wide = [part.float().repeat_interleave(GROUP, 1) for part in (scale, zero)]
+        values = (codes.float() * wide[0] + wide[1]).bfloat16()
+        return values if shape is None else values[: shape[0], : shape[1]]
+
+    form = {"tiles": "tile_packed_to_4d", "plain": "plain"}[kind]
+    data = {"group_size": GROUP, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": form.upper()}}
+    types = {"default": {"_type": "Int4WeightOnlyConfig", "_data": data}}
+    return "torchao", {"quant_method": "torchao", "quant_type": types}, pack, unpack, said
+
+
+def torchao_mx(kind: str) -> tuple[Any, ...]:
+    """MXTensor and NVFP4Tensor as its configurations make them, with scales in blocks; its ``dequantize``."""
+    said: dict[str, str] = {}
+
+    def pack(weight: torch.Tensor) -> Arrays:
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+        from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+        weight = weight.bfloat16()
+        if kind == "nvfp4":
+            factor = per_tensor_amax_to_scale(weight.abs().max().float())
+            made = NVFP4Tensor.to_nvfp4(weight, per_tensor_scale=factor, is_swizzled_scales=True)
+        else:
+            number = torch.float8_e4m3fn if kind == "mxfp8" else torch.float4_e2m1fn_x2
+            made = MXTensor.to_mx(weight, number, 32, is_swizzled_scales=True)
+        arrays, texts = flatten_tensor_state_dict({"x.weight": made})
+        said["weight"] = texts["x.weight"]
+        return {name.removeprefix("x."): array for name, array in arrays.items()}
+
+    def unpack(arrays: Arrays) -> torch.Tensor:
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+        from torchao.quantization.quantize_.common import KernelPreference
+
+        codes, scale = arrays["_weight_qdata"], arrays["_weight_scale"]
+        if kind == "nvfp4":
+            factor = arrays["_weight_per_tensor_scale"]
+            made = NVFP4Tensor(codes, scale, 16, torch.bfloat16, factor, is_swizzled_scales=True)
+        else:
+            number = torch.float8_e4m3fn if kind == "mxfp8" else torch.float4_e2m1fn_x2
+            how = KernelPreference.EMULATED
+            made = MXTensor(codes, scale, number, 32, torch.bfloat16, how, None, is_swizzled_scales=True)
+        return made.dequantize(torch.float32)
+
+    name = "NVFP4WeightOnlyConfig" if kind == "nvfp4" else "MXDynamicActivationMXWeightConfig"
+    types = {"default": {"_type": name, "_data": {}}}
+    return "torchao", {"quant_method": "torchao", "quant_type": types}, pack, unpack, said
+
+
 def torchao(kind: str) -> tuple[Any, ...]:
     """``flatten_tensor_state_dict`` names the arrays; of float32 scales values are not rounded to the model's type."""
 
@@ -265,6 +380,11 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "torchao-int4": lambda: torchao("int4"),
     "torchao-int8": lambda: torchao("int8"),
     "torchao-float8": lambda: torchao("float8"),
+    "torchao-int4-plain": lambda: torchao_int4("plain"),
+    "torchao-int4-tiles": lambda: torchao_int4("tiles"),
+    "torchao-mxfp4": lambda: torchao_mx("mxfp4"),
+    "torchao-mxfp8": lambda: torchao_mx("mxfp8"),
+    "torchao-nvfp4": lambda: torchao_mx("nvfp4"),
     "quark-int4": lambda: quark("int4"),
     "hqq-4b": lambda: hqq(4, 1, "float16"),
     "hqq-3b-across": lambda: hqq(3, 0, "bfloat16"),
@@ -279,6 +399,9 @@ def recorded(directory: Path, library: str, unpack: Callable[[Arrays], torch.Ten
         module, _, suffix = name.rpartition(".")
         if "_proj" in module and suffix != "bias":
             modules.setdefault(module, {})[suffix] = array
+    for module, weight in load_file(SOURCE / "model.safetensors").items():
+        if (arrays := modules.get(module.removesuffix(".weight"))) and "_weight_scale_and_zero" in arrays:
+            arrays["shape"] = torch.tensor(weight.shape)  # tiles are filled up
     digests = {
         f"{module}.weight": hashlib.sha256((unpack(arrays).float() + 0.0).contiguous().numpy().tobytes()).hexdigest()
         for module, arrays in sorted(modules.items())
@@ -296,17 +419,19 @@ def main() -> int:
         if asked.names and name not in asked.names:
             continue
         out, said = FIXTURES / "quantised" / name, FIXTURES / "quantised" / f"{name}.json"
-        library, settings, pack, unpack = kind()
+        library, settings, pack, unpack, *texts = kind()
         if not asked.check:
             out.mkdir(exist_ok=True)
             made: Arrays = {}
+            header = {"format": "pt"}
             for key, weight in load_file(SOURCE / "model.safetensors").items():
                 if key.endswith("_proj.weight"):
                     module = key.removesuffix(".weight")
                     made |= {f"{module}.{suffix}": array.contiguous() for suffix, array in pack(weight).items()}
+                    header |= {f"{module}.{suffix}": text for own in texts for suffix, text in own.items()}
                 else:
                     made[key] = weight
-            save_file(made, out / "model.safetensors", {"format": "pt"})
+            save_file(made, out / "model.safetensors", header)
             config = json.loads((SOURCE / "config.json").read_text()) | {"quantization_config": settings}
             (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
             said.write_text(json.dumps(recorded(out, library, unpack), indent=1) + "\n")

@@ -90,17 +90,22 @@ def _share(array: np.ndarray, rank: int, of: int) -> np.ndarray:
     return np.pad(array.reshape(-1), (0, each * of - array.size))[rank * each : (rank + 1) * each]
 
 
-def deepspeed(root: Path, stage: int, of: int = 2, **changes: Any) -> Path:
+def deepspeed(root: Path, stage: int, of: int = 2, gaps: Any = None, **changes: Any) -> Path:
     """A directory of ``of`` processes.
 
     Args:
+        gaps: elements behind each parameter of each group that are of none, in ZeRO 1 and 2.
         changes: of the first process's states, by key; ``optimizer`` of its ``optimizer_state_dict``; ``without`` names
             of files that are not written.
     """
     root.mkdir()
     values = parameters()
     buffer = np.arange(3, dtype=np.float32)
-    flat = [np.concatenate([values[name].reshape(-1) for name in group]) for group in GROUPS]
+    behind = gaps or [[0] * len(group) for group in GROUPS]
+    flat = [
+        np.concatenate([np.pad(values[name].reshape(-1), (0, gap)) for name, gap in zip(group, own, strict=True)])
+        for group, own in zip(GROUPS, behind, strict=True)
+    ]
     flat = [np.pad(one, (0, -one.size % (2 * of))) for one in flat]
     for rank in range(of):
         whole = {name: value.astype(np.float16) for name, value in values.items()}
@@ -126,7 +131,7 @@ def deepspeed(root: Path, stage: int, of: int = 2, **changes: Any) -> Path:
             "partition_count": of if stage == 3 else [of, of],
             key: shares,
             "overflow": False,
-        }
+        } | ({"param_alignment_paddings": gaps} if gaps else {})
         if not rank:
             model |= {name: value for name, value in changes.items() if name not in ("optimizer", "without")}
             state |= changes.get("optimizer", {})

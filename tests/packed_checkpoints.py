@@ -161,19 +161,25 @@ def fp8(
 
 
 def model(root: Path, decoder: Decoder, pack: Callable[[str, tuple[int, int], int], tuple[Tensors, np.ndarray]],
-          settings: dict[str, Any] | None, *, shards: int = 1, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
-    """Write a checkpoint whose linear layers are packed; what every matrix is, by its dense name."""
+          settings: dict[str, Any] | None, *, shards: int = 1, header: Callable[[tuple[int, int]], Any] | None = None,
+          **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Write a checkpoint whose linear layers are packed; what every matrix is, by its dense name.
+
+    ``header`` gives what ``__metadata__`` says of a matrix of this shape.
+    """
     tensors: Tensors = {}
+    metadata = {"format": "pt"}
     values: dict[str, np.ndarray] = {}
     for seed, (name, array) in enumerate(decoder.tensors().items()):
         if name.endswith(LINEAR):
             arrays, values[name] = pack(name.removesuffix(".weight"), array.shape, seed)
             tensors |= arrays
+            metadata |= {name: json.dumps(header(array.shape))} if header else {}
         else:
             tensors[name] = bf16(array)
             values[name] = bf16_values(array)
     facts = {"torch_dtype": "bfloat16", "quantization_config": settings or ...}
-    save(root, decoder.config(**{**facts, **config}), tensors, shards=shards, metadata={"format": "pt"})
+    save(root, decoder.config(**{**facts, **config}), tensors, shards=shards, metadata=metadata)
     return values
 
 
@@ -361,6 +367,85 @@ def torchao_float8_model(root: Path, decoder: Decoder, *, rows: bool = True, **c
     return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {}}, **config)
 
 
+def torchao_offsets_model(root: Path, decoder: Decoder, *, tiles: bool = False, group: int = 32, said: bool = True,
+                          symmetric: bool = False, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Codes of 4 bits around 8, with numbers that are added: two in a byte, or as tensor cores take them.
+
+    Scales have four significant bits, and the numbers that are added are halves of them.
+    """
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        rows, columns = (-(-shape[0] // 8) * 8, -(-shape[1] // 1024) * 1024) if tiles else shape
+        codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+        scale = (rng.integers(8, 16, (rows, columns // group)) * 2.0 ** rng.integers(-12, -9)).astype(np.float32)
+        zero = (0 if symmetric else rng.integers(-8, 8, scale.shape) + 0.5) * scale.astype(np.float32)
+        values = (codes - 8.0) * scale.repeat(group, 1) + zero.astype(np.float32).repeat(group, 1)
+        numbers = [bf16(np.ascontiguousarray(part.T.astype(np.float32))) for part in (scale, zero)]
+        if not tiles:
+            made = {"qdata": nibbles(codes ^ 8).view(np.int8), "scale": numbers[0], "zero_point": numbers[1]}
+        else:
+            both = np.stack([np.frombuffer(part.data, np.uint16).reshape(part.shape) for part in numbers], 2)
+            # row of eight, tile, word, eighth, lane, half -> row tile, column tile, row, lane, word, half, eighth
+            each = codes.reshape(rows // 8, 8, columns // 128, 4, 4, 4, 2).transpose(0, 2, 1, 5, 3, 6, 4)
+            shifts = 4 * np.arange(8, dtype=np.uint32)
+            words_ = (each.reshape(-1, 8).astype(np.uint32) << shifts).sum(1, dtype=np.uint32).view(np.int32)
+            made = {
+                "qdata": words_.reshape(rows // 8, columns // 128, 32, 4),
+                "scale_and_zero": Raw("BF16", both.shape, both.tobytes()),
+            }
+        return {f"{module}._weight_{name}": array for name, array in made.items()}, values[: shape[0], : shape[1]]
+
+    def header(shape: tuple[int, int]) -> Any:
+        name = "Int4TilePackedTo4dTensor" if tiles else "Int4Tensor"
+        return {"_type": name, "_data": {"block_size": [1, group], "shape": shape}} if said else {}
+
+    return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {}}, header=header, **config)
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Two codes a byte, the first in the lower half."""
+    packed: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
+    return packed
+
+
+def in_blocks(scales: np.ndarray) -> np.ndarray:
+    """Scales ``[R, G]`` in blocks of 128 rows and 4 groups, filled up: those of rows 32 apart are neighbors."""
+    rows, groups = scales.shape
+    filled = np.pad(scales, ((0, -rows % 128), (0, -groups % 4)))
+    each = filled.reshape(len(filled) // 128, 4, 32, -1, 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(each).reshape(len(filled) // 4, -1)
+
+
+def torchao_mx_model(root: Path, decoder: Decoder, *, kind: str = "mxfp4", blocks: bool = False, factor: bool = False,
+                     **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """MXTensor and NVFP4Tensor, with scales in rows or in blocks."""
+    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        size = 16 if kind == "nvfp4" else 32
+        low, high = (8, 0x7F) if kind == "nvfp4" else (100, 130)
+        scales = rng.integers(low, high, (shape[0], shape[1] // size)).astype(np.uint8)
+        number = fp8_values()[scales].astype(np.float32) if kind == "nvfp4" else np.exp2(scales - np.float32(127))
+        stored = in_blocks(scales) if blocks else scales
+        made = {"scale": Raw("F8_E4M3" if kind == "nvfp4" else "F8_E8M0", stored.shape, stored.tobytes())}
+        if factor:
+            made["per_tensor_scale"] = one = np.array(rng.uniform(1e-4, 1e-2), np.float32)
+            number = number * one
+        if kind == "mxfp8":
+            codes = rng.integers(0, 0x7F, shape).astype(np.uint8) | rng.integers(0, 2, shape).astype(np.uint8) << 7
+            made["qdata"], table = Raw("F8_E4M3", shape, codes.tobytes()), fp8_values().astype(np.float32)
+        else:
+            codes = rng.integers(0, 16, shape).astype(np.uint8)
+            made["qdata"], table = nibbles(codes), e2m1
+        return {f"{module}._weight_{name}": array for name, array in made.items()}, table[codes] * number.repeat(
+            size, 1
+        )
+
+    return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {}}, **config)
+
+
 def quark_model(root: Path, decoder: Decoder, *, kind: str = "int4", ordered: bool = False,
                 **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
     """AWQ's words under other names, of two's complements if they are signed; or FP8 with a scale a row."""
@@ -386,33 +471,35 @@ def quark_model(root: Path, decoder: Decoder, *, kind: str = "int4", ordered: bo
     return model(root, decoder, pack, settings, **config)
 
 
+def hqq(module: str, shape: tuple[int, int], seed: int, *, bits: int = 4, group: int = 32, axis: int = 1,
+        floats: bool = False) -> tuple[Tensors, np.ndarray]:  # fmt: skip
+    """Codes in parts of the matrix, and zero points of float16, with settings as arrays beside them."""
+    rng = np.random.default_rng(seed)
+    lines = (-1, group) if axis else (group, -1)
+    codes = rng.integers(0, 1 << bits, shape).reshape(lines)
+    many = (len(codes), 1) if axis else (1, codes.shape[1])
+    scale, zero = (rng.uniform(low, high, many).astype(np.float16) for low, high in ((0.01, 0.1), (0, 1 << bits)))
+    values = ((codes.astype(np.float16) - zero) * scale).reshape(shape)
+    parts, dtype = (10, np.uint32) if bits == 3 else (8 // bits, np.uint8)
+    padded = np.pad(codes, ((0, -len(codes) % parts), (0, 0))).reshape(parts, -1, codes.shape[1]).astype(dtype)
+    packed = np.zeros(padded.shape[1:], dtype)
+    for part in padded:
+        packed = packed << dtype(bits % 8) | part
+    raw = Raw("I32" if bits == 3 else "U8", packed.shape, packed.tobytes())
+    if floats:
+        raw = Raw("F16", (packed.shape[0], packed.shape[1] // 2), packed.tobytes())
+    said = {"packing": f"{bits}bit_{'32' if bits == 3 else 'u8'}", "compute_dtype": "torch.float16"}
+    return {
+        f"{module}.W_q": raw, f"{module}.scale": scale, f"{module}.zero": zero,
+        f"{module}.shape": np.array(shape), f"{module}.axis": np.array(axis, np.int32),
+        f"{module}.group_size": np.array(group, np.int32), f"{module}.nbits": np.array(bits, np.int32),
+        **{f"{module}.{key}": np.frombuffer(text.encode(), np.uint8) for key, text in said.items()},
+    }, values.astype(np.float64)  # fmt: skip
+
+
 def hqq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, axis: int = 1, floats: bool = False,
               **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
-    """Codes in parts of the matrix, and zero points of float16, with settings as arrays beside them."""
-
-    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
-        rng = np.random.default_rng(seed)
-        lines = (-1, group) if axis else (group, -1)
-        codes = rng.integers(0, 1 << bits, shape).reshape(lines)
-        many = (len(codes), 1) if axis else (1, codes.shape[1])
-        scale, zero = (rng.uniform(low, high, many).astype(np.float16) for low, high in ((0.01, 0.1), (0, 1 << bits)))
-        values = ((codes.astype(np.float16) - zero) * scale).reshape(shape)
-        parts, dtype = (10, np.uint32) if bits == 3 else (8 // bits, np.uint8)
-        padded = np.pad(codes, ((0, -len(codes) % parts), (0, 0))).reshape(parts, -1, codes.shape[1]).astype(dtype)
-        packed = np.zeros(padded.shape[1:], dtype)
-        for part in padded:
-            packed = packed << dtype(bits % 8) | part
-        raw = Raw("I32" if bits == 3 else "U8", packed.shape, packed.tobytes())
-        if floats:
-            raw = Raw("F16", (packed.shape[0], packed.shape[1] // 2), packed.tobytes())
-        said = {"packing": f"{bits}bit_{'32' if bits == 3 else 'u8'}", "compute_dtype": "torch.float16"}
-        return {
-            f"{module}.W_q": raw, f"{module}.scale": scale, f"{module}.zero": zero,
-            f"{module}.shape": np.array(shape), f"{module}.axis": np.array(axis, np.int32),
-            f"{module}.group_size": np.array(group, np.int32), f"{module}.nbits": np.array(bits, np.int32),
-            **{f"{module}.{key}": np.frombuffer(text.encode(), np.uint8) for key, text in said.items()},
-        }, values.astype(np.float64)  # fmt: skip
-
+    pack = partial(hqq, bits=bits, group=group, axis=axis, floats=floats)
     return model(root, decoder, pack, {"quant_method": "hqq"}, **config)
 
 
@@ -430,8 +517,10 @@ def arrays_of(source: Path) -> dict[str, Raw]:
 
 
 def rewritten(source: Path, change: Callable[[Tensors, dict[str, Any]], None]) -> None:
-    """Change the arrays or the configuration of a checkpoint of one file."""
+    """Change the arrays, the configuration or, by its key ``metadata``, the header of a checkpoint of one file."""
     tensors: Tensors = {**arrays_of(source)}
     config = json.loads((source / "config.json").read_text())
+    with (source / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
     change(tensors, config)
-    save(source, config, tensors, metadata={"format": "pt"})
+    save(source, config, tensors, metadata=header | config.pop("metadata", {}))

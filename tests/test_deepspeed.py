@@ -45,6 +45,16 @@ def test_shares_of_any_number_of_processes(stage: int, of: int, tmp_path: Path, 
     }
 
 
+@pytest.mark.parametrize("of", [1, 2])
+def test_gaps_between_parameters_are_left_out(tmp_path: Path, ckconv: Run, of: int) -> None:
+    """DeepSpeed 0.19 may begin each parameter of ZeRO 1 and 2 at a multiple of some elements, and says so."""
+    root = deepspeed(tmp_path / "in", 2, of, gaps=[[1, 5], [2]])
+    done = ckconv("convert", root, tmp_path / "m.safetensors")
+    assert done.code == 0, done.err
+    found = load_file(tmp_path / "m.safetensors")
+    assert {name: found[name].tolist() for name in parameters()} == {n: a.tolist() for n, a in parameters().items()}
+
+
 def test_without_shares_the_module_is_the_model(tmp_path: Path, ckconv: Run) -> None:
     root = deepspeed(tmp_path / "in", 2)
     for path in root.glob("*_optim_states.pt"):
@@ -131,6 +141,43 @@ BROKEN: dict[str, tuple[int, dict[str, Any], str]] = {
     ),
     "a frozen part of another size": (
         3, {"frozen_param_fragments": {"c.weight": np.zeros(4, np.float32)}}, "types or sizes differ"
+    ),
+    "a frozen shape of another size": (
+        2, {"frozen_param_shapes": {"c.weight": (7,)}}, "is [7], and what is frozen of it has 5 values, not 7"
+    ),
+    "a frozen shape that is smaller": (
+        1, {"frozen_param_shapes": {"c.weight": (4,)}}, "is [4], and what is frozen of it has 5 values, not 4"
+    ),
+    "frozen parts of a smaller shape": (
+        3, {"frozen_param_shapes": {"c.weight": (4,)}}, "is [4], and each of 2 parts of it has 3 values, not 2"
+    ),
+    "a name in two groups": (
+        1, {"param_shapes": [GROUPS[0], {"a.weight": (2, 7)}]}, "lists 'a.weight' twice, as [3, 5] and as [2, 7]"
+    ),
+    "a name in two groups of ZeRO 3": (
+        3, {"param_shapes": [GROUPS[0], {"a.bias": (2, 7)}]}, "lists 'a.bias' twice, as [3] and as [2, 7]"
+    ),
+    "a name that is frozen, too": (
+        2, {"param_shapes": [GROUPS[0], {"c.weight": (2, 7)}]}, "lists 'c.weight' twice, as [5] and as [2, 7]"
+    ),
+    "a share in the place of a parameter": (
+        3, {"shared_params": {"b.weight": "a.weight"}},
+        "says 'b.weight' is 'a.weight' in shared_params, [3, 5], and has [2, 7] of its own under that name",
+    ),
+    "a share in the place of what is frozen": (
+        1, {"shared_params": {"c.weight": "a.bias"}}, "[3], and has [5] of its own under that name"
+    ),
+    "a share in the place of a buffer": (
+        2, {"shared_params": {"rope.inv_freq": "a.weight"}}, "[3, 5], and has [3] of its own under that name"
+    ),
+    "gaps of other parameters": (
+        1, {"optimizer": {"param_alignment_paddings": [[0, 0]]}}, "for another number of parameters than it lists"
+    ),
+    "gaps that are no numbers": (
+        2, {"optimizer": {"param_alignment_paddings": [[0, "1"], [0]]}}, "that are no numbers of elements"
+    ),
+    "gaps beyond the values": (
+        2, {"optimizer": {"param_alignment_paddings": [[9, 0], [0]]}}, "whose values are not there"
     ),
     "a group too few": (1, {"param_shapes": [GROUPS[0]]}, "lists 1 group of parameters, and a process holds 2"),
     "a group too many": (2, {"param_shapes": [*GROUPS, {}]}, "lists 3 groups of parameters, and a process holds 2"),

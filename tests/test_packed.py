@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Decoder
+from checkpoints import Decoder, save
 from packed_checkpoints import (
     arrays_of,
     awq_model,
@@ -20,12 +22,15 @@ from packed_checkpoints import (
     compressed_model,
     fp8_model,
     gptq_model,
+    hqq,
     hqq_model,
     planes,
     quark_model,
     scaled_fp8_model,
     torchao_float8_model,
     torchao_model,
+    torchao_mx_model,
+    torchao_offsets_model,
 )
 from safetensors import safe_open
 
@@ -150,6 +155,21 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
     "torchao int6": (partial(torchao_model, bits=6, group=32, zeros=True), "torchao, 6-bit, groups of 32: 7 matrices"),
     "torchao float8 of rows": (torchao_float8_model, "torchao, 8-bit, scales of whole rows: 7 matrices"),
     "torchao float8": (partial(torchao_float8_model, rows=False), "torchao, 8-bit, one scale a matrix: 7 matrices"),
+    "torchao int4 with offsets": (
+        torchao_offsets_model,
+        "torchao, 4-bit with offsets, groups of 32: 7 matrices",
+    ),
+    "torchao int4 in tiles": (
+        partial(torchao_offsets_model, tiles=True),
+        "torchao, 4-bit with offsets in tiles, groups of 32: 7 matrices",
+    ),
+    "torchao mxfp4": (torchao_mx_model, "torchao, mxfp4 4-bit group 32: 7 matrices"),
+    "torchao mxfp8": (partial(torchao_mx_model, kind="mxfp8"), "torchao, mxfp8 8-bit group 32: 7 matrices"),
+    "torchao nvfp4": (partial(torchao_mx_model, kind="nvfp4"), "torchao, nvfp4 4-bit group 16: 7 matrices"),
+    "torchao nvfp4, scaled scales": (
+        partial(torchao_mx_model, kind="nvfp4", factor=True),
+        "torchao, NVFP4, groups of 16: 7 matrices",
+    ),
     "Quark int4": (quark_model, "Quark, 4-bit, groups of 32: 7 matrices"),
     "Quark uint4 in order": (
         partial(quark_model, kind="uint4", ordered=True),
@@ -208,8 +228,53 @@ def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
         assert np.array_equal(value.astype(np.float32), value), "float32 holds it"
     config = json.loads((out / "config.json").read_text())
     assert "quantization_config" not in config
+    with safe_open(out / "model.safetensors", "numpy") as file:
+        assert not {*file.metadata()} & {*expected}, "nothing is said of a class of matrices that are decoded"
     assert config["torch_dtype"] == "float32"
     assert "model.layers.0.self_attn.q_proj.weight" in ckconv("inspect", out).out
+
+
+def test_matrices_of_any_shape_are_what_their_codes_say(tmp_path: Path, ckconv) -> None:
+    """Of one column, of one row, and of a few; a block of one number is a block all the same."""
+    tensors, values = dict[str, Any](), dict[str, np.ndarray]()
+    shapes = [(16, 1), (1, 16), (80, 1), (8, 2), (1, 80), (40, 3), (2, 8)]
+    for seed, (bits, axis, shape) in enumerate(itertools.product((8, 4, 3, 2, 1), (0, 1), shapes)):
+        group, lines = (shape[1], shape[0]) if axis else (shape[0], shape[0])
+        if bits != 3 and lines % (8 // bits):
+            continue
+        name = f"a{seed}"
+        arrays, values[f"{name}.weight"] = hqq(name, shape, seed, bits=bits, axis=axis, group=group)
+        tensors |= arrays
+    assert len(values) > 40
+    config = {"model_type": "unheard-of", "quantization_config": {"quant_method": "hqq"}}
+    save(tmp_path / "in", config, tensors, metadata={"format": "pt"})
+    done = ckconv("convert", tmp_path / "in", f"{tmp_path}/out/", "--to", "safetensors", "--dequantize")
+    assert done.code == 0, done.err
+    found = values_of(tmp_path / "out")
+    assert {name: found[name].tolist() for name in values} == {name: value.tolist() for name, value in values.items()}
+
+
+@pytest.mark.parametrize("how", [{}, {"kind": "mxfp8"}, {"kind": "nvfp4"}, {"kind": "nvfp4", "factor": True}])
+def test_scales_in_blocks_are_those_in_rows(tmp_path: Path, ckconv, how: dict[str, Any]) -> None:
+    """Of k and v there are 176 rows: a block of 128, 32 of the next, and half as many."""
+    decoder = Decoder(layers=1, hidden=128, heads=16, kv_heads=2, head_dim=88, ffn=128)
+    rows, blocks = tmp_path / "rows" / "model", tmp_path / "blocks" / "model"
+    torchao_mx_model(rows, decoder, **how)
+    torchao_mx_model(blocks, decoder, blocks=True, **how)
+    assert ckconv("diff", rows, blocks).code == 0
+    kind = how.get("kind", "mxfp4")
+    flags = ("--tensor-scales",) if how.get("factor") else ()
+    for target, held in (("gguf", {"mxfp8": "BF16"}.get(kind, kind.upper())), ("mlx", kind)):
+        if target == "mlx" and flags:
+            continue
+        made = []
+        for source in (rows, blocks):
+            out = source.parent / ("mlx" if target == "mlx" else "m.gguf")
+            done = ckconv("convert", source, f"{out}/" if target == "mlx" else out, "--to", target, *flags)
+            assert done.code == 0, done.err
+            made.append(out / "model.safetensors" if target == "mlx" else out)
+        assert made[0].read_bytes() == made[1].read_bytes()
+        assert held in ckconv("inspect", made[1]).out
 
 
 @pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 in blocks"])

@@ -28,6 +28,8 @@ from packed_checkpoints import (
     scaled_fp8_model,
     torchao_float8_model,
     torchao_model,
+    torchao_mx_model,
+    torchao_offsets_model,
 )
 
 DECODER = Decoder(layers=1, hidden=64, ffn=160)
@@ -37,7 +39,18 @@ Change = Callable[[Tensors, dict[str, Any]], None]
 
 def array(suffix: str, dtype: str, *shape: int) -> Change:
     """Another array of zeros in the place of one of the query projection's."""
-    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1, "I8": 1}[dtype]
+    size = {
+        "I32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "F32": 4,
+        "I64": 8,
+        "F8_E4M3": 1,
+        "F8_E8M0": 1,
+        "F8_E5M2": 1,
+        "U8": 1,
+        "I8": 1,
+    }[dtype]
 
     def change(tensors: Tensors, config: dict[str, Any]) -> None:
         tensors[Q + suffix] = Raw(dtype, shape, bytes(int(np.prod(shape)) * size))
@@ -79,12 +92,18 @@ def filled(suffix: str, dtype: str, value: int) -> Change:
     return change
 
 
-def tiles(tensors: Tensors, config: dict[str, Any]) -> None:
-    """int4 as tensor cores take it."""
-    for suffix in ("qdata", "scale", "zero_point"):
-        without(f"._weight_{suffix}")(tensors, config)
-    array("._weight_qdata", "I32", 8, 4, 32, 4)(tensors, config)
-    array("._weight_scale_and_zero", "BF16", 2, 64, 2)(tensors, config)
+def groups_of_others(tensors: Tensors, config: dict[str, Any]) -> None:
+    for name in ("scale", "zero_point"):
+        array(f"._weight_{name}", "BF16", 3, 64)(tensors, config)
+
+
+def shape(value: Any) -> Change:
+    """Another shape in what the file says of the query projection."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["metadata"] = {f"{Q}.weight": json.dumps({"_data": {"shape": value}})}
+
+    return change
 
 
 STATE = ".weight.quant_state.bitsandbytes__nf4"
@@ -108,6 +127,8 @@ ROUND = partial(gptq_model, auto_round="auto_round:auto_gptq")
 ROUND_AWQ = partial(awq_model, auto_round=True, bits=5)
 AO = partial(torchao_model, bits=4, group=32, zeros=True)
 AO8, QUARK8 = torchao_float8_model, partial(quark_model, kind="fp8_e4m3")
+OFFSETS, TILES = torchao_offsets_model, partial(torchao_offsets_model, tiles=True)
+MX, NV = partial(torchao_mx_model, kind="mxfp8"), partial(torchao_mx_model, kind="nvfp4", factor=True)
 QUARK = quark_model
 HQQ = hqq_model
 WORDS3 = partial(compressed_model, bits=3, symmetric=False)
@@ -210,6 +231,51 @@ BROKEN = {
     "torchao, no codes": (AO, without("._weight_qdata"), "belongs to no quantized matrix"),
     "torchao, another method": (AO, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as torchao"),
     "torchao, scales of no groups": (AO, array("._weight_scale", "BF16", 64, 0), "_weight_scale has shape [64, 0]"),
+    "offsets, scales of other rows": (OFFSETS, array("._weight_scale", "BF16", 2, 32), "and the matrix 64 rows"),
+    "offsets, as many as others": (OFFSETS, array("._weight_zero_point", "BF16", 1, 64), "has shape [1, 64]"),
+    "offsets of another type": (
+        OFFSETS,
+        array("._weight_zero_point", "F16", 2, 64),
+        "is BF16 and _weight_zero_point F16",
+    ),
+    "offsets, groups that do not divide": (
+        OFFSETS,
+        groups_of_others,
+        "groups of 21 do not divide rows of 64",
+    ),
+    "offsets, no scales": (OFFSETS, without("._weight_scale"), "belongs to no quantized matrix"),
+    "tiles of other lanes": (TILES, array("._weight_qdata", "I32", 8, 8, 16, 4), "tiles are [.., .., 32, 4]"),
+    "tiles of three axes": (TILES, array("._weight_qdata", "I32", 8, 8, 128), "tiles are [.., .., 32, 4]"),
+    "tiles, numbers of other rows": (
+        TILES,
+        array("._weight_scale_and_zero", "BF16", 32, 8, 2),
+        "_weight_scale_and_zero has shape [32, 8, 2]",
+    ),
+    "tiles, groups that do not divide": (
+        TILES,
+        array("._weight_scale_and_zero", "BF16", 3, 64, 2),
+        "3 groups do not divide rows of 1,024",
+    ),
+    "tiles, groups of 8": (
+        TILES,
+        array("._weight_scale_and_zero", "BF16", 128, 64, 2),
+        "128 groups do not divide rows of 1,024",
+    ),
+    "tiles, no numbers": (TILES, without("._weight_scale_and_zero"), "belongs to no quantized matrix"),
+    "tiles, a larger shape": (TILES, shape([64, 4096]), "tiles have 64 rows of 1,024 columns"),
+    "tiles, a shape of one": (TILES, shape([64]), "says shape [64], and a matrix has two lengths"),
+    "tiles, a negative shape": (TILES, shape([64, -1]), "says shape [64, -1], and a matrix has two lengths"),
+    "MX, scales of other groups": (MX, array("._weight_scale", "F8_E8M0", 64, 4), "_weight_scale has shape [64, 4]"),
+    "MX, scales of three axes": (MX, array("._weight_scale", "F8_E8M0", 2, 64, 2), "scale has shape [2, 64, 2]"),
+    "MX, scales in blocks of more rows": (MX, array("._weight_scale", "F8_E8M0", 64, 16), "scale has shape [64, 16]"),
+    "MX, rows that are no groups": (MX, array("._weight_qdata", "F8_E4M3", 64, 40), "groups of 32 do not divide"),
+    "MX, codes of no rows": (MX, array("._weight_qdata", "F8_E4M3", 0, 64), "_weight_qdata has shape [0, 64]"),
+    "MX, another method": (MX, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as torchao"),
+    "NVFP4, scales of other rows": (NV, array("._weight_scale", "F8_E4M3", 32, 4), "scale has shape [32, 4]"),
+    "NVFP4, many scales of scales": (NV, array("._weight_per_tensor_scale", "F32", 4), "has shape [4]"),
+    "NVFP4, scales of scales a row": (NV, array("._weight_per_tensor_scale", "F32", 64, 1), "has shape [64, 1]"),
+    "NVFP4, no scales": (NV, without("._weight_scale"), "belongs to no quantized matrix"),
+    "NVFP4, rows that are no groups": (NV, array("._weight_qdata", "U8", 64, 20), "groups of 16 do not divide"),
     "HQQ, no scales": (HQQ, without(".scale"), "there is no scale"),
     "HQQ, no zero points": (HQQ, without(".zero"), "there is no zero"),
     "HQQ, no shape": (HQQ, without(".shape"), "there is no shape"),
@@ -343,11 +409,19 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
             "weights and activations are rotated (rotation_config)",
         ),
         (ROUND, says(packing_format="auto_round:marlin"), "7 of GPTQ with packing_format auto_round:marlin"),
-        (AO, array("._weight_scale", "BF16", 2, 64), "1 of torchao's Int4Tensor"),
         (AO, array("._weight_qdata", "U8", 64, 32), "1 of torchao's tensor"),
         (AO, array("._weight_zero_point", "BF16", 64, 2), "1 of torchao's tensor with zero points that are floats"),
         (AO, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
-        (AO, tiles, "1 of torchao's Int4TilePackedTo4dTensor"),
+        (
+            TILES,
+            array("._weight_qdata", "I32", 2, 8, 8, 32, 4),
+            "1 of torchao's Int4TilePackedTo4dTensor of several matrices",
+        ),
+        (TILES, array("._weight_qdata", "U8", 8, 8, 32, 4), "1 of torchao's Int4TilePackedTo4dTensor of U8"),
+        (TILES, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
+        (MX, array("._weight_qdata", "F8_E4M3", 2, 64, 64), "1 of torchao's tensors of several matrices"),
+        (MX, array("._weight_qdata", "F8_E5M2", 64, 64), "1 of torchao's tensor of F8_E5M2"),
+        (OFFSETS, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
         (QUARK, says(global_quant_config={"weight": {"dtype": "int3"}}), "7 of Quark's int3"),
         (QUARK, says(layer_quant_config={"*.down_proj": {}}), "7 of Quark's int4 with other types for some layers"),
         (QUARK, array(".weight", "I8", 64, 64), "1 of Quark's int4"),

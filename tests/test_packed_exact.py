@@ -23,6 +23,7 @@ from packed_checkpoints import (
     planes,
     quark_model,
     torchao_model,
+    torchao_offsets_model,
 )
 from safetensors import safe_open
 
@@ -56,6 +57,9 @@ EXACT = {
     "compressed-tensors, 3 bits": (partial(compressed_model, bits=3), "Q4_0", (3, 32)),
     "torchao int4": (partial(torchao_model, bits=4, group=32), "Q4_0", (4, 32)),
     "torchao int8": (torchao_model, "Q8_0", (8, 128)),
+    "torchao int4 with offsets": (torchao_offsets_model, "Q4_1", (4, 32)),
+    "torchao int4 with offsets of 0": (partial(torchao_offsets_model, symmetric=True), "Q4_0", (4, 32)),
+    "torchao int4 in tiles": (partial(torchao_offsets_model, tiles=True), "Q4_1", (4, 32)),
     "Quark int4": (quark_model, "Q8_0", (4, 32)),
     "AWQ": (partial(awq_model, group=128), "Q8_0", (4, 128)),
     "compressed-tensors, 4 bits": (compressed_model, "Q4_0", (4, 32)),

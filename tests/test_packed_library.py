@@ -54,7 +54,12 @@ NAMES = (
     "quark-int4",
     "torchao-float8",
     "torchao-int4",
+    "torchao-int4-plain",
+    "torchao-int4-tiles",
     "torchao-int8",
+    "torchao-mxfp4",
+    "torchao-mxfp8",
+    "torchao-nvfp4",
 )
 
 

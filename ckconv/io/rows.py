@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, float32
+from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, Kind, float32
 from ckconv.core.layouts import Box, Layout, Strip, boxes
 from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
@@ -18,7 +18,7 @@ from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import made_at_once
 from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
-from ckconv.quant.packed import scheme_of
+from ckconv.quant.packed import Scheme, scheme_of
 from ckconv.quant.packings.module import Tile
 
 if TYPE_CHECKING:
@@ -174,9 +174,8 @@ class PackedRows:
     """
 
     def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
-        scheme = scheme_of(tensor.dtype)
-        assert scheme is not None
-        self._scheme, self._columns = scheme, tensor.layout.stored_cols
+        # A triple has none, and what unpacks one asks for none.
+        self._scheme, self._columns = cast(Scheme, scheme_of(tensor.dtype)), tensor.layout.stored_cols
         self._modules = [
             (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
             for packed in tensor.packed
@@ -388,7 +387,7 @@ class RowReader:
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
         """Convert columns of the rows at these indices; count changed values."""
-        if self._merged or self.dtype.block > 1:
+        if self._merged or self.dtype.kind is Kind.BLOCK:  # of another quantizer's single column one number is a block
             return _columns(self.gather(canonical), conversion, low, high)
         return conversion.apply(self._gather(canonical, low, high))
 
@@ -540,7 +539,7 @@ def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[R
     Of blocks only those are decoded that hold one of the columns; what stands side by side in a row cannot be cut.
     """
     source, target = conversion.source, conversion.target
-    if source.block == 1 or conversion.action is Action.COPY:
+    if source.kind is not Kind.BLOCK or conversion.action is Action.COPY:
         return conversion.apply(np.ascontiguousarray(rows[:, source.nbytes(low) : source.nbytes(high)]))
     first, last = 0, rows.shape[1] // source.size
     if not side_by_side(source):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import Layout, plain
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
@@ -183,7 +184,7 @@ def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
 
 def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
     """Whether every element stays in place, so that rows need no gathering."""
-    elementwise = conversion.source.block == conversion.target.block == 1
+    elementwise = Kind.BLOCK not in (conversion.source.kind, conversion.target.kind)
     complete = layout.elements == layout.rows * layout.cols and reader.tensor.merge is None
     alike = replace(reader.layout, shift=layout.shift, scale=layout.scale)
     return elementwise and complete and alike.same_bytes_as(layout)

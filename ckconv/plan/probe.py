@@ -168,7 +168,7 @@ def _without_number(tensor: Tensor, files: Files) -> int:
 
     triple, count = triple_of(tensor.dtype), 0
     if triple is not None:
-        for _, rows in canonical_pieces(RowReader(tensor.planes[1], files)):
+        for rows, _ in _numbers(tensor, files):
             whole = triple.quantization.has_biases
             count += int(np.isnan(to_float32(rows, triple.number)).sum()) if whole else no_numbers(rows, triple)
         return count
@@ -199,6 +199,23 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     return count
 
 
+def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]:
+    """Rows of the scales of a triple, and of its biases, in pieces."""
+    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
+    from ckconv.quant.mlx import split_planes
+
+    triple = triple_of(tensor.dtype)
+    assert triple is not None
+    if tensor.packed:
+        for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
+            _, scales, *biases = split_planes(rows, triple)
+            yield scales, biases[0] if biases else None
+        return
+    _, own, *beside = (RowReader(plane, files) for plane in tensor.planes)
+    for start, rows in canonical_pieces(own):
+        yield rows, beside[0].rows(start, start + len(rows)) if beside else None
+
+
 def _factors(tensor: Tensor, files: Files) -> list[float]:
     """Factors of the scales of each stacked matrix."""
     import numpy as np
@@ -226,8 +243,7 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
     triple, unfit, middle = triple_of(tensor.dtype), 0, True
     if triple is not None:
-        _, scales, biases = (RowReader(plane, files) for plane in tensor.planes)
-        each = (of_triple(triple, rows, biases.rows(n, n + len(rows))) for n, rows in canonical_pieces(scales))
+        each = (of_triple(triple, scales, biases) for scales, biases in _numbers(tensor, files) if biases is not None)
     else:
         whole = (rows for _, rows in canonical_pieces(RowReader(tensor, files)))
         found = numbers_alone(tensor, lambda array: RowReader(array, files)) if tensor.packed else whole
@@ -264,7 +280,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
 
     Their numbers alone decide.
     """
-    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
+    from ckconv.io.rows import RowReader, numbers_alone
     from ckconv.quant.affine import unfit
     from ckconv.quant.packed import is_scaled
     from ckconv.quant.reexpress import beyond_bf16, numbers_of, products, scale_bytes
@@ -282,9 +298,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
                 yield lambda block, whatever, parts=parts: int(unfit(parts, block, whatever=whatever).sum())
         return
     quantization = triple.quantization
-    _, scales, *biases = (RowReader(plane, files) for plane in tensor.planes)
-    for start, rows in canonical_pieces(scales):
-        beside = biases[0].rows(start, start + len(rows)) if biases else None
+    for rows, beside in _numbers(tensor, files):
 
         def count(block: DType, whatever: bool, rows: Rows = rows, beside: Rows | None = beside) -> int:
             recipe = find(quantization, block)

@@ -33,8 +33,12 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
-#: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type.
-INT, PARTS, REAL, E4M3, E2M1, NF4, FP4 = "int", "int/127", "real", "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
+#: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type; of ``SUM`` those are added to the
+#: products: value = (code - 2 ** (bits - 1)) * scale + zero.
+INT, PARTS, REAL, SUM, E4M3, E2M1, NF4, FP4 = (
+    *("int", "int/127", "real", "sum", "E4M3", "E2M1", "NF4"),
+    "bitsandbytes FP4",
+)
 
 #: What the sixteen codes of bitsandbytes stand for (``get_4bit_type`` of its ``functional.py``, 0.50), as float32.
 MAPS = {
@@ -89,7 +93,8 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
 
     A group is a block, or a whole row where groups are not alike.
     """
-    of = {INT: f"int{scheme.bits}", REAL: f"HQQ int{scheme.bits}", E4M3: "FP8", E2M1: "FP4"}.get(
+    bits = f"int{scheme.bits}"
+    of = {INT: bits, REAL: f"HQQ {bits}", SUM: f"{bits} and sum", E4M3: "FP8", E2M1: "FP4"}.get(
         scheme.codes, scheme.codes
     )
     one = columns % scheme.group or scheme.factor or scheme.ordered or scheme.group == 1
@@ -105,7 +110,7 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
 
 
 def _zero_bytes(scheme: Scheme) -> int:
-    return scheme.zeros * (scheme.number.size if scheme.codes == REAL else 1)
+    return scheme.zeros * (scheme.number.size if scheme.codes in (REAL, SUM) else 1)
 
 
 def scheme_of(dtype: DType) -> Scheme | None:
@@ -245,6 +250,12 @@ def decode(rows: Rows, dtype: DType) -> Floats:
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         if scheme.codes == REAL:
             return _computed(found, scheme.number)
+        if scheme.codes == SUM:
+            assert found.zeros is not None
+            values = found.codes.astype(np.float32) - np.float32(1 << scheme.bits - 1)
+            _each(values, scales, where, np.multiply)
+            _each(values, scale_values(found.zeros, scheme.number), where, np.add)
+            return values
         if found.zeros is None:
             values = looked_up(_table(scheme.codes), found.codes)
         else:

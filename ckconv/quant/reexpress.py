@@ -12,7 +12,7 @@ from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
 from ckconv.quant.mlx import Quantization, Triple, split_planes, triple_of
-from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, Scheme, is_scaled, numbers, rows_of, scheme_of
+from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, SUM, Scheme, is_scaled, numbers, rows_of, scheme_of
 from ckconv.quant.repack import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,21 @@ def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     assert found.zeros is not None  # of integers
     kept = found.codes if codes else found.codes[:, :0]
     return Affine(found.scheme.bits, dtype.block, kept, found.scales, zero=found.zeros.astype(np.int16))
+
+
+def of_sums(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
+    """Rows of integers with numbers that are added: NaN for a bias that float32 does not hold."""
+    import numpy as np
+
+    found = packed.numbers(rows, dtype)
+    scheme = found.scheme
+    assert found.zeros is not None
+    with np.errstate(all="ignore"):
+        added = packed.scale_values(found.zeros, scheme.number).astype(np.float64)
+        wanted = added - found.scales.astype(np.float64) * (1 << scheme.bits - 1)
+        bias = wanted.astype(np.float32)
+        bias[bias != wanted] = np.nan
+    return Affine(scheme.bits, dtype.block, found.codes if codes else found.codes[:, :0], found.scales, bias=bias)
 
 
 def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = None) -> Affine:
@@ -254,7 +269,7 @@ class Numbers(NamedTuple):
     Attributes:
         bits: of a code.
         group: elements that share scale and zero point, or scale and bias.
-        has_zero: there is a zero point, no bias of its own.
+        has_zero: there is a zero point, or a bias that may be one times the scale.
         parts: codes and numbers of rows; ``codes=False`` for the numbers alone.
     """
 
@@ -282,9 +297,11 @@ def numbers_of(dtype: DType) -> Numbers | None:
     kind, scheme = SUPERBLOCKS.get(dtype), scheme_of(dtype)
     if kind is not None:
         return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype))
-    if scheme is None or scheme.codes != INT or scheme.ordered or scheme.factor:
+    if scheme is None or scheme.ordered or scheme.factor or not whole(dtype, 1):
         return None
-    if not whole(dtype, 1):
+    if scheme.codes == SUM and scheme.number is not F32:  # else products are rounded
+        return Numbers(scheme.bits, dtype.block, True, partial(of_sums, dtype=dtype))
+    if scheme.codes != INT:
         return None
     return Numbers(scheme.bits, dtype.block, True, partial(of_packed, dtype=dtype))
 

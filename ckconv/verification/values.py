@@ -138,10 +138,10 @@ def values_of(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, 
     """Values of rows, float64 ``[len(rows), columns]``, if decoded here."""
     if tensor.merge is not None:
         return None
+    if triple_of(tensor.dtype):
+        return _triple(tensor, files, rows)
     if tensor.packed:
         return _packed(tensor, files, rows, settings)
-    if tensor.planes:
-        return _triple(tensor, files, rows)
     reader = RowReader(tensor, files)
     if reader.dtype is not tensor.dtype:
         return None
@@ -230,7 +230,12 @@ def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles,
     if triple is None or not tensor.layout.whole_rows:
         return None
     q = triple.quantization
+    if len(tensor.packed) > 1:
+        return None
     raw = [RowReader(plane, files).gather(rows) for plane in tensor.planes]
+    if tensor.packed:  # scales are in blocks of 128 rows and 4 groups
+        stored = tensor.layout.start(rows) // tensor.layout.stored_cols
+        raw = [_rows_in_blocks(array.tensor, files, stored) for array in tensor.packed[0].arrays if array]
     codes = _codes(raw[0], q.bits)
     if q.has_biases:
         scales, biases = (_of_type(plane, triple.number) for plane in raw[1:])
@@ -239,8 +244,21 @@ def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles,
         wide = [np.repeat(numbers, q.group_size, axis=1) for numbers in (scales, biases)]
         return codes.astype(np.float64), wide[0], wide[1]
     table = _E2M1 if q.bits == 4 else _floats8(4, 3)
+    raw[1] = raw[1][:, : codes.shape[1] // q.group_size]  # they may be filled up
     scales = _floats8(4, 3)[raw[1]] if q.mode == "nvfp4" else np.exp2(raw[1].astype(np.float64) - 127)
     return table[codes], np.repeat(scales, q.group_size, axis=1), None
+
+
+def _rows_in_blocks(array: Tensor, files: Files, rows: Index) -> Rows:
+    """Rows of codes, or of scales in cuBLAS's blocks of 32 x 16 bytes for 128 rows and 4 groups."""
+    if array.layout.in_order:
+        return RowReader(array, files).gather(rows)
+    whole = array.layout
+    flat = replace(array, layout=plain(whole.elements // 16, 16), shape=(whole.elements // 16, 16))
+    block = (rows // 128)[:, None] * (whole.cols // 4) + np.arange(whole.cols // 4)
+    lines = RowReader(flat, files).gather((block * 32 + (rows % 32)[:, None]).reshape(-1))
+    four = lines.reshape(len(rows), -1, 4, 4)[np.arange(len(rows)), :, rows % 128 // 32]
+    return np.ascontiguousarray(four.reshape(len(rows), -1))
 
 
 def rounded(values: Doubles, dtype: DType) -> Doubles:
@@ -338,10 +356,21 @@ def _module(
         found = _of_type(arrays[2], scaled.tensor.dtype)
         assert found is not None
         zeros = found
+    elif scheme.codes == "sum":  # signed, or of tiles: word, then lane, then the halves of every byte
+        codes = _codes(raw, 4)
+        codes = codes - 16 * (codes > 7)
+        if first.tensor.dtype is DTYPES["U8"]:
+            eighths = _codes(raw, 4).reshape(len(raw), -1, 4, 4, 2, 4)
+            codes = np.moveaxis(eighths, (3, 5, 2, 4), (2, 3, 4, 5)).reshape(len(raw), -1)[:, :columns] - 8
+        assert arrays[2] is not None
+        found = _of_type(arrays[2], scheme.number)
+        assert found is not None
+        zeros = -found
     elif scheme.codes == "E4M3":
         codes = _floats8(4, 3)[raw]
     elif scheme.codes == "E2M1":
         codes = _E2M1[_codes(raw, 4)]
+        arrays[1] = _rows_in_blocks(scaled.tensor, files, rows)[:, : columns // scheme.group]
     else:
         return None
     scales = _of_type(arrays[1], scaled.tensor.dtype)
@@ -357,7 +386,7 @@ def _module(
         group = arrays[3].view("<i4")[0] if ordered else np.arange(columns) // scheme.group  # type: ignore[union-attr]
         spread = [np.broadcast_to(part, (len(rows), max(part.shape[1], 1))) for part in (scales, zeros)]
         wide = [part[:, group] if part.shape[1] > 1 else part for part in spread]
-        made: Doubles = (codes - wide[1]) * wide[0]
+        made: Doubles = codes * wide[0] - wide[1] if scheme.codes == "sum" else (codes - wide[1]) * wide[0]
         if scheme.codes == "real":
             made = rounded(rounded(codes - wide[1], scheme.number) * wide[0], scheme.number)
         if scaled.tensor.source.endswith(".SCB"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ckconv.formats.safetensors.container import MAX_JSON
 from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple, triple_type
-from ckconv.quant.packed import NOT_WEIGHTS, Scheme, packed_type
+from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, hqq
 from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
 
@@ -220,10 +221,13 @@ class Found(NamedTuple):
     unread: str = ""
 
 
-def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root: Path) -> Found:
+def packed_items(
+    stored: Sequence[StoredTensor], config: Mapping[str, Any], root: Path, headers: Sequence[Mapping[str, str]]
+) -> Found:
     """Group the stored arrays of a checkpoint.
 
     Args:
+        headers: ``__metadata__`` of the files.
         root: the directory, for errors and for configurations of quantizers beside ``config.json``.
 
     Raises:
@@ -254,7 +258,8 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
                 raise Misfit(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
-            found = packing.fit(arrays, Declared(method, settings_of(module, settings), integers))
+            said = Declared(method, settings_of(module, settings), integers, _said_of(name, headers))
+            found = packing.fit(arrays, said)
         except Misfit as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
             continue
@@ -289,6 +294,15 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     return Found([item for item in named if item], packed, dropped, words)
 
 
+def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
+    """What the headers say of a matrix, which may be no JSON object."""
+    try:
+        found = json.loads(next((header[name] for header in headers if name in header), "{}"))
+    except (ValueError, RecursionError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
 def _tensor(name: str, found: Module) -> Tensor:
     """The matrix that a module is."""
     if found.unpack is None:
@@ -296,8 +310,8 @@ def _tensor(name: str, found: Module) -> Tensor:
         dtype = triple_type(found.scheme)
         planes = tuple(array.tensor for array in found.arrays if array is not None)
         return Tensor(name, name, dtype, found.shape, (), plain(*matrix_of(found.shape, dtype)), planes)
-    assert isinstance(found.scheme, Scheme)
-    dtype = packed_type(found.scheme, found.shape[-1])
+    kind = found.scheme
+    dtype = triple_type(kind) if isinstance(kind, Triple) else packed_type(kind, found.shape[-1])
     rows, columns = matrix_of(found.shape, dtype)
     whole = Packed(rows, found.arrays, found.unpack)
     return Tensor(name, name, dtype, found.shape, (), plain(rows, columns), packed=(whole,))

@@ -80,7 +80,9 @@ def index_checkpoint(
     if group is not None:
         found = Found(group(checkpoint.tensors, config, path) if config is not None else [])
     else:
-        found = packed_items(checkpoint.tensors, config or {}, checkpoint.root)
+        found = packed_items(
+            checkpoint.tensors, config or {}, checkpoint.root, [shard.metadata for shard in checkpoint.shards]
+        )
     if found.packed and config is not None and (known := huggingface_family(config)) and has_transposed(known):
         # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")

@@ -354,6 +354,10 @@ def _parts(
         runs, dtype = [state.run(name, view) for state, view in views], views[0][1].dtype
         if any(view.dtype is not dtype for _, view in views) or len({run.nbytes for run in runs}) > 1:
             raise Malformed(f"has {quoted(name)} in parts whose types or sizes differ between the processes")
+        each, there = -(-math.prod(shape) // len(runs)), runs[0].nbytes // dtype.size
+        if each != there:
+            parts = f"each of {len(runs)} parts of it" if len(runs) > 1 else "what is frozen of it"
+            raise Malformed(f"says {quoted(name)} is {list(shape)}, and {parts} has {there:,} values, not {each:,}")
         found[name] = Joined(name, dtype, shape, _cut(name, runs, 0, dtype.nbytes(math.prod(shape))))
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     flat = []
@@ -362,13 +366,24 @@ def _parts(
         if any(isinstance(view, View) and view.dtype is not F32 for view in views):
             raise Malformed(f"has {key} of another type than FP32")
         flat.append([state.run(key, view) for view in views])
-    trained = _by_parameter(flat, groups) if stage == 3 else _by_group(flat, groups)
-    found |= {each.name: each for each in trained}
+    gaps = optimizers[0].value["optimizer_state_dict"].get("param_alignment_paddings") if stage < 3 else None
+    trained: dict[str, Joined] = {}
+    for one in _by_parameter(flat, groups) if stage == 3 else _by_group(flat, groups, gaps):
+        if one.name in trained or one.name in frozen:
+            before = trained[one.name].shape if one.name in trained else frozen[one.name]
+            raise Malformed(f"lists {quoted(one.name)} twice, as {list(before)} and as {list(one.shape)}")
+        trained[one.name] = one
+    found |= trained
     for other, name in (said.get("shared_params") or {}).items():
         if not isinstance(other, str) or not isinstance(name, str):
             raise Malformed("has a name in shared_params that is no text")
-        if name in found:
-            found[other] = found[name]._replace(name=other)
+        if name not in found:
+            continue
+        whole = found.get(other)
+        if whole is not None and (other in trained or other in frozen or whole.shape != found[name].shape):
+            what = f"{list(found[name].shape)}, and has {list(whole.shape)} of its own under that name"
+            raise Malformed(f"says {quoted(other)} is {quoted(name)} in shared_params, {what}")
+        found[other] = found[name]._replace(name=other)
     yield from found.values()
 
 
@@ -381,17 +396,28 @@ def _check_processes(kind: str, states: Sequence[_State], count: int) -> None:
         raise Malformed(f"needs {kind}_states.pt {wanted}, and those of {some} are there")
 
 
-def _by_group(flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]]) -> Iterator[Joined]:
-    """Tensors of ZeRO 1 and 2."""
+def _by_group(
+    flat: Sequence[Sequence[Extent]], groups: Sequence[Mapping[str, tuple[int, ...]]], gaps: Any
+) -> Iterator[Joined]:
+    """Tensors of ZeRO 1 and 2.
+
+    Args:
+        gaps: elements behind each parameter of each group that are of none; ``None`` in older versions.
+    """
+    gaps = [[0] * len(shapes) for shapes in groups] if gaps is None else gaps
+    if [len(of_group) for of_group in gaps] != [len(shapes) for shapes in groups]:
+        raise Malformed("has param_alignment_paddings for another number of parameters than it lists")
+    if any(type(gap) is not int or not 0 <= gap < 1 << 40 for of_group in gaps for gap in of_group):
+        raise Malformed("has param_alignment_paddings that are no numbers of elements")
     if any(len(of_process) != len(groups) for of_process in flat):
         held = next(len(of_process) for of_process in flat if len(of_process) != len(groups))
         raise Malformed(f"lists {counted(len(groups), 'group')} of parameters, and a process holds {held}")
     for number, shapes in enumerate(groups):
         runs, at = [of_process[number] for of_process in flat], 0
-        for name, shape in shapes.items():
+        for (name, shape), gap in zip(shapes.items(), gaps[number], strict=True):
             nbytes = F32.nbytes(math.prod(shape))
             yield Joined(name, F32, shape, _cut(name, runs, at, at + nbytes))
-            at += nbytes
+            at += nbytes + F32.nbytes(gap)
         aligned = F32.nbytes(_ALIGNED * len(flat))
         if -(-at // aligned) != -(-sum(run.nbytes for run in runs) // aligned):
             raise Malformed(f"lists {at:,} bytes of parameters, and the processes have another number")

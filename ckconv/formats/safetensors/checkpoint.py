@@ -598,6 +598,10 @@ class CheckpointPlanner(Planner):
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
+        written = {piece.name for module in modules for piece in module} if self.index.packed else set()
+        gone = {tensor.source for name, tensor in self.index.packed.items() if name not in written}
+        if gone:  # what torchao says of matrices that are decoded, and of which tensors there are
+            metadata = {key: text for key, text in metadata.items() if key not in {*gone, "tensor_names"}}
         shards = lay_out(
             modules,
             o.file_name or single_name(self.index.files[0].name, kept and self.config is None),

@@ -19,7 +19,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import hqq
+from ckconv.quant.packings import hqq, torchao
 from ckconv.quant.packings.floats import (
     BITSANDBYTES_PACKINGS,
     FP8_PACKINGS,
@@ -32,7 +32,6 @@ from ckconv.quant.packings.integers import (
     COMPRESSED_PACKINGS,
     GPTQ_PACKINGS,
     QUARK_PACKINGS,
-    TORCHAO_PACKINGS,
 )
 
 PACKINGS = (
@@ -42,7 +41,7 @@ PACKINGS = (
     *GPTQ_PACKINGS,
     *FP8_PACKINGS,
     *QUARK_PACKINGS,
-    *TORCHAO_PACKINGS,
+    *torchao.PACKINGS,
     *COMPRESSED_PACKINGS,
     *MX_PACKINGS,
     *NVFP4_PACKINGS,
@@ -58,6 +57,7 @@ ACTIVATIONS = (
     ".activation_scale",
     ".output_scale",
     "._weight_act_quant_scale",
+    "._weight_act_per_tensor_scale",
     "._weight_act_quant_zero_point",
     ".k_scale",
     ".v_scale",

@@ -46,11 +46,13 @@ class Declared(NamedTuple):
         method: ``quant_method``.
         settings: keys of ``quantization_config``; of compressed-tensors, those of the module's group of ``weights``.
         integers_of: reads a small array; gives ``None`` where there are only headers.
+        header: what ``__metadata__`` of the file says of the matrix, in JSON (torchao).
     """
 
     method: str
     settings: Mapping[str, Any]
     integers_of: Callable[[StoredTensor], Any]
+    header: Mapping[str, Any]
 
     def number(self, key: str) -> int | None:
         """A whole number."""
@@ -109,7 +111,8 @@ class Module(NamedTuple):
     """Layout of a module's arrays for :class:`ckconv.core.tensors.Packed`.
 
     Attributes:
-        scheme: type of the rows that ``unpack`` makes; a triple, whose rows are those of the arrays side by side.
+        scheme: type of the rows that ``unpack`` makes; of a triple they are those of the arrays side by side, as which
+            the arrays are read where nothing has to be unpacked.
         shape: of the matrix; more than two axes for stacked ones.
         arrays: in the order of ``Tile.arrays``; the second one is that of the scales.
         words: bits and groups, for people.

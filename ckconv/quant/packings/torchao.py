@@ -1,0 +1,287 @@
+"""torchao's tensors as transformers saves them in safetensors.
+
+The arrays of ``P.weight`` are ``P._weight_qdata`` and its like; ``__metadata__`` says under ``P.weight`` in JSON of
+which class they are (``_type``), and what else it has (``_data``).
+
+Int8Tensor, IntxUnpackedToInt8Tensor
+    ``qdata`` I8 ``[R, C]``, ``scale`` ``[R, G]``, ``zero_point`` I8 like the scales, if any, all signed. Value =
+    scale * (code - zero). A target of int2 to int7 has codes of as many bits (``quant_type`` of the configuration).
+Float8Tensor
+    ``qdata`` F8_E4M3 ``[R, C]``, ``scale`` F32 ``[R, 1]`` or ``[1, 1]``.
+Int4Tensor
+    ``qdata`` I8 ``[R, C / 2]``, signed codes, the first one in the lower half of a byte; ``scale`` and ``zero_point``
+    floats ``[G, R]``. Value = scale * code + zero: in float32, then rounded (``bf16i4bf16_rowwise`` of MSLK 1.1).
+Int4TilePackedTo4dTensor
+    ``qdata`` I32 ``[R / 8, C / 128, 32, 4]``, rows and columns filled up; ``scale_and_zero`` BF16 ``[G, R, 2]``. Of
+    tile ``[i, j]``, lane ``t`` has columns of row ``8 * i + t // 4``: word ``w`` those of ``128 * j + 32 * w`` and on,
+    in its four lower codes ``2 * (t % 4)`` plus 0, 8, 16 and 24, and in the upper ones what follows each. Value = scale
+    * (code - 8) + zero, rounded once (``int4mm.cu`` of PyTorch, which packs it and multiplies with it, and
+    ``tensor_core_tiled_layout.cu`` of torchao, which unpacks it).
+MXTensor, NVFP4Tensor
+    ``qdata`` F8_E4M3 ``[R, C]`` or U8 ``[R, C / 2]``; ``scale`` F8_E8M0 of 32 columns or, of NVFP4, F8_E4M3 of 16,
+    ``[R, G]`` or in blocks of 128 rows and 4 groups (``to_blocked`` of its ``utils.py``); ``per_tensor_scale`` F32,
+    which all scales are multiplied with.
+
+What ``act_pre_scale`` multiplies the activations of is named and not read. Sources:
+``quantization/quantize_/workflows``, ``prototype/mx_formats`` and ``prototype/safetensors`` of torchao 0.18.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32
+from ckconv.core.layouts import Layout, Strip, merged
+from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.errors import InputError
+from ckconv.quant.codes import unpack
+from ckconv.quant.mlx import MODES
+from ckconv.quant.packed import FACTOR, INT, SUM, Scheme, rows_of
+from ckconv.quant.packings.floats import fit_fp8, fit_triple
+from ckconv.quant.packings.module import (
+    FLOATS,
+    FP8,
+    I8,
+    I32,
+    U8,
+    UE8,
+    Arrays,
+    Declared,
+    Misfit,
+    Module,
+    Packing,
+    Tile,
+    Unread,
+    grouped,
+    in_columns,
+    in_rows,
+    shaped,
+)
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Rows
+
+_CODES, _SCALE, _ZERO, _FACTOR = (f"._weight_{name}" for name in ("qdata", "scale", "zero_point", "per_tensor_scale"))
+_TILES, _BEFORE = "._weight_scale_and_zero", "._weight_act_pre_scale"
+
+
+def _fit(stored: Arrays, declared: Declared) -> Module:
+    weight, scale, zero = stored[_CODES], stored[_SCALE], stored.get(_ZERO)
+    if _BEFORE in stored:
+        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
+    if len(weight.shape) != 2 or not all(weight.shape):
+        if len(weight.shape) == 3 and all(weight.shape) and scale.dtype is not F32:
+            raise Unread(f"torchao's {_type(declared) or 'tensors'} of several matrices")
+        raise Misfit(f"{_CODES[1:]} has shape {list(weight.shape)}, and is not a matrix")
+    if scale.dtype in (UE8, FP8):
+        return _fit_mx(weight, scale, stored.get(_FACTOR), declared)
+    if weight.dtype is FP8:
+        scale = scale._replace(shape=()) if scale.shape == (1, 1) else scale
+        return fit_fp8({".weight": weight, ".scale": scale}, declared, suffix=".scale")
+    if weight.dtype is I8 and zero is not None and zero.dtype in FLOATS:
+        return _fit_sums(weight, scale, zero, declared)
+    if weight.dtype is not I8 or (zero is not None and zero.dtype is not I8):
+        kind = "Int4PlainInt32Tensor" if weight.dtype is I32 else f"tensor of {weight.dtype}"
+        raise Unread(f"torchao's {_type(declared) or kind}")
+    rows, columns = weight.shape
+    if len(scale.shape) != 2 or scale.shape[0] != rows or not scale.shape[1]:
+        raise Misfit(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+    bits, size = _bits(declared), grouped(columns, scale.shape[1], declared)
+    if zero is not None:
+        shaped(zero, scale.shape)
+    library = F32 if scale.dtype is F32 else None
+    return Module(
+        Scheme(INT, bits, size, scale.dtype, zeros=zero is not None, library=library),
+        weight.shape,
+        (in_rows(weight), in_rows(scale), in_rows(zero) if zero is not None else None),
+        partial(_unpack, name=weight.name),
+        f"{bits}-bit, {'scales of whole rows' if size == columns else f'groups of {size}'}",
+    )
+
+
+def _type(declared: Declared) -> str:
+    """The class of a tensor, where the file says it."""
+    found = declared.header.get("_type")
+    return found if isinstance(found, str) and found.isidentifier() else ""
+
+
+def _bits(declared: Declared) -> int:
+    """Bits of the one integer type of all matrices; eight where types differ."""
+    found: Any = declared.settings.get("quant_type")
+    for key in ("default", "_data", "weight_dtype", "_data"):
+        found = found.get(key) if isinstance(found, dict) else None
+    bits = str(found).removeprefix("int")
+    return int(bits) if bits in "2345678" and len(bits) == 1 else 8
+
+
+def _unpack(tile: Tile, *, name: str) -> Rows:
+    """Signed numbers are so much less than the codes that stand for them."""
+    import numpy as np
+
+    middle = np.uint8(1 << tile.scheme.bits - 1)
+    parts = [tile.own(0) + middle, tile.own(2) + middle] if tile.scheme.zeros else [tile.own(0) + middle]
+    if tile.scheme.bits < 8 and any(bool((part >> np.uint8(tile.scheme.bits)).any()) for part in parts):
+        message = f"a code is no number of {tile.scheme.bits} bits, which quant_type says they are"
+        raise InputError("quant.code", message, tensor=name)
+    return rows_of(parts[0], tile.own(1), *parts[1:])
+
+
+# -- Integers with numbers that are added to the products --------------------------------------------------------------
+
+
+def _fit_sums(weight: StoredTensor, scale: StoredTensor, zero: StoredTensor, declared: Declared) -> Module:
+    rows, columns = weight.shape[0], 2 * weight.shape[1]
+    kind = _type(declared) or ("Int4Tensor" if scale.shape[:1] != (rows,) or scale.shape[1:] == (rows,) else "tensor")
+    if kind != "Int4Tensor":
+        raise Unread(f"torchao's {kind} with zero points that are floats")
+    if len(scale.shape) != 2 or scale.shape[1] != rows or not scale.shape[0]:
+        raise Misfit(f"{_SCALE[1:]} has shape {list(scale.shape)}, and the matrix {rows:,} rows")
+    shaped(zero, scale.shape)
+    if zero.dtype is not scale.dtype:
+        raise Misfit(f"{_SCALE[1:]} is {scale.dtype} and {_ZERO[1:]} {zero.dtype}")
+    size = grouped(columns, scale.shape[0], declared)
+    return Module(
+        Scheme(SUM, 4, size, scale.dtype, zeros=True),
+        (rows, columns),
+        (in_rows(weight), in_columns(scale), in_columns(zero)),
+        _unpack_sums,
+        f"4-bit with offsets, groups of {size}",
+    )
+
+
+def _unpack_sums(tile: Tile) -> Rows:
+    import numpy as np
+
+    return rows_of(unpack(tile.own(0), 4) ^ np.uint8(8), tile.own(1), tile.own(2))
+
+
+#: Rows of a tile, its columns, and bytes that one of them has of a tile: four lanes of four words.
+_TALL, _WIDE, _RUN = 8, 128, 64
+
+
+def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
+    codes, numbers = stored[_CODES], stored[_TILES]
+    if _BEFORE in stored:
+        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
+    if codes.dtype is not I32:
+        raise Unread(f"torchao's {_type(declared) or 'tiles'} of {codes.dtype}")
+    if len(codes.shape) == 5:
+        raise Unread(f"torchao's {_type(declared) or 'tiles'} of several matrices")
+    if len(codes.shape) != 4 or codes.shape[2:] != (32, 4) or not all(codes.shape):
+        raise Misfit(f"{_CODES[1:]} has shape {list(codes.shape)}, and tiles are [.., .., 32, 4]")
+    tall, wide = codes.shape[0] * _TALL, codes.shape[1] * _WIDE
+    groups = numbers.shape[0] if numbers.shape else 0
+    shaped(numbers, (groups, tall, 2))
+    if not groups or wide % groups or wide // groups % 16:
+        raise Misfit(f"{groups:,} groups do not divide rows of {wide:,}")
+    rows, columns = _shape(declared, tall, wide)
+    size = min(wide // groups, columns)
+    places = merged([(tall // _TALL, wide // _WIDE * _TALL * _RUN), (_TALL, _RUN)])
+    strip = Strip(0, places, merged([(wide // _WIDE, _TALL * _RUN), (_RUN, 1)]))
+    words = _array(codes, Layout(tall, wide // 2, tall, wide // 2, (strip,)), U8)
+    pair = (Strip(at, merged([(tall, 2)]), merged([(groups, 2 * tall)])) for at in (0, 1))
+    scale, zero = (_array(numbers, Layout(tall, groups, groups, 2 * tall, (one,), shared=True)) for one in pair)
+    return Module(
+        Scheme(SUM, 4, size, numbers.dtype, zeros=True),
+        (rows, columns),
+        (words, scale, zero),
+        _unpack_tiles,
+        f"4-bit with offsets in tiles, groups of {size}",
+    )
+
+
+def _shape(declared: Declared, tall: int, wide: int) -> tuple[int, int]:
+    """Rows and columns of the matrix; all that are there where the file does not say it."""
+    data = declared.header.get("_data")
+    shape = data.get("shape") if isinstance(data, dict) else None
+    if shape is None:
+        return tall, wide
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
+        raise Misfit(f"the file's metadata says shape {shape}, and a matrix has two lengths")
+    if shape[0] > tall or shape[1] > wide:
+        raise Misfit(f"the file's metadata says shape {shape}, and tiles have {tall:,} rows of {wide:,} columns")
+    return shape[0], shape[1]
+
+
+def _unpack_tiles(tile: Tile) -> Rows:
+    import numpy as np
+
+    lanes = np.ascontiguousarray(tile.own(0)).view("<u4").reshape(tile.stop - tile.start, -1, 4, 4)
+    codes = np.empty((*lanes.shape, 8), np.uint8)
+    for nibble in range(8):
+        codes[..., nibble] = lanes >> np.uint32(4 * nibble) & np.uint32(15)
+    # tile, lane, word, upper, eighth -> tile, word, eighth, lane, upper
+    each = codes.reshape(*lanes.shape, 2, 4).transpose(0, 1, 3, 5, 2, 4).reshape(len(codes), -1)
+    groups = -(-tile.columns // tile.scheme.group) * tile.scheme.number.size
+    return rows_of(each[:, : tile.columns], tile.own(1)[:, :groups], tile.own(2)[:, :groups])
+
+
+def _array(stored: StoredTensor, layout: Layout, dtype: Any = None) -> Array:
+    shape = layout.rows, layout.cols
+    return Array(Tensor(stored.name, stored.name, dtype or stored.dtype, shape, (stored.extent,), layout))
+
+
+# -- Small floats of MX and NVFP4 --------------------------------------------------------------------------------------
+
+
+def _fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: Declared) -> Module:
+    mode = "nvfp4" if scale.dtype is FP8 else "mxfp8" if codes.dtype is FP8 else "mxfp4"
+    data = declared.header.get("_data")
+    kind = data.get("elem_dtype") if isinstance(data, dict) else None
+    if codes.dtype not in (U8, FP8) or (codes.dtype is FP8 and mode == "nvfp4") or isinstance(kind, str):
+        raise Unread(f"torchao's {_type(declared) or 'tensor'} of {kind if isinstance(kind, str) else codes.dtype}")
+    rows, columns = codes.shape[0], codes.shape[1] * (1 if mode == "mxfp8" else 2)
+    if columns % MODES[mode].group_size:
+        raise Misfit(f"groups of {MODES[mode].group_size} do not divide rows of {columns:,}")
+    groups = columns // MODES[mode].group_size
+    scales, blocks = in_rows(scale), scale.shape == (-(-rows // 128) * 32, -(-groups // 4) * 16)
+    if blocks:
+        scales, scale = _array(scale, _in_blocks(rows, groups)), scale._replace(shape=(rows, groups))
+    own = declared._replace(settings={})
+    triple = fit_triple({".codes": codes, ".scales": scale}, own, mode=mode)
+    if factor is not None:
+        shaped(factor, ())
+        arrays = (in_rows(codes), scales, in_rows(factor, 0))
+        unpack_ = partial(_unpack_blocks, groups=groups)
+        return Module(FACTOR, triple.shape, arrays, unpack_, f"NVFP4, groups of {FACTOR.group}")
+    if not blocks:
+        return triple
+    return triple._replace(arrays=(in_rows(codes), scales), unpack=partial(_unpack_blocks, groups=groups))
+
+
+def _in_blocks(rows: int, groups: int) -> Layout:
+    """Scales in blocks of 512 bytes for 128 rows and 4 groups, filled up.
+
+    That of row r and group j is in block ``[r // 128, j // 4]`` at ``r % 32 * 16 + r % 128 // 32 * 4 + j % 4``.
+    """
+    tall, wide = -(-rows // 128), -(-groups // 4)
+    axes = merged([(tall, 512 * wide), (4, 4), (32, 16)]), merged([(wide, 512), (4, 1)])
+    return Layout(128 * tall, 4 * wide, 128 * tall, 4 * wide, (Strip(0, *axes),))
+
+
+def _unpack_blocks(tile: Tile, *, groups: int) -> Rows:
+    scales = tile.own(1)[:, :groups]
+    if len(tile.arrays) > 2:
+        return rows_of(unpack(tile.own(0), 4), scales, tile.own(2))
+    return rows_of(tile.own(0), scales)
+
+
+_METHODS = frozenset({"torchao"})
+_CODED = (I8, U8, FP8, DTYPES["F8_E5M2"], I32)
+
+PACKINGS = (
+    Packing(
+        "torchao",
+        _METHODS,
+        {
+            _CODES: _CODED,
+            _SCALE: (*FLOATS, FP8, U8, UE8),
+            f"{_ZERO}?": (I8, F32, BF16, F16),
+            f"{_BEFORE}?": FLOATS,
+            f"{_FACTOR}?": (F32,),
+        },
+        _fit,
+    ),
+    Packing("torchao", _METHODS, {_CODES: (I32, U8), _TILES: FLOATS, f"{_BEFORE}?": FLOATS}, _fit_tiles),
+)
