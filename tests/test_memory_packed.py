@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors_builder import header_of
-from test_memory import COMMAND, MB, peak, pytestmark
+from test_memory import COMMAND, MB, REFUSED, peak, pytestmark
 
 __all__ = ["pytestmark"]
 
@@ -141,3 +141,67 @@ OTHERS = {
 def test_other_outputs_of_one_take_no_more(tmp_path: Path, name: str, flags: tuple[str, ...]) -> None:
     source = sparse(tmp_path / "packed", name)
     assert peak(COMMAND, "convert", source, f"{tmp_path}/out/", "--to", *flags, "--jobs", "2") < 96 * MB
+
+
+#: Rows of so many columns, of which one would take gigabytes where it is taken apart.
+WIDE = 1 << 26
+AS_WIDE = f"matrices with rows of {WIDE:,} columns (4,194,304 are read at once)"
+HUGE: dict[str, tuple[Arrays, dict[str, Any], str]] = {
+    "AWQ": (
+        {"qweight": ("I32", [WIDE, 1]), "qzeros": ("I32", [1, 1]), "scales": ("F16", [1, 8])},
+        {"quant_method": "awq", "version": "gemm"}, AS_WIDE,
+    ),
+    "GPTQ": (
+        {"qweight": ("I32", [WIDE // 8, 8]), "qzeros": ("I32", [1, 1]), "scales": ("F16", [1, 8])},
+        {"quant_method": "gptq"}, AS_WIDE,
+    ),
+    "GPTQ's index": (
+        {
+            "qweight": ("I32", [WIDE // 8, 8]), "qzeros": ("I32", [1, 1]), "scales": ("F16", [1, 8]),
+            "g_idx": ("I32", [WIDE]),
+        },
+        {"quant_method": "gptq"}, "arrays of 268,435,456 bytes for any row (67,108,864 are read at once)",
+    ),
+    "FP8": (
+        {"weight": ("F8_E4M3", [1, WIDE]), "weight_scale": ("F32", [1, 1])}, {"quant_method": "compressed-tensors"},
+        AS_WIDE,
+    ),
+    "mxfp4": (
+        {"weight_packed": ("U8", [1, WIDE // 2]), "weight_scale": ("U8", [1, WIDE // 32])},
+        {"quant_method": "compressed-tensors"}, AS_WIDE,
+    ),
+    "tiles": (
+        {"_weight_qdata": ("I32", [1, WIDE // 128, 32, 4]), "_weight_scale_and_zero": ("BF16", [1, 8, 2])},
+        {"quant_method": "torchao"}, AS_WIDE,
+    ),
+}  # fmt: skip
+
+
+def holes(root: Path, arrays: Arrays, settings: dict[str, Any]) -> Path:
+    """A checkpoint of one module whose arrays take no space on the disk."""
+    header, size = header_of({f"w.{name}": fact for name, fact in arrays.items()})
+    text = json.dumps(header).encode()
+    root.mkdir()
+    said = {"quantization_config": settings} if settings else {"quantization": {"bits": 4, "group_size": 64}}
+    (root / "config.json").write_text(json.dumps({"model_type": "unheard-of", **said}))
+    with open(root / "model.safetensors", "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + size)
+    return root
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_would_take_gigabytes_is_refused_by_its_header(tmp_path: Path, name: str) -> None:
+    arrays, settings, sentence = HUGE[name]
+    source = holes(tmp_path / "in", arrays, settings)
+    flags = ("--to", "safetensors", "--dequantize")
+    assert peak(REFUSED, sentence, "convert", source, f"{tmp_path}/out/", *flags) < 80 * MB
+
+
+def test_wide_rows_of_mlx_are_refused_by_their_header(tmp_path: Path) -> None:
+    arrays = {
+        "weight": ("U32", [1, WIDE // 8]), "scales": ("F16", [1, WIDE // 64]), "biases": ("F16", [1, WIDE // 64])
+    }  # fmt: skip
+    source = holes(tmp_path / "in", arrays, {})
+    sentence = f"'w.weight' has rows of {WIDE:,} columns; 4,194,304 are read at once"
+    assert peak(REFUSED, sentence, "convert", source, tmp_path / "m.gguf", "--dequantize") < 80 * MB

@@ -47,6 +47,9 @@ CHUNK_ELEMENTS = 1 << 17
 #: MLX keeps a group size in a C int.
 MAX_GROUP = 2**31 - 1
 
+#: Columns of a row of quantized numbers that are read at once: codes and scales stand side by side and are not cut.
+MAX_COLUMNS = 1 << 22
+
 #: Row lengths are multiples of this many bits: MLX packs codes into 32-bit words.
 WORD_BITS = 32
 

@@ -21,7 +21,7 @@ from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, hqq
-from ckconv.quant.packings.module import Declared, Misfit, Module, Packing, Unread
+from ckconv.quant.packings.module import MAX_WHOLE, Declared, Misfit, Module, Packing, Unread, check_bounded
 
 # -- Tensors of foreign quantizers in a checkpoint, recognized by name -------------------------------------------------
 
@@ -259,7 +259,7 @@ def packed_items(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
             said = Declared(method, settings_of(module, settings), integers, _said_of(name, headers))
-            found = packing.fit(arrays, said)
+            found = check_bounded(packing.fit(arrays, said))
         except Misfit as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
             continue
@@ -360,6 +360,8 @@ class _Integers:
     def __call__(self, stored: StoredTensor) -> Any:
         import numpy as np
 
+        if stored.extent.nbytes > MAX_WHOLE:
+            raise Unread(f"arrays of {stored.extent.nbytes:,} bytes for any row ({MAX_WHOLE:,} are read at once)")
         try:
             if self._source is None or self._source.path != stored.extent.path:
                 self.close()

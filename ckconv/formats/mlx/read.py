@@ -16,7 +16,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import StoredTensor, Tensor
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.families.canonical import Item, plain_item
-from ckconv.quant.mlx import Quantization, Triple, quantization, triple_type
+from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
 
 
 def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names: Iterable[str]) -> bool:
@@ -95,8 +95,10 @@ def _triple(
     elif not _fits(weight, scales, biases, q):
         shapes = f"weight {list(weight.shape)} {weight.dtype} with scales {list(scales.shape)} {scales.dtype}"
         faults.add("mlx.quant", f"{quoted(name)}: {shapes} is not {q}", tensor=name)
+    elif (columns := q.columns(weight.shape[-1] * 4)) > MAX_COLUMNS:
+        what = f"{quoted(name)} has rows of {columns:,} columns; {MAX_COLUMNS:,} are read at once"
+        faults.add("mlx.quant", what, tensor=name, found=columns, allowed=MAX_COLUMNS)
     else:
-        columns = weight.shape[-1] * 32 // q.bits
         dtype = triple_type(Triple(q, number))
         shape = (*weight.shape[:-1], columns)
         planes = tuple(_plane(array) for array in arrays)

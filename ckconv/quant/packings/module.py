@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.quant.mlx import MAX_COLUMNS
 from ckconv.quant.packed import Scheme
 
 if TYPE_CHECKING:
@@ -125,6 +126,24 @@ class Module(NamedTuple):
     words: str
 
 
+#: Bytes of an array that is read at once, because any row may need any of it.
+MAX_WHOLE = 64 << 20
+
+
+def check_bounded(found: Module) -> Module:
+    """The module, if little memory is enough to read it.
+
+    Raises:
+        Unread: of any part more is read at once.
+    """
+    if found.shape[-1] > MAX_COLUMNS:
+        raise Unread(f"matrices with rows of {found.shape[-1]:,} columns ({MAX_COLUMNS:,} are read at once)")
+    for array in found.arrays:
+        if array is not None and not array.per and array.tensor.nbytes > MAX_WHOLE:
+            raise Unread(f"arrays of {array.tensor.nbytes:,} bytes for any row ({MAX_WHOLE:,} are read at once)")
+    return found
+
+
 class Packing(NamedTuple):
     """A way to lay a matrix out.
 
@@ -232,4 +251,4 @@ def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups:
         return True
     if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
         raise Misfit(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
-    return bool((found != [n // size for n in range(len(found))]).any())
+    return any(bool((part != n).any()) for n, part in enumerate(found.reshape(groups, size)))
