@@ -66,7 +66,7 @@ def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
 
 
 def of_sums(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
-    """Rows of integers with numbers that are added: NaN for a bias that float32 does not hold."""
+    """Rows of integers with offsets; a bias that is no float32 is NaN."""
     import numpy as np
 
     found = packed.numbers(rows, dtype)

@@ -250,7 +250,10 @@ def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles,
 
 
 def _rows_in_blocks(array: Tensor, files: Files, rows: Index) -> Rows:
-    """Rows of codes, or of scales in cuBLAS's blocks of 32 x 16 bytes for 128 rows and 4 groups."""
+    """Rows of codes, or of scales in cuBLAS's blocks.
+
+    A block is 32 x 16 bytes, for 128 rows and 4 groups.
+    """
     if array.layout.in_order:
         return RowReader(array, files).gather(rows)
     whole = array.layout

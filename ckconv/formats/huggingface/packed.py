@@ -295,7 +295,7 @@ def packed_items(
 
 
 def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
-    """What the headers say of a matrix, which may be no JSON object."""
+    """JSON object of the headers about a matrix; empty for anything else."""
     try:
         found = json.loads(next((header[name] for header in headers if name in header), "{}"))
     except (ValueError, RecursionError):

@@ -192,7 +192,7 @@ def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
 
 
 def _shape(declared: Declared, tall: int, wide: int) -> tuple[int, int]:
-    """Rows and columns of the matrix; all that are there where the file does not say it."""
+    """Rows and columns of the matrix; of a file that says none all of them."""
     data = declared.header.get("_data")
     shape = data.get("shape") if isinstance(data, dict) else None
     if shape is None:
