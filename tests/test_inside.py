@@ -268,6 +268,34 @@ def test_the_model_of_a_llamafile(tmp_path: Path, ckconv: Run) -> None:
         assert (done.code, sentence in done.err) == (4, True), done.err
 
 
+FAULTY: dict[str, tuple[bytes, int, str]] = {
+    "an empty model": (b"", 3, "m.gguf"),
+    "a web page": (b"<!DOCTYPE html>", 3, "m.gguf"),
+    "another format": (b"PK\3\4" + bytes(60), 3, "m.gguf"),
+    "a header that is cut": (GGUF.read_bytes()[:200], 3, "m.gguf"),
+    "data that is cut": (GGUF.read_bytes()[:-100], 3, "m.gguf"),
+    "a version of the future": (b"GGUF" + (99).to_bytes(4, "little") + bytes(40), 3, "GGUF version 99"),
+    "more tensors than bytes": (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 7 + bytes(9), 3, "declares"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_model_in_a_llamafile_that_is_malformed(tmp_path: Path, ckconv: Run, name: str) -> None:
+    data, code, sentence = FAULTY[name]
+    done = ckconv("convert", llamafile(tmp_path / "m.llamafile", m_gguf=data), tmp_path / "out.gguf")
+    assert (done.code, sentence in done.err, "Traceback" in done.err) == (code, True, False), done.err
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("cut", [23, 60, 5020])
+def test_a_llamafile_whose_archive_is_cut(tmp_path: Path, ckconv: Run, cut: int) -> None:
+    path = llamafile(tmp_path / "m.llamafile", m_gguf=GGUF.read_bytes())
+    path.write_bytes(path.read_bytes()[:-cut] if cut < 5000 else path.read_bytes()[:cut])
+    done = ckconv("convert", path, tmp_path / "out.gguf")
+    assert (done.code in (3, 4), "Traceback" in done.err) == (True, False), done.err
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_arrays_of_numpy(tmp_path: Path, ckconv: Run) -> None:
     """As mlx-lm stored models before safetensors, and any others."""
     wanted = {"model.a.weight": values(3, 4), "b": np.arange(6, dtype=np.int32), "c": values(5).astype(np.float16)}

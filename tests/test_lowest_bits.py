@@ -156,3 +156,31 @@ def test_rows_that_are_no_whole_blocks_of_ik_llama_cpp(tmp_path: Path, ckconv: C
     (tmp_path / "m.gguf").write_bytes(gguf(FIELDS, [Tensor("output.weight", (100, 2), 144, data=bytes(500))]))
     done = ckconv("inspect", tmp_path / "m.gguf")
     assert (done.code, "is IQ4_KS with rows of 100; blocks hold 256" in done.err) == (3, True)
+
+
+#: Q1_0, Q2_0 and three of ik_llama.cpp's: id -> elements and bytes of a block.
+SIZES = {41: (128, 18), 42: (64, 18), 137: (256, 76), 144: (256, 136), 156: (256, 136)}
+FAULTS: dict[str, Callable[[int], Tensor]] = {
+    "a row of no whole blocks": lambda number: Tensor("w", (SIZES[number][0] + 32, 2), number, data=bytes(64)),
+    "data that ends early": lambda number: Tensor("w", (SIZES[number][0], 4), number, data=bytes(17)),
+    "a place behind the end": lambda number: Tensor("w", (SIZES[number][0],), number, 1 << 40, data=bytes(17)),
+    "a place between": lambda number: Tensor("w", (SIZES[number][0],), number, 7, data=bytes(SIZES[number][1])),
+    "a negative length": lambda number: Tensor("w", ((1 << 64) - 128, 2), number, data=bytes(64)),
+    "more numbers than there are": lambda number: Tensor("w", (1 << 40, 1 << 40), number, data=bytes(64)),
+    "five axes": lambda number: Tensor("w", (SIZES[number][0], 1, 1, 1, 1), number, data=bytes(SIZES[number][1])),
+    "no name": lambda number: Tensor("", (SIZES[number][0],), number, 1, data=bytes(SIZES[number][1])),
+    "no bytes": lambda number: Tensor("w", (SIZES[number][0],), number, data=b""),
+    "a million rows": lambda number: Tensor("w", (SIZES[number][0], 1 << 20), number, data=bytes(64)),
+}
+
+
+@pytest.mark.parametrize("number", SIZES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_malformed_tensors_of_these_types(
+    tmp_path: Path, ckconv: Callable[..., Result], fault: str, number: int
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf([("general.architecture", "str", "llama")], [FAULTS[fault](number)]))
+    done = ckconv("convert", path, tmp_path / "out.gguf")
+    assert (done.code, "error[gguf." in done.err) == (3, True), done.err
+    assert not (tmp_path / "out.gguf").exists()

@@ -129,6 +129,7 @@ AO = partial(torchao_model, bits=4, group=32, zeros=True)
 AO8, QUARK8 = torchao_float8_model, partial(quark_model, kind="fp8_e4m3")
 OFFSETS, TILES = torchao_offsets_model, partial(torchao_offsets_model, tiles=True)
 MX, NV = partial(torchao_mx_model, kind="mxfp8"), partial(torchao_mx_model, kind="nvfp4", factor=True)
+INT8 = bitsandbytes_int8_model
 QUARK = quark_model
 HQQ = hqq_model
 WORDS3 = partial(compressed_model, bits=3, symmetric=False)
@@ -181,6 +182,16 @@ BROKEN = {
     "scales of scales that are floats": (DOUBLE, array(".weight.absmax", "F32", 64), "absmax is F32, and there are"),
     "nf4 without a quant_state": (FOUR, without(STATE), "belongs to no quantized matrix"),
     "int8 with scales of other rows": (bitsandbytes_int8_model, array(".SCB", "F32", 32), "SCB has shape [32]"),
+    "int8 of three axes": (INT8, array(".weight", "I8", 8, 8, 64), "weight has shape [8, 8, 64], and is not a matrix"),
+    "int8 of one axis": (INT8, array(".weight", "I8", 4096), "weight has shape [4096], and is not a matrix"),
+    "int8 of no rows": (INT8, array(".weight", "I8", 0, 64), "weight has shape [0, 64], and is not a matrix"),
+    "int8 of fewer rows": (INT8, array(".weight", "I8", 32, 64), "SCB has shape [64], and weight [32, 64]"),
+    "int8 with scales of groups": (INT8, array(".SCB", "F32", 64, 2), "SCB has shape [64, 2]"),
+    "int8 with one scale": (INT8, array(".SCB", "F32"), "SCB has shape []"),
+    "int8 with no scale in SCB": (INT8, array(".SCB", "F32", 0), "SCB has shape [0]"),
+    "int8 without SCB": (INT8, without(".SCB"), "belongs to no quantized matrix"),
+    "int8 by another method": (INT8, says(quant_method="gptq"), "and it is stored as bitsandbytes int8"),
+    "int8 that is listed": (INT8, says(modules_to_not_convert=[Q]), "which is quantized"),
     "a ternary matrix with many scales": (
         bitnet_model,
         array(".weight_scale", "F32", 16),
@@ -199,6 +210,18 @@ BROKEN = {
     "3 bits of fewer columns": (THREE, array(".qweight", "I32", 3, 64), "makes 1 groups of 32, and scales has 2"),
     "3 bits that are called 4": (THREE, says(bits=4), "says bits 4, and the arrays hold 3"),
     "3 bits with an index too short": (THREE, array(".g_idx", "I32", 32), "g_idx has shape [32]"),
+    "3 bits of other outputs": (THREE, array(".scales", "F16", 2, 32), "qweight has shape [6, 64], scales [2, 32]"),
+    "3 bits, zero points of other groups": (THREE, array(".qzeros", "I32", 3, 6), "qzeros has shape [3, 6]"),
+    "3 bits of three axes": (THREE, array(".qweight", "I32", 2, 3, 64), "qweight, qzeros and scales are not matrices"),
+    "3 bits, groups that do not divide": (THREE, says(group_size=48), "groups of 48 do not divide rows of 64"),
+    "3 bits without scales": (THREE, without(".scales"), "belongs to no quantized matrix"),
+    "auto-round, scales of other outputs": (ROUND, array(".scales", "F16", 2, 32), "qweight has shape [8, 64]"),
+    "auto-round, groups that do not divide": (ROUND, says(group_size=48), "groups of 48 do not divide rows of 64"),
+    "auto-round, a form that is a list": (
+        ROUND,
+        says(packing_format=["x"]),
+        "says packing_format ['x'], which is no text",
+    ),
     "auto-round that says AWQ": (
         ROUND,
         says(packing_format="auto_round:auto_awq"),
@@ -222,6 +245,11 @@ BROKEN = {
         "weight_zero_point has shape [8, 2]",
     ),
     "words of 3 bits, scales of other rows": (WORDS3, array(".weight_scale", "BF16", 32, 2), "the matrix 64 rows"),
+    "words of 3 bits, a shape of other rows": (WORDS3, filled(".weight_shape", "I64", 99), "weight_shape is [99, 99]"),
+    "words of 3 bits without a shape": (WORDS3, without(".weight_shape"), "belongs to no quantized matrix"),
+    "words of 3 bits, no zero points": (WORDS3, without(".weight_zero_point"), "there is no weight_zero_point"),
+    "words of 3 bits of three axes": (WORDS3, array(".weight_packed", "I32", 8, 8, 6), "and is not a matrix"),
+    "words of 3 bits, scales of no groups": (WORDS3, array(".weight_scale", "BF16", 64, 0), "the matrix 64 rows"),
     "words of 9 bits": (WORDS3, weights(num_bits=9), "in 9 bits"),
     "torchao, scales of other rows": (AO, array("._weight_scale", "BF16", 32, 2), "_weight_scale has shape [32, 2]"),
     "torchao, groups that do not divide": (AO, array("._weight_scale", "BF16", 64, 3), "do not divide rows of 64"),
@@ -308,6 +336,7 @@ BROKEN = {
         "groups of 48 do not divide rows of 64",
     ),
     "Quark, three axes": (QUARK, array(".weight", "I32", 8, 8, 8), "weight and weight_scale are not matrices"),
+    "Quark, no zero points": (QUARK, without(".weight_zero_point"), "belongs to no quantized matrix"),
     "Quark, no scales": (QUARK, without(".weight_scale"), "belongs to no quantized matrix"),
     "Quark FP8, scales of other rows": (QUARK8, array(".weight_scale", "F32", 32), "no block size is declared"),
     "Quark FP8, three axes": (QUARK8, array(".weight", "F8_E4M3", 8, 8, 64), "and is not a matrix"),

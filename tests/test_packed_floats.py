@@ -513,6 +513,36 @@ BROKEN: dict[str, tuple[str, Callable[[Tensors, str], Any], str]] = {
         lambda tensors, module: tensors.update({f"{module}.weight_scale_2": np.ones(2, np.float32)}),
         "weight_scale_2 has shape [2], the other arrays make it [1]",
     ),
+    "a second scale of two axes": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight_scale_2": np.ones((1, 1), np.float32)}),
+        "weight_scale_2 has shape [1, 1], the other arrays make it [1]",
+    ),
+    "scales of fewer groups": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight_scale": Raw("F8_E4M3", (64, 4), bytes(256))}),
+        "weight_scale has shape [64, 4], the other arrays make it [64, 8]",
+    ),
+    "scales of three axes": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight_scale": Raw("F8_E4M3", (2, 32, 8), bytes(512))}),
+        "weight_scale has shape [2, 32, 8], the other arrays make it [64, 8]",
+    ),
+    "codes of no rows": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight": np.zeros((0, 64), np.uint8)}),
+        "weight has shape [0, 64], which is not nvfp4 4-bit group 16",
+    ),
+    "codes of one axis": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight": np.zeros(4096, np.uint8)}),
+        "weight has shape [4096], which is not nvfp4 4-bit group 16",
+    ),
+    "no scales": (
+        "ModelOpt",
+        lambda tensors, module: tensors.pop(f"{module}.weight_scale"),
+        "weight_scale_2' belongs to no quantized matrix",
+    ),
     "a row that is no groups": (
         "ModelOpt",
         lambda tensors, module: tensors.update({f"{module}.weight": np.zeros((64, 60), np.uint8)}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
+from deepspeed_builder import saved
 from safetensors.numpy import load_file
 
 from ckconv.adapters.model import (
@@ -300,6 +302,43 @@ def test_without_what_belongs_to_it(tmp_path: Path, ckconv: Any) -> None:
     assert "error[pt." in ckconv("inspect", path).err  # no file of torch.save
     (path / "adapter_model.bin").unlink()
     assert "there is no adapter_model.safetensors" in ckconv("inspect", path).err
+
+
+class Program:
+    """Runs a command where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+ONE = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.ones((2, 4), np.float32)}
+PICKLES: dict[str, tuple[Any, str]] = {
+    "nothing": (b"", "adapter_model.bin"),
+    "a text": (b"hello, world" * 9, "error[pt."),
+    "a web page": (b"<!DOCTYPE html>", "error[pt."),
+    "an archive of something else": (b"PK\5\6" + bytes(18), "error[pt."),
+    "a program": ({"x": Program()}, "names posix.system; only tensors are read, nothing is executed"),
+    "a list": ([*ONE.values()], "holds a list, not a dict of tensors"),
+    "no tensors": ({}, "holds no tensors"),
+    "numbers by name": ({"a": 1}, "holds a int under 'a'"),
+    "a tensor without a name": ({1: np.ones(2, np.float32)}, "under '1'"),
+    "several models": ({"model": ONE, "state_dict": ONE}, "holds several models"),
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_that_is_no_adapter(tmp_path: Path, ckconv: Any, name: str) -> None:
+    value, sentence = PICKLES[name]
+    path = build.peft(tmp_path / "a", pair())
+    (path / "adapter_model.safetensors").unlink()
+    if isinstance(value, bytes):
+        (path / "adapter_model.bin").write_bytes(value)
+    else:
+        saved(path / "adapter_model.bin", value)
+    result = ckconv("convert", path, tmp_path / "out.gguf", "--base", LLAMA)
+    assert (result.code in (3, 4), sentence in result.err) == (True, True), result.err
+    assert not (tmp_path / "out.gguf").exists()
+    assert not Path("ran").exists()
 
 
 def test_named_adapters_lie_in_directories(tmp_path: Path, ckconv: Any) -> None:
