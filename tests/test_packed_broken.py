@@ -97,6 +97,11 @@ def groups_of_others(tensors: Tensors, config: dict[str, Any]) -> None:
         array(f"._weight_{name}", "BF16", 3, 64)(tensors, config)
 
 
+def stacked(tensors: Tensors, config: dict[str, Any]) -> None:
+    array("._weight_qdata", "F8_E4M3", 2, 64, 64)(tensors, config)
+    array("._weight_scale", "F8_E8M0", 2, 64, 2)(tensors, config)
+
+
 def shape(value: Any) -> Change:
     """Another shape in what the file says of the query projection."""
 
@@ -448,7 +453,7 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
         ),
         (TILES, array("._weight_qdata", "U8", 8, 8, 32, 4), "1 of torchao's Int4TilePackedTo4dTensor of U8"),
         (TILES, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
-        (MX, array("._weight_qdata", "F8_E4M3", 2, 64, 64), "1 of torchao's tensors of several matrices"),
+        (MX, stacked, "1 of torchao's tensors of several matrices"),
         (MX, array("._weight_qdata", "F8_E5M2", 64, 64), "1 of torchao's tensor of F8_E5M2"),
         (OFFSETS, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
         (QUARK, says(global_quant_config={"weight": {"dtype": "int3"}}), "7 of Quark's int3"),

@@ -71,7 +71,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if _BEFORE in stored:
         raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
     if len(weight.shape) != 2 or not all(weight.shape):
-        if len(weight.shape) == 3 and all(weight.shape) and scale.dtype is not F32:
+        if len(weight.shape) == len(scale.shape) == 3 and all(weight.shape):
             raise Unread(f"torchao's {_type(declared) or 'tensors'} of several matrices")
         raise Misfit(f"{_CODES[1:]} has shape {list(weight.shape)}, and is not a matrix")
     if scale.dtype in (UE8, FP8):
