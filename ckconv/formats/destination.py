@@ -249,7 +249,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
     named = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]
     first = f"without {' and '.join(gone)}, " if gone else ""
-    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES and "DST" not in hint
+    kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES
 
     def another(found: re.Match[str]) -> str:
         format = found[1]
@@ -260,7 +260,8 @@ def followable(hint: str, place: Destination, options: Options) -> str:
             for given in asked(options)
             if given.option.limited and not {format, f"{format} adapter"} & {*_outputs_with(given.option.name)}
         ]
-        return f"{found[0]}{' DST/' if kept else ''}{''.join(f' without {flag}' for flag in idle)}"
+        other = kept and "DST" not in re.split("[,;]", hint[: found.start()])[-1]  # a command may name it
+        return f"{found[0]}{' DST/' if other else ''}{''.join(f' without {flag}' for flag in idle)}"
 
     return f"{first}{re.sub(_TO, another, hint)}"
 
