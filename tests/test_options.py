@@ -16,6 +16,7 @@ import ckconv
 from ckconv.cli import main
 from ckconv.cli.flags import options_of
 from ckconv.errors import UsageError
+from ckconv.formats.destination import destination, followable
 from ckconv.options import OPTIONS, Option, Options, Records, Takes, asked
 from ckconv.record.conversion import options_of as recorded_options
 
@@ -104,3 +105,10 @@ def test_the_library_page_names_every_field_that_is_not_called_like_its_flag() -
     text = (DOCS / "library.md").read_text()
     other = {option.name for option in OPTIONS if option.flag != f"--{option.name.replace('_', '-')}"} - {"file_name"}
     assert not [name for name in other if not re.search(rf"`{name}\b", text)]
+
+
+def test_a_way_out_names_another_place_unless_its_command_does() -> None:
+    place, options = destination("m.gguf", None), Options()
+    assert followable("--to mlx keeps them, ckconv convert A DST merges", place, options).startswith("--to mlx DST/ ")
+    command = "ckconv convert BASE DST/ --to hf makes a base"
+    assert followable(command, place, options) == command
