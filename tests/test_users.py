@@ -365,3 +365,12 @@ def test_a_bump_file_has_the_parameters_of_its_source(ckconv: Run, tmp_path: Pat
     assert shown["overview"]["template"] is False
     back = ckconv("convert", tmp_path / "b", tmp_path / "back.gguf")
     assert "the tokenizer is left out: a bump file holds its words, not how a text is cut into them" in back.out
+
+
+def test_how_values_are_stored_makes_no_other_model(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+    assert ckconv("convert", source, tmp_path / "f32.gguf", "--dequantize").code == 0
+    assert ckconv("diff", source, tmp_path / "f32.gguf").code == 0
+    assert ckconv("convert", F32, tmp_path / "m.gguf", "--quantize", "q8_0").code == 0
+    done = ckconv("diff", F32, tmp_path / "m.gguf", "--tolerance", "0.01")
+    assert (done.code, "general." in done.out) == (0, False), done.out

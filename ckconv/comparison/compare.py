@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -385,6 +386,9 @@ _STORAGE = frozenset(
     {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
 )
 
+#: Keys of a GGUF that say how values are stored, which the comparison of tensors covers.
+_OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment)$|quantize\.)"
+
 #: How far a layer of a GGUF sees that slides.
 _WINDOW = ".attention.sliding_window"
 
@@ -513,7 +517,7 @@ def _counts(fact: Fact, places: Collection[str]) -> bool:
     """
     if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
-    if fact.idle and fact.file == CONFIG_NAME:
+    if (fact.idle and fact.file == CONFIG_NAME) or (not fact.file and re.match(_OF_THE_FILE, fact.key)):
         return False
     top, (outer, _, last) = fact.key.partition(".")[0], fact.key.rpartition(".")
     covered = top in COVERED or (last in COVERED and outer in places)
