@@ -215,6 +215,22 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("sources", [["mmproj.gguf", "other.gguf"], ["text.gguf", "mmproj.gguf", "other.gguf"]])
+def test_two_towers_are_refused_by_both_names(
+    sources: list[str], ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    halves("gemma3-f16", tmp_path)
+    (tmp_path / "other.gguf").write_bytes((tmp_path / "mmproj.gguf").read_bytes())
+    paths = [tmp_path / name for name in sources]
+
+    done = ckconv("convert", *paths, f"{tmp_path}/out/")
+
+    said = f"error[plan.refused]: {paths[-2]} and {paths[-1]} are 2 towers, and a checkpoint has one"
+    assert (done.code, said in done.err) == (4, True), done.err
+    assert f"hint: ckconv convert MODEL.gguf {paths[-2]} DST/ takes the first" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_text_model_that_the_class_would_not_find_is_refused(tmp_path: Path) -> None:
     _, _, mmproj = halves("llava-f16", tmp_path)
     case = next(case for case in recording("gpt2").values() if "config" in case and "tensors" in case)

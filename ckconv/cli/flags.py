@@ -244,8 +244,13 @@ def one_or_two(sources: Sequence[Path]) -> tuple[Path, Path | None]:
 
     Raises:
         UsageError: there are more.
+        UnsupportedError: ``plan.refused``, several towers are among them.
+        InputError: one of more cannot be read.
     """
     if len(sources) > 2:
+        from ckconv.formats.model import check_one_tower
+
+        check_one_tower(sources)
         message = f"{len(sources)} sources: one model expected, or a text model and its tower (mmproj)"
         raise UsageError("usage", message, hint="ckconv batch SRC --into DIR converts many models")
     return sources[0], sources[1] if len(sources) == 2 else None

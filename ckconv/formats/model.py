@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
-from ckconv.errors import UsageError, counted, shown
+from ckconv.errors import UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
@@ -236,10 +236,12 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
 
     Raises:
         UsageError: ``usage``, one of the two is something else.
+        UnsupportedError: ``plan.refused``, both are towers.
     """
     from ckconv.core.tensors import joined
 
     tower = open_index(as_path(mmproj))
+    _check_one_tower([index, tower])
     if tower.tower is None or tower.config is not None:
         known, why = "no tower", ""
         if tower.facts.get("kind") == "mmproj" or tower.architecture == "clip":
@@ -253,6 +255,24 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
             "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"
         )
     return joined(index, tower)
+
+
+def check_one_tower(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Refuse more than one tower among files, which are opened.
+
+    Raises:
+        UnsupportedError: ``plan.refused``.
+        InputError: one cannot be read.
+    """
+    _check_one_tower([open_index(as_path(path)) for path in paths])
+
+
+def _check_one_tower(indexes: Sequence[TensorIndex]) -> None:
+    towers = [shown(index.path) for index in indexes if index.facts.get("kind") == "mmproj"]
+    if len(towers) > 1:
+        message = f"{', '.join(towers[:-1])} and {towers[-1]} are {len(towers)} towers, and a checkpoint has one"
+        hint = f"ckconv convert MODEL.gguf {towers[0]} DST/ takes the first"
+        raise UnsupportedError("plan.refused", message, hint=hint)
 
 
 def check_alone(asked: Mapping[str, object]) -> None:
