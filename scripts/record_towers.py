@@ -383,17 +383,16 @@ def module(name: str, rows: int, *columns: int) -> dict[str, list[int]]:
     return {f"{name}.weight": [rows, *columns], f"{name}.bias": [rows]}
 
 
-def kimi_vl() -> dict[str, list[int]]:
-    """Moonshot's MoonViT and its projector."""
+def kimi(*joins: str) -> dict[str, list[int]]:
+    """Moonshot's MoonViT, and the projector with its modules' names."""
     found = module("vision_tower.patch_embed.proj", 16, 3, 14, 14) | module("vision_tower.encoder.final_layernorm", 16)
     found["vision_tower.patch_embed.pos_emb.weight"] = [64, 64, 16]
     for n in range(3):
         block = f"vision_tower.encoder.blocks.{n}"
         found |= module(f"{block}.norm0", 16) | module(f"{block}.norm1", 16) | module(f"{block}.wqkv", 48, 16)
         found |= module(f"{block}.wo", 16, 16) | module(f"{block}.mlp.fc0", 20, 16) | module(f"{block}.mlp.fc1", 16, 20)
-    joins = "multi_modal_projector"
-    found |= module(f"{joins}.pre_norm", 16) | module(f"{joins}.linear_1", 64, 64) | module(f"{joins}.linear_2", 24, 64)
-    return found
+    norm, up, down = joins
+    return found | module(norm, 16) | module(up, 64, 64) | module(down, 24, 64)
 
 
 def dots_ocr() -> dict[str, list[int]]:
@@ -447,9 +446,33 @@ OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
                 "vision_config": _MOONVIT,
                 "text_config": {**_TEXT, "model_type": "deepseek_v3"},
             },
-            kimi_vl(),
+            kimi(*(f"multi_modal_projector.{name}" for name in ("pre_norm", "linear_1", "linear_2"))),
             {f"language_model.{name}": shape for name, shape in _WORD.items()},
             _PREPARED,
+        ),
+        "F16",
+    ),
+    "kimi_k25-f16": (
+        of_repository(
+            {
+                "architectures": ["KimiK25ForConditionalGeneration"],
+                "model_type": "kimi_k25",
+                "vision_config": {
+                    **{f"vt_{key}": value for key, value in _VISION.items()},
+                    "num_attention_heads": 2,
+                    "patch_size": 14,
+                    "init_pos_emb_height": 64,
+                    "init_pos_emb_width": 64,
+                    "init_pos_emb_time": 4,
+                    "merge_kernel_size": [2, 2],
+                    "projector_ln_eps": 1e-5,
+                    "projector_hidden_act": "gelu",
+                },
+                "text_config": {**_TEXT, "model_type": "deepseek_v3"},
+            },
+            kimi(*(f"mm_projector.{name}" for name in ("pre_norm", "proj.0", "proj.2"))),
+            {f"language_model.{name}": shape for name, shape in _WORD.items()},
+            {**_PREPARED, "in_patch_limit": 4096},
         ),
         "F16",
     ),
@@ -506,7 +529,7 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(),
         "document": {"architectures": classes},
-        "plain": name in CASES, "arguments": ["--mmproj"], "vocabulary": False,
+        "plain": name in CASES or name.startswith("kimi_k25"), "arguments": ["--mmproj"], "vocabulary": False,
     }  # fmt: skip
     if said := converter.ask(asked):
         raise ValueError(f"llama.cpp's converter, of {name}: {said}")

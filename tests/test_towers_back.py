@@ -24,7 +24,7 @@ RECORDED = recordings()
 
 #: Models that see, of which both halves are known.
 HALF = (
-    *("internvl_chat", "ultravox", "kimi_vl", "dots_ocr", "cogvlm"),  # code of their repositories
+    *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm"),  # code of their repositories
     *("glm4v", "glm_ocr", "paddleocr_vl", "qwen3_vl_moe"),  # text models that are not known
     "janus",  # it draws, too
 )
