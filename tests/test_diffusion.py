@@ -202,6 +202,16 @@ def test_quantizing_it_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize="q8_0"))
 
 
+@pytest.mark.parametrize("name", ["sdxl", "sd1.5 with VAE and text encoder"])
+def test_a_source_record_brings_the_file_back_with_all_that_was_beside_the_model(name: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), "F16")
+    convert(source, tmp_path / "made.gguf", options=Options(source_record="always"))
+
+    convert(tmp_path / "made.gguf", f"{tmp_path / 'again'}/", to="safetensors")
+
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == source.read_bytes()
+
+
 def of_blocks(path: Path, shape: tuple[int, ...], key: object = ()) -> np.ndarray:
     """A GGUF of an SD 1.5 with one matrix in Q8_0, cut into rows of 256; its values are given back."""
     writer = gguf.GGUFWriter(path, "sd1")

@@ -37,7 +37,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
         InputError: ``record.*``: the record beside it is malformed, or belongs to another output.
     """
     given = _given(options)
-    if not options.source_record or index.config is None:
+    if not options.source_record or not (index.config or (index.tensors and index.tower is None)):
         return None, ""
     opened = record_beside(index)
     if opened is None and index.facts.get("only_here"):
