@@ -14,6 +14,8 @@ import numpy as np
 from consumers import LIBRARY
 from family_cases import ROOT, Case, cases, checkpoint
 
+import ckconv
+
 RECORD = ROOT / "fixtures" / "logits" / "embeddings.json"
 TEXTS: list[str] = json.loads((ROOT / "fixtures" / "tokenizers" / "texts.json").read_bytes())
 #: How many texts a model is tried with, the most tokens of one, and how many are computed together.
@@ -91,8 +93,7 @@ def with_modules(root: Path, pooling: Mapping[str, Any] | None, *more: str) -> P
 
 def in_float32(root: Path, path: Path) -> Path:
     """The GGUF of a checkpoint; llama.cpp rounds what it multiplies BF16 and F16 by."""
-    command = [sys.executable, "-m", "ckconv", "convert", str(root), str(path), "--dtype", "f32"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    ckconv.convert(root, path, options=ckconv.Options(dtype="f32"))
     return path
 
 
