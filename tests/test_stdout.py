@@ -74,7 +74,7 @@ def test_what_a_lone_file_is_without_is_said() -> None:
     source, flags = RUNS["safetensors"]
     loud = command(source, "-", *flags)[:-1]
     done = subprocess.run(loud, cwd=ROOT, capture_output=True, check=False)
-    assert b"note: not written: config.json, " in done.stderr
+    assert b"note: not written: README.md, config.json, " in done.stderr
     assert b"tar:- is a tar archive with them" in done.stderr
 
 
