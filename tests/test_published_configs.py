@@ -469,3 +469,96 @@ def test_one_number_under_two_keys_comes_back_under_both(tmp_path: Path) -> None
 
     table = json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"]
     assert (table["mscale"], table["mscale_all_dim"]) == (0.7, 0.7)
+
+
+@pytest.mark.parametrize(("family", "head"), [("bert", "BertForMaskedLM"), ("xlm_roberta", "XLMRobertaForMaskedLM")])
+def test_no_checkpoint_names_a_class_whose_head_was_left_behind(tmp_path: Path, family: str, head: str) -> None:
+    """transformers would make up a head for it, and fill in anything."""
+    source = published(tmp_path, family, "plain", lambda old: {**old, "architectures": [head]})
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+    ckconv.convert(tmp_path / "mlx", tmp_path / "back", to="safetensors")
+
+    made = [json.loads((tmp_path / name / "config.json").read_text())["architectures"] for name in ("mlx", "back")]
+    assert made == [[head.removesuffix("ForMaskedLM") + "Model"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "code", "keys"),
+    [
+        ("phi", "half", "modeling_phi.PhiForCausalLM", {"attention_bias": False, "rotary_dim": 32}),
+        ("bailing_moe", "as_released", "modeling_bailing_moe.BailingMoeForCausalLM", {"pretraining_tp": 1}),
+    ],
+)
+def test_keys_of_released_files_that_no_class_reads_change_nothing(
+    tmp_path: Path, family: str, case: str, code: str, keys: dict[str, Any]
+) -> None:
+    """Phi 1 and Ling, beside the code that came with them."""
+    plain = published(tmp_path / "plain", family, case, dict)
+    released = published(
+        tmp_path / "released", family, case, lambda old: {**old, **keys, "auto_map": {"AutoModel": code}}
+    )
+    made = [tmp_path / "plain.gguf", tmp_path / "released.gguf"]
+    for source, out in zip((plain, released), made, strict=True):
+        ckconv.convert(source, out, options=ckconv.Options(source_record=False))
+
+    assert made[0].read_bytes() == made[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("said", "own"),
+    [
+        ({"indexer_types": ["full", "full", "shared", "shared"], "index_topk_freq": 4}, "1100"),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 2}, "1100"),
+        ({"index_topk_freq": 3}, "1100"),
+        ({"index_topk_pattern": "FFSS", "index_topk_freq": 1}, "1100"),
+    ],
+)
+def test_glm_shares_indexers_by_a_step_where_no_list_is_said(tmp_path: Path, said: dict[str, Any], own: str) -> None:
+    """GLM 5.2 says a list, and the step that it came from."""
+
+    def stepped(document: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in document.items() if key != "indexer_types"} | said
+
+    source = published(tmp_path, "glm_moe_dsa", "indexers_shared", stepped)
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    found = gguf.GGUFReader(tmp_path / "m.gguf").fields["glm-dsa.attention.indexer.types"].contents()
+    assert "".join(str(int(kind)) for kind in found) == own
+
+
+def test_queries_of_ministral_3_that_do_not_grow_go_to_gguf_and_back(tmp_path: Path) -> None:
+    """Devstral 2: YaRN, and llama_4_scaling_beta 0."""
+
+    def level(document: dict[str, Any]) -> dict[str, Any]:
+        table = {**document["rope_parameters"], "llama_4_scaling_beta": 0.0, "mscale_all_dim": 0.0}
+        return {**document, "rope_parameters": table}
+
+    ckconv.convert(published(tmp_path, "ministral3", "bfloat16", level), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    made = gguf.GGUFReader(tmp_path / "m.gguf").fields["mistral3.attention.temperature_scale"].contents()
+    table = json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"]
+    assert (made, table["llama_4_scaling_beta"], table["rope_type"]) == (0.0, 0.0, "yarn")
+
+
+def test_su_is_phi_3s_older_word_for_longrope(tmp_path: Path) -> None:
+    made = []
+    for kind in ("longrope", "su"):
+
+        def called(document: dict[str, Any], kind: str = kind) -> dict[str, Any]:
+            return {**document, "rope_scaling": {**document["rope_scaling"], "type": kind}}
+
+        source = published(tmp_path / kind, "phi3", "longrope_of_a_released_checkpoint", called)
+        ckconv.convert(source, tmp_path / f"{kind}.gguf", options=ckconv.Options(source_record=False))
+        made.append((tmp_path / f"{kind}.gguf").read_bytes())
+
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_gemma_4_wants_a_table_of_rope_for_each_kind_of_layers(tmp_path: Path, to: str) -> None:
+    """No class is built of it, and llama.cpp and mlx-lm would turn by different bases."""
+    source = published(tmp_path, "gemma4_text", "double_wide", lambda old: {**old, "rope_parameters": {}})
+
+    with pytest.raises(CkconvError, match="rope_parameters without full_attention"):
+        ckconv.convert(source, tmp_path / "out", to=to)

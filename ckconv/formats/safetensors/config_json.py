@@ -404,6 +404,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document = _with_context(document, config, context)
     if said.format != index.format and config is not None:
         document |= _named(config, said.format)
+        document |= _class_left(document, FAMILIES[config.family])
         facts = _facts(index, config, said)
         if said.format == "mlx":
             _complete(document, config, facts)
@@ -416,6 +417,12 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         if CONSUMERS[said.format] == TRANSFORMERS:
             check_fit(document, config)
     return document
+
+
+def _class_left(document: Mapping[str, Any], family: Family) -> dict[str, list[str]]:
+    """Class without the head for training that another format does not hold."""
+    others = [] if "output" in family.tensors else [[name] for name in family.in_huggingface.classes[1:]]
+    return {"architectures": [family.hf_class]} if document.get("architectures") in others else {}
 
 
 def _named(config: ModelConfig, format: str) -> dict[str, str]:
