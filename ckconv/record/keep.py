@@ -276,7 +276,7 @@ def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable
         raise NoRecordError(
             f"{total:,} bytes of the source would not come back out of the "
             f"{'bump file' if format_of(plan.format).keeps_source else plan.format}, and a record keeps {most:,}"
-            + ("" if asked_for else "; --source-record keeps them")
+            + ("" if asked_for or total > zipstore.MAX_BYTES else "; --source-record keeps them")
         )
 
 
