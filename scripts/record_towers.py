@@ -212,8 +212,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
     ),
     "llama4-f16": (
         "Llama4", "F16",
-        {"text_config": {**_TEXT, "intermediate_size_mlp": 56, "num_local_experts": 4, "head_dim": 16,
-                         "pad_token_id": None},
+        {"text_config": {**_TEXT, "num_hidden_layers": 4, "intermediate_size_mlp": 56, "num_local_experts": 4,
+                         "head_dim": 16, "pad_token_id": None},
          "vision_config": {**_VISION, "intermediate_size": 64, "image_size": 16, "patch_size": 4,
                            "vision_output_dim": 20, "projector_input_dim": 20, "projector_output_dim": 20}},
         _PREPARED, {},
