@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Raw, save
+from conftest import FIXTURES
 from family_cases import recording, tensors
 from family_directions import differing, read_gguf, read_safetensors
 
@@ -160,3 +161,17 @@ def test_a_text_part_saved_alone_may_keep_its_names(tmp_path: Path, family: str,
     if to == "gguf":
         made, wanted = made["tensors"], wanted["tensors"]
     assert made == wanted
+
+
+@pytest.mark.parametrize(("source", "to"), [("hf", "mlx"), ("mlx", "hf")])
+def test_a_text_model_under_the_name_of_the_whole_is_called_by_its_own(tmp_path: Path, source: str, to: str) -> None:
+    """Released configurations say ``gemma3`` and no ``text_config``, which the class of that name reads alone."""
+    given = tmp_path / "given"
+    ckconv.convert(FIXTURES / "hf/gemma3-text-bf16", given, to=source)
+    config = json.loads((given / "config.json").read_text())
+    assert config["model_type"] == "gemma3_text"
+    (given / "config.json").write_text(json.dumps(config | {"model_type": "gemma3"}))
+
+    ckconv.convert(given, tmp_path / "made", to=to)
+
+    assert json.loads((tmp_path / "made/config.json").read_text())["model_type"] == "gemma3_text"

@@ -431,7 +431,9 @@ def _named(config: ModelConfig, format: str) -> dict[str, str]:
     row = engine_of(family, MLX_LM)
     if row is None or not row.model_type:
         said = text_config(config.raw).get("model_type", family.model_type)
-        return {} if said in family.in_huggingface.names else {"model_type": family.model_type}
+        # The class of text and pictures, which has the shorter name, reads sizes of its text_config alone.
+        alone = family.model_type == f"{said}_text" and not text_key(config.raw)
+        return {} if said in family.in_huggingface.names and not alone else {"model_type": family.model_type}
     return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
