@@ -32,8 +32,9 @@ from embedding_cases import (  # noqa: E402
     Embedding,
     by_llama_cpp,
     cosines,
-    in_float32,
 )
+
+import ckconv  # noqa: E402
 
 #: What padding may change, and another machine.
 TOLERANCE = 1e-5
@@ -76,7 +77,8 @@ def record(one: Embedding, place: Path) -> dict[str, Any]:
     parts = [prompts[at : at + TOGETHER] for at in range(0, len(prompts), TOGETHER)]
     padded = np.concatenate([embedded(model, part, one.pooling) for part in parts])
     assert np.abs(alone - padded).max() < TOLERANCE, one
-    ids, rows = by_llama_cpp(in_float32(root, place / "model.gguf"), texts, 1)
+    ckconv.convert(root, place / "model.gguf", options=ckconv.Options(dtype="f32"))
+    ids, rows = by_llama_cpp(place / "model.gguf", texts, 1)
     same = [n for n, prompt in enumerate(prompts) if prompt == ids[n]]
     off, least = float(np.abs(rows[same] - alone[same]).max()), float(cosines(rows[same], alone[same]).min())
     print(

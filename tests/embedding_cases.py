@@ -14,8 +14,6 @@ import numpy as np
 from consumers import LIBRARY
 from family_cases import ROOT, Case, cases, checkpoint
 
-import ckconv
-
 RECORD = ROOT / "fixtures" / "logits" / "embeddings.json"
 TEXTS: list[str] = json.loads((ROOT / "fixtures" / "tokenizers" / "texts.json").read_bytes())
 #: How many texts a model is tried with, the most tokens of one, and how many are computed together.
@@ -89,12 +87,6 @@ def with_modules(root: Path, pooling: Mapping[str, Any] | None, *more: str) -> P
         (root / "1_Pooling").mkdir()
         (root / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": WIDTH, **pooling}))
     return root
-
-
-def in_float32(root: Path, path: Path) -> Path:
-    """The GGUF of a checkpoint; llama.cpp rounds what it multiplies BF16 and F16 by."""
-    ckconv.convert(root, path, options=ckconv.Options(dtype="f32"))
-    return path
 
 
 def by_llama_cpp(path: Path, texts: Sequence[str], together: int) -> tuple[list[list[int]], np.ndarray]:

@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "attention in both directions": (
         Model(extra_keys={"llama.attention.causal": False}),
-        ["is_causal = False changes the computation"],
+        ["llama.attention.causal = False changes the computation"],
     ),
     "scaled frequencies": (
         Model(extra_tensors={"rope_freqs.weight": (8,)}),
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
             "cannot hold this model, for 4 reasons",
             HEAD,
             "not Q5_K",
-            "is_causal = False",
+            "llama.attention.causal = False",
             "rope_freqs.weight scales RoPE",
         ],
     ),

@@ -251,7 +251,7 @@ def test_what_is_missing_or_elsewhere_is_named(arguments: list[object], said: st
 
 def test_words_of_other_tools_do_what_they_say(ckconv) -> None:
     assert ckconv("info", LLAMA).out == ckconv("inspect", LLAMA).out
-    assert ckconv("version").out == ckconv("--version").out
+    assert ckconv("version").out.startswith(ckconv("--version").out)
     assert ckconv("help", "edit").out == ckconv("edit", "--help").out
     assert ckconv("help").out == ckconv("--help").out
     assert ckconv("inspect", "--tensors", LLAMA).out == ckconv("inspect", LLAMA, "--tensors").out

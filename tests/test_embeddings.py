@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from consumers import LIBRARY
-from embedding_cases import COUNT, EMBEDDINGS, TEXTS, TOGETHER, Embedding, by_llama_cpp, cosines, in_float32
+from embedding_cases import COUNT, EMBEDDINGS, TEXTS, TOGETHER, Embedding, by_llama_cpp, cosines
 from safetensors.numpy import load_file
+
+import ckconv
 
 
 @pytest.mark.parametrize("one", EMBEDDINGS, ids=str)
@@ -21,7 +23,8 @@ def test_llama_cpp_embeds_texts_as_transformers_does(one: Embedding, tmp_path: P
     said = one.recorded
     assert said, "scripts/record_embeddings.py records it"
     texts, wanted = [TEXTS[n] for n in said["texts"]], np.array(said["rows"], np.float32)
-    model = in_float32(one.source(tmp_path / "hf"), tmp_path / "model.gguf")
+    model = tmp_path / "model.gguf"  # llama.cpp rounds what it multiplies BF16 and F16 by
+    ckconv.convert(one.source(tmp_path / "hf"), model, options=ckconv.Options(dtype="f32"))
 
     ids, alone = by_llama_cpp(model, texts, 1)
     _, together = by_llama_cpp(model, texts, TOGETHER)
