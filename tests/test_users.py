@@ -311,7 +311,7 @@ SAME = {
         {"tie_word_embeddings": False},
         "the embedding | random numbers: it is not tied",
     ),
-    "a head that one ties": (UNTIED, {}, {"tie_word_embeddings": True}, "head: a matrix of its own | the embedding"),
+    "a head that one ties, and transformers does not": (UNTIED, {}, {"tie_word_embeddings": True}, ""),
     "a base that only old releases read": (QWEN, TWO, {**TWO, "rope_theta": 777.0}, "'rope_theta': 10000.0 | 777.0"),
     "kinds that the class makes itself": (QWEN, {}, {"layer_types": None}, ""),
     "one number of two names": ("lfm2", {}, {"block_ff_dim": 44, "intermediate_size": None}, ""),
@@ -322,6 +322,18 @@ SAME = {
         {},
         {"vision_config__layer_norm_eps": 0.5},
         "'vision_config.layer_norm_eps': 1e-06 | 0.5",
+    ),
+    "kinds of a tower's layers": (
+        "gemma3-f16",
+        {},
+        {"vision_config__layer_types": ["sliding_attention"] * 2},
+        "'vision_config.layer_types'",
+    ),
+    "a number of a tower that a text model has two names for": (
+        "lfm2_vl-f16",
+        {},
+        {"vision_config__intermediate_size": None},
+        "'vision_config.intermediate_size'",
     ),
     "heads of a tower": ("gemma3-f16", {}, {"vision_config__num_attention_heads": 1}, "num_attention_heads': 2 | 1"),
 }
@@ -342,6 +354,16 @@ def test_two_models_are_the_same_where_what_is_loaded_is(ckconv: Run, tmp_path: 
         for folder in (one, other):
             assert ckconv("convert", folder, f"{folder}.gguf", "--set-meta", "general.name=One").code == 0
         assert ckconv("diff", f"{one}.gguf", f"{other}.gguf").code == ckconv("diff", one, f"{other}.gguf").code == 0
+
+
+def test_a_head_that_mlx_lm_drops_makes_another_model(ckconv: Run, tmp_path: Path) -> None:
+    """``sanitize`` of its classes pops it where the embedding is tied."""
+    assert ckconv("convert", UNTIED, f"{tmp_path}/source/", "--to", "mlx").code == 0
+    one, other = said(tmp_path / "a", tmp_path / "source"), said(tmp_path / "b", tmp_path / "source")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    done = ckconv("diff", one, other)
+    assert (done.code, "head: a matrix of its own | the embedding" in done.out) == (5, True), done.out
 
 
 def test_an_edit_that_no_reader_takes_is_refused_by_its_key_and_verify_says_why(ckconv: Run, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
@@ -447,7 +448,9 @@ def _head(index: TensorIndex) -> str:
         return ""
     if HEAD not in index.tensors:
         return MADE_UP if index.config.tied is False else "the embedding"
-    return "the embedding" if index.config.tied or head_is_embedding(index) else "a matrix of its own"
+    # transformers 5 ties no two matrices that are both stored and differ; sanitize of mlx-lm's classes drops the head.
+    tied = index.config.tied and CONSUMERS.get(index.format) == MLX_LM
+    return "the embedding" if tied or head_is_embedding(index) else "a matrix of its own"
 
 
 def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
@@ -457,7 +460,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         overruled, places = _overruled(a) | _overruled(b), _places(a, b)
         counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
-        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b)), _ENOUGH)))
+        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b, places)), _ENOUGH)))
     ways: list[Facts] = []
     lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
@@ -493,15 +496,19 @@ def _places(a: TensorIndex, b: TensorIndex) -> frozenset[str]:
     return frozenset(tables) if a.config is not None else frozenset()
 
 
-def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex) -> bool:
+def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collection[str]) -> bool:
     """Whether the hyper-parameters that were compared cover a fact.
 
     Its words are not :data:`COVERED` in every family: of a window that reaches beyond the context, of kinds of layers
     that the class of the other takes by itself, and of a number that a family's class takes under two names.
+
+    Args:
+        places: as :func:`_counts` has them.
     """
     if a.config is None or b.config is None:
         return False
-    last, alone = fact.key.rpartition(".")[2], fact.file == CONFIG_NAME and None in (fact.mine, fact.meant)
+    outer, _, last = fact.key.rpartition(".")
+    alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
     cells = [[*row.key_cells("hf")] for row in FAMILIES[a.config.family].parameters.values()] if alone else []
@@ -547,7 +554,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
             mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults
         )
         if _counts(fact, places)
-        and not _is_said_alike(fact, source, other)
+        and not _is_said_alike(fact, source, other, places)
         and _both_could_say(fact, worded=worded, ruled=ruled)
     )
     return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
