@@ -140,10 +140,10 @@ import ckconv.core.tensors as made
 import ckconv.formats.safetensors.write as reference
 made.KEPT = reference._MAX_HEADER = 0
 """
-    few, many = (of(tmp_path / f"{count}.{format}", count) for count in (16_000, 40_000))
+    few, many = (of(tmp_path / f"{count}.{format}", count) for count in (32_000, 80_000))
     for command in (("convert", "{}", "{}.out", "--to", format), ("verify", "{}.out", "{}")):
         less, more = (peak(settings + COMMAND, *(word.format(path) for word in command)) for path in (few, many))
-        each = (more - less) / 24_000
+        each = (more - less) / 48_000
         assert less + each * (1_000_000 - 16_000) < 600 * MB
 
 

@@ -554,9 +554,13 @@ def _in_float32(value: object) -> object:
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:
-    """Drop a window as long as the shorter context: nothing slides out."""
+    """Drop a window that nothing slides out of.
+
+    It is as long as the shorter context, or no layer slides.
+    """
     context = min(config.context_length or other, other or config.context_length)
-    idle = config.sliding_window is None or config.sliding_window >= context
+    slides = config.layer_types is None or set(config.layer_types) != {"full_attention"}
+    idle = config.sliding_window is None or config.sliding_window >= context or not slides
     return replace(config, sliding_window=None, layer_types=None) if idle else config
 
 

@@ -177,7 +177,7 @@ def _size(product: Product, size: Size) -> int:
 
 
 def _whole(value: float, what: object) -> int:
-    if value != int(value) or value < 1:
+    if not math.isfinite(value) or value != int(value) or value < 1:
         raise AxesError(f"axis {what} has {value:g} elements")
     return int(value)
 

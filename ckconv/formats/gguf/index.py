@@ -188,7 +188,10 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
             value = value_of(file.metadata, name)
-            neutral = (key.same_as.value(scope),) if key.same_as else key.neutral
+            try:
+                neutral = (key.same_as.value(scope),) if key.same_as else key.neutral
+            except ExpressionError:  # of a number that is none
+                neutral = ()
             if isinstance(value, ArrayRef):
                 modifiers.append(f"{name}, an array,")
             elif value not in neutral:
@@ -264,10 +267,16 @@ def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: M
     """Numbers of the scaling from rows of the family.
 
     Besides its type, factor and original context.
+
+    Raises:
+        InputError: ``model.config``, a key is no number.
     """
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
-    return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
+    try:
+        return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
+    except (ParameterError, ExpressionError) as error:
+        raise _fail(file)(f"{architecture}.{error}") from None
 
 
 class KeySource:

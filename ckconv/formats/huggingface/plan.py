@@ -281,19 +281,21 @@ class HuggingFacePlanner(CheckpointPlanner):
 
     def _renamed(self) -> Sequence[Module]:
         modules = super()._renamed()
-        wholes = {
-            tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])
-            for name in self.types
-            for whole in (QKV, GATE_UP)
-        }
-        apart = 0
-        for parts in wholes if self.options.pack else ():
-            scaled = [self.tensors[name] for name in parts if is_scaled(self.types.get(name, F32))]
-            apart += len({number for tensor in scaled for number in self._factors(tensor)}) > 1
+        apart = self._apart(self.types) if self.options.pack else 0
         if apart:
             said = _ONE_SCALE[self.options.pack].format(counted(apart, "place"))
             self.refuse(said, DECODE) if self.options.pack == MODELOPT else self.notes.append(said)
         return modules
+
+    def _apart(self, types: Mapping[str, DType]) -> int:
+        """Places where matrices that are computed as one differ in their scale."""
+        wholes = {
+            tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])
+            for name in types
+            for whole in (QKV, GATE_UP)
+        }
+        scaled = ([self.tensors[name] for name in parts if is_scaled(types.get(name, F32))] for parts in wholes)
+        return sum(len({number for tensor in each for number in self._factors(tensor)}) > 1 for each in scaled)
 
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
         self._entries = {part: entry for entry in entries for part in entry.parts}
@@ -339,7 +341,9 @@ class HuggingFacePlanner(CheckpointPlanner):
         inverted = scheme_of(dtype) == DIVISOR or (is_scaled(tensor.dtype) and tensor.dtype is not dtype)
         if inverted and not all(inverse(number) for number in numbers):
             does, better = ("divides", MODELOPT) if layout == COMPRESSED else ("multiplies", COMPRESSED)
-            hint = f"--pack {better} writes it as it is; {DECODE}"
+            as_they_are = {name: other.dtype for name, other in self.tensors.items()}
+            refused = better == MODELOPT and self._apart(as_they_are)
+            hint = DECODE if refused else f"--pack {better} writes it as it is; {DECODE}"
             return f"{layout} {does} by the scale of scales, and only a power of two has an exact inverse", hint
         return None
 

@@ -246,9 +246,11 @@ def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups:
     """
     if index is None:
         return False
+    import numpy as np
+
     found = declared.integers_of(stored[suffix])
     if found is None:
         return True
     if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
         raise Misfit(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
-    return any(bool((part != n).any()) for n, part in enumerate(found.reshape(groups, size)))
+    return bool((found.reshape(groups, size) != np.arange(groups)[:, None]).any())
