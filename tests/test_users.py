@@ -356,6 +356,19 @@ def test_two_models_are_the_same_where_what_is_loaded_is(ckconv: Run, tmp_path: 
         assert ckconv("diff", f"{one}.gguf", f"{other}.gguf").code == ckconv("diff", one, f"{other}.gguf").code == 0
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_gguf_without_a_scaling_is_of_a_model_without_one(ckconv: Run, tmp_path: Path, kind: str) -> None:
+    scaled = said(tmp_path / "scaled", QWEN, rope_scaling={"rope_type": kind, "factor": 8.0})
+    for source, name in ((QWEN, "plain"), (scaled, "other")):
+        words = ("--set-meta", "general.name=One")
+        assert ckconv("convert", source, tmp_path / f"{name}.gguf", *words).code == 0
+        assert ckconv("diff", tmp_path / f"{name}.gguf", source).code == 0
+    for one, other in ((tmp_path / "plain.gguf", scaled), (tmp_path / "other.gguf", QWEN)):
+        done = ckconv("diff", one, other)
+        assert (done.code, "rope_scaling" in done.out) == (5, True), done.out
+        assert ckconv("verify", one, other).code == 5
+
+
 def test_a_head_that_mlx_lm_drops_makes_another_model(ckconv: Run, tmp_path: Path) -> None:
     """``sanitize`` of its classes pops it where the embedding is tied."""
     assert ckconv("convert", UNTIED, f"{tmp_path}/source/", "--to", "mlx").code == 0

@@ -105,10 +105,14 @@ def starts_behind(scaling: Mapping[str, Any], config: ModelConfig, context: int)
     return scaling.get("rope_type") == "dynamic" and 0 < context <= config.context_length
 
 
+#: Scalings that a GGUF names by keys; others it has as a tensor of factors, or no words for.
+SCALED_BY_KEYS = ("linear", "yarn")
+
+
 def scales_by_one(scaling: Mapping[str, Any]) -> bool:
     """Every angle is what it is without the scaling."""
     numbers = (scaling.get("factor"), scaling.get("attention_factor", 1))
-    return scaling.get("rope_type") in ("linear", "yarn") and numbers == (1, 1)
+    return scaling.get("rope_type") in SCALED_BY_KEYS and numbers == (1, 1)
 
 
 def behind_note(config: ModelConfig) -> str:

@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS, config_differences
+from ckconv.core.config import CONFIG_KEYS, SCALED_BY_KEYS, config_differences
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import PREFIX, TensorIndex, Tower
+from ckconv.core.tensors import PREFIX, MetadataKind, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
@@ -128,7 +128,12 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
         ours, theirs = without_aids(ours), without_aids(theirs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
-    return config_differences(ours, theirs, same_words=same_words)
+    found = config_differences(ours, theirs, same_words=same_words)
+    sides = ((a, ours.rope_scaling, theirs.rope_scaling), (b, theirs.rope_scaling, ours.rope_scaling))
+    for index, own, other in sides:  # all but a bump file have words for these: without them nothing is scaled
+        if not own and index.metadata_kind is not MetadataKind.OWN and (other or {}).get("rope_type") in SCALED_BY_KEYS:
+            found["rope_scaling"] = ours.rope_scaling, theirs.rope_scaling
+    return found
 
 
 def _told(name: str, other: str) -> str:
