@@ -473,7 +473,7 @@ def test_stdout_holds_the_model_and_nothing_else(source: Path, tmp_path: Path) -
 def test_stdout_needs_a_format(source: Path, ckconv) -> None:
     result = ckconv("convert", source, "-")
     assert result.code == 2
-    assert "--to gguf or --to mlx names one" in result.err
+    assert "--to gguf, --to hf or --to mlx names one" in result.err
 
 
 def test_full_stdout(source: Path) -> None:

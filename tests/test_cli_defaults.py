@@ -204,7 +204,7 @@ def test_a_directory_is_named_after_its_format(name: str, format: str, ckconv) -
 @pytest.mark.parametrize("name", ["mlxish/", "x/", "x.gguf/", "x-bump/", "xhf"])
 def test_a_name_that_says_nothing_is_asked_about(name: str, ckconv) -> None:
     found = ckconv("convert", LLAMA, name)
-    assert (found.code, "--to gguf or --to mlx names one" in found.err) == (2, True), found.err
+    assert (found.code, "--to gguf, --to hf or --to mlx names one" in found.err) == (2, True), found.err
 
 
 @pytest.mark.parametrize(

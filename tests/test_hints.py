@@ -130,8 +130,8 @@ def _linked(folder: Path) -> Path:
 
 #: What is refused -> what makes its input, the command behind that, and what its hint says.
 CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
-    "no format": (lambda _: LLAMA, ["convert", "SRC", "DST"], "--to gguf or --to mlx names one"),
-    "no known ending": (lambda _: LLAMA, ["convert", "SRC", "DST.xyz"], "--to gguf or --to mlx names one"),
+    "no format": (lambda _: LLAMA, ["convert", "SRC", "DST"], "--to gguf, --to hf or --to mlx names one"),
+    "no known ending": (lambda _: LLAMA, ["convert", "SRC", "DST.xyz"], "--to gguf, --to hf or --to mlx names one"),
     "a base for a model's rows": (
         lambda _: FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf", ["convert", "SRC", "DST/", "--to", "peft"],
         "--base BASE names the base model",

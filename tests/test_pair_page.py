@@ -67,6 +67,20 @@ def test_the_map_marks_what_differs_and_what_does_not(quantized: Path, tmp_path:
     assert sum("relative error" in text and "max |d|" in text for text in texts) == 15
 
 
+def test_the_line_below_the_map_is_the_mean_of_each_layer(quantized: Path, tmp_path: Path, ckconv: Run) -> None:
+    made = (tmp_path / "page.html").read_text("utf-8")
+    cells = re.findall(r"layers\.(\d+)\.[\w.]+: relative error ([\d.e-]+)", made)
+    assert [layer for layer, _ in cells].count("0") == 7  # every matrix of a layer
+    means = [np.mean([float(error) for layer, error in cells if layer == number]) for number in ("0", "1")]
+    drawn = [float(text) for text in re.findall(r'rotate\(-90\)" text-anchor="end">([\d.e-]+)<', made)]
+    assert drawn == pytest.approx(means, rel=2e-3)
+    heights = [92 - float(y) for y in re.findall(r'<circle cx="\d+" cy="([\d.]+)"', made)]
+    assert heights == pytest.approx([80 * mean / max(means) for mean in means], abs=0.2)
+    assert f"error per layer: 0: {drawn[0]:.3g}, 1: {drawn[1]:.3g}" in made  # of a screen reader
+    assert ckconv("diff", quantized, quantized, "--html", tmp_path / "same.html").code == 0
+    assert "error per layer" not in (tmp_path / "same.html").read_text()
+
+
 def test_the_errors_are_those_that_another_program_computes(quantized: Path, fixtures: Path, tmp_path: Path) -> None:
     """The gguf package decodes the blocks, the safetensors package reads the source."""
     gguf = pytest.importorskip("gguf")

@@ -79,7 +79,7 @@ def test_debug_adds_a_traceback_and_nothing_else_changes(
     assert (done.code, json.loads(done.err.splitlines()[-1])["error"]["code"]) == (3, "input.missing")
     assert ("Traceback" in done.err) == bool(debug)
     done = ckconv("convert", model, "out", *debug)
-    assert (done.code, done.err.splitlines()[-1]) == (2, "hint: --to gguf or --to mlx names one")
+    assert (done.code, done.err.splitlines()[-1]) == (2, "hint: --to gguf, --to hf or --to mlx names one")
 
 
 @pytest.mark.needs("posix")

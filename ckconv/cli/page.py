@@ -62,8 +62,10 @@ ul.keys{list-style:none;padding:0;margin:.3rem 0}ul.keys li{display:inline-block
 .flow div{border:1px solid var(--line);border-radius:.4rem;padding:.3rem .7rem}
 .flow ul{list-style:none;margin:0;padding:0;font-size:.9rem}
 svg{display:block;max-width:none}svg text{fill:var(--ink);font:12px ui-monospace,monospace}
-svg rect{stroke:var(--page);stroke-width:.5}.bar rect{fill:var(--ink)}.hot{fill:var(--hot)}.fault{fill:#c62828}
-.tree{width:100%;min-width:44rem;height:auto}summary{cursor:pointer;font-size:1.2rem;margin-top:.6rem}
+svg rect{stroke:var(--page);stroke-width:.5}.bar rect,circle{fill:var(--ink)}.hot{fill:var(--hot)}.fault{fill:#c62828}
+polyline{fill:none;stroke:var(--ink);stroke-width:2}.axis{stroke:var(--line)}
+.tree{width:100%;min-width:44rem;height:auto}.sizes{width:100%;height:24px}
+summary{cursor:pointer;font-size:1.2rem;margin-top:.6rem}
 @media print{.wide{overflow:visible}svg{max-width:100%}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
 
@@ -73,8 +75,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 #: Rows of a long table that are open: the rest opens when it is asked for.
 _OPEN = 40
 
-#: Sizes of pictures in pixels: the treemap, the cells of a map, the column of names before them.
-_WIDTH, _HEIGHT, _CELL, _NAMES = 1000.0, 300.0, 20, 170
+#: Sizes of pictures in pixels: the treemap, the cells of a map, the column of names before them, the line below.
+_WIDTH, _HEIGHT, _CELL, _NAMES, _LINE = 1000.0, 300.0, 20, 170, 80
 
 _PAGE_BEGINS = b"<!DOCTYPE html>"
 
@@ -236,6 +238,31 @@ def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
                 x = places[layer] + _CELL / 2
                 parts.append(f'<text x="{x:.0f}" y="{y + 15}" text-anchor="middle">{escape(cell.mark)}</text>')
     return f'<svg width="{wide}" height="{high}">{"".join(parts)}</svg>'
+
+
+def _line(name: str, values: Mapping[int, float], layers: Sequence[int]) -> str:
+    """Line below a map of the same layers, with the number of each.
+
+    It is hidden: the map's label says the numbers.
+    """
+    top, foot = max(values.values()), _LINE + 12
+    ends = ((12.0, f"{top:.2g}"), (float(foot), "0"))
+    parts = [f'<text x="0" y="{foot}">{escape(name)}</text>']
+    for y, text in ends:
+        parts.append(f'<text x="{_NAMES - 6}" y="{y + 4:.0f}" text-anchor="end">{text}</text>')
+        parts.append(f'<path class="axis" d="M{_NAMES} {y:.0f}h{_CELL * len(layers)}"/>')
+    points = {}
+    for number, layer in enumerate(layers):
+        if layer in values:
+            points[layer] = (_NAMES + _CELL * (number + 0.5), 12 + _LINE * (1 - values[layer] / top))
+    parts.append(f'<polyline points="{" ".join(f"{x:.0f},{y:.1f}" for x, y in points.values())}"/>')
+    for layer, (x, y) in points.items():
+        title = f"<title>{escape(f'layer {layer}: {values[layer]:.3g}')}</title>"
+        parts.append(f'<circle cx="{x:.0f}" cy="{y:.1f}" r="3.5">{title}</circle>')
+        turned = f'transform="translate({x + 4:.0f} {foot + 8}) rotate(-90)" text-anchor="end"'
+        parts.append(f"<text {turned}>{values[layer]:.3g}</text>")
+    size = f'width="{_NAMES + _CELL * max(len(layers), 1) + 2}" height="{foot + 76}"'
+    return f'<svg aria-hidden="true" {size}>{"".join(parts)}</svg>'
 
 
 def _grounds(*models: TensorIndex) -> dict[str, str]:
@@ -582,10 +609,15 @@ def _before_and_after(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iter
             bars.append(_box(x, 0, wide, 24, f'class="{grounds[name]}"', f"{name}: {size(nbytes)}"))
             x += wide
         hidden = ' aria-hidden="true"' if parts else ""  # the first one is named by all words
-        drawn = f'<svg{hidden} class="tree" viewBox="0 0 {_WIDTH:g} 24">{"".join(bars)}</svg>'
+        drawn = (
+            f'<svg{hidden} class="sizes" viewBox="0 0 {_WIDTH:g} 24" preserveAspectRatio="none">{"".join(bars)}</svg>'
+        )
         parts.append(f"<p>{escape(words[-1])}</p>{drawn}")
     yield from _picture("Sizes", "sizes", "".join(parts), "; ".join(words), _legend(grounds))
 
+
+#: Name of the line below the map of changes.
+_PER_LAYER = "error per layer"
 
 #: Marks of a map that few maps have -> what they say.
 _MARKS = {"?": "other shapes or no numbers", "!": "at fault"}
@@ -629,6 +661,16 @@ def _changes(found: Comparison, sides: Sequence[Side], faults: Sequence[str]) ->
     before = f"<p>= the same, ~ the same values in another type, A or B only in the first or second{marks}.{scale}</p>"
     counts = f"{found.equal:,} the same, {len(found.different):,} differ, {len(found.near):,} within the tolerance"
     drawn = grid({role: {at: made for at, (_, made) in row.items()} for role, row in rows.items()}, layers)
+    by_layer: dict[int, list[float]] = defaultdict(list)
+    for name, tensor in sides[0].model.tensors.items():
+        layer, error = parse(name).layer, errors[name].relative_error if name in errors else 0.0
+        if layer is not None and len(tensor.shape) > 1 and name not in only and error < math.inf:
+            by_layer[layer].append(error)
+    means = {layer: sum(each) / len(each) for layer, each in by_layer.items()}
+    if any(means.values()):
+        before += "<p>Line: the mean relative error of a layer's matrices; the same values count as 0.</p>"
+        counts += f". {_PER_LAYER}: " + ", ".join(f"{layer}: {mean:.3g}" for layer, mean in sorted(means.items()))
+        drawn += _line(_PER_LAYER, means, layers)
     yield from _picture("What changed", "changes", drawn, counts, before)
 
 

@@ -76,6 +76,9 @@ def named_by_directory(target: str) -> str:
     return found if _is_directory(target) or f".{word[1]}" not in _SUFFIXES else ""
 
 
+#: Way out where nothing says which format to write.
+_NAMES_ONE = "--to gguf, --to hf or --to mlx names one"
+
 #: Ending of a file's name -> its format.
 _SUFFIXES = {format.suffix: format.name for format in FORMATS if format.suffix}
 
@@ -113,14 +116,14 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
             raise UsageError(
                 "usage.target",
                 f"{target!r} does not say which format to write",
-                hint="--to gguf or --to mlx names one",
+                hint=_NAMES_ONE,
             )
         if said is None:
             known = ", ".join(_SUFFIXES)
             raise UsageError(
                 "usage.target",
                 f"{path.name!r} ends in no known format ({known})",
-                hint="--to gguf or --to mlx names one",
+                hint=_NAMES_ONE,
             )
     format = to or said or ""
     if target in ON_STDOUT:
