@@ -7,6 +7,6 @@ FROM python:3.13-slim
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index --find-links /wheels ckconv
 WORKDIR /models
-USER nobody
+USER 65534:65534
 ENTRYPOINT ["ckconv"]
 CMD ["--help"]

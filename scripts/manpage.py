@@ -30,6 +30,7 @@ _EXIT = {
 
 _VARIABLES = {
     "CKCONV_FLAG": "the default of --FLAG; CKCONV_CONFIG names a file of defaults instead of ckconv.toml",
+    "FORCE_COLOR": "color in a pipe, too",
     "NO_COLOR": "no color",
     "PAGER": "shows long listings of inspect on a terminal",
     "SOURCE_DATE_EPOCH": "the date that a bump 5 file carries; without it, none",

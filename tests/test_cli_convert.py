@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -262,9 +263,12 @@ def test_dry_run_writes_nothing_and_knows_the_exact_size(tmp_path: Path, ckconv)
         assert names(tmp_path) == before
         facts = ckconv("convert", source, tmp_path / "x.bump", "-n", "--json", "--bump-version", 3).json
         out = tmp_path / name
-        assert ckconv("convert", source, f"{out}/", "--to", "bump", "--bump-version", 3).code == 0
+        done = ckconv("convert", source, f"{out}/", "--to", "bump", "--bump-version", 3)
+        assert done.code == 0
         size = (out / "weights.bump").stat().st_size
-        assert f"({size:,} bytes)" in shown.out
+        found = re.search(rf"\({size:,} bytes(?:, ([\d.]+) bits per weight)?\)", shown.out)
+        assert found is not None, shown.out
+        assert (f"({found[1]} bits per weight)" in done.out) == ("bits per weight" in done.out) == bool(found[1])
         assert facts["bytes"] == size
         steps = facts["steps"]
         assert steps[-1]["offset"] + steps[-1]["bytes"] == size

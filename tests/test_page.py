@@ -71,6 +71,10 @@ def test_the_page_has_headline_targets_map_tensors_and_metadata(made: str) -> No
     assert {"Q4_K_M (mostly Q5_0)", "attention.q", "123.2 K", "blk.1.ffn_down.weight", "general.architecture"} <= set(
         said
     )
+    cards = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", made))
+    assert cards["file"] == "llama64.Q4_K_M.gguf"
+    assert cards["layers"] == "2, hidden 64, 4 heads"
+    assert cards["weights and cache, 256 tokens"] == "164 kB"  # 98.8 of weights, 65.5 of the cache
     assert "layers.0.attention.q" not in said
     assert "layer 0, ffn.up: Q5_0, 128 x 64, 5.6 kB" in said  # what a box of the picture says
 

@@ -17,6 +17,8 @@ import pytest
 import tower_cases
 from conftest import FIXTURES, Result
 
+from ckconv import open_model
+
 Run = Callable[..., Result]
 F32 = FIXTURES / "hf/llama-bias-f32"
 TIED = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
@@ -409,3 +411,28 @@ def test_how_values_are_stored_makes_no_other_model(ckconv: Run, tmp_path: Path)
     assert ckconv("convert", F32, tmp_path / "m.gguf", "--quantize", "q8_0").code == 0
     done = ckconv("diff", F32, tmp_path / "m.gguf", "--tolerance", "0.01")
     assert (done.code, "general." in done.out) == (0, False), done.out
+
+
+@pytest.mark.parametrize(
+    ("variables", "begins"),
+    [
+        ({}, "ckconv: error[input.missing]: "),
+        ({"FORCE_COLOR": "1"}, "ckconv: \x1b[1;31merror[input.missing]\x1b[0m: "),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, "ckconv: error[input.missing]: "),
+    ],
+)
+def test_the_code_of_an_error_is_red_where_color_is_asked_for(
+    ckconv: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], begins: str
+) -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = ckconv("inspect", "nowhere.gguf").err
+    assert said.startswith(begins)
+    assert json.loads(ckconv("inspect", "nowhere.gguf", "--json").err)["error"]["code"] == "input.missing"
+
+
+def test_a_tensor_is_one_short_line() -> None:
+    tensor = open_model(TIED).tensors["token_embedding.weight"]
+    assert repr(tensor) == "<ModelTensor token_embedding.weight: BF16, 384 x 64>"

@@ -157,7 +157,7 @@ def _versions() -> Iterator[str]:
 
 
 @click.group(cls=Verbs, context_settings=CONTEXT, no_args_is_help=True)
-@click.version_option(__version__, prog_name="ckconv", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="ckconv", message="%(prog)s %(version)s")
 @common_options
 def main(**_: Any) -> None:
     """Convert model weights between formats, exactly, and verify every tensor.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.difference import Difference
     from ckconv.conversion.run import Report
+    from ckconv.core.config import ModelConfig
     from ckconv.errors import VerifyError
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
@@ -382,19 +383,25 @@ def page(found: Description) -> str:
     return framed(found.overview.name, _parts(found))
 
 
+def _layers(config: ModelConfig) -> str:
+    """Number of layers, and how wide they are."""
+    return f"{config.num_layers:,}, hidden {config.hidden_size:,}, {counted(config.num_heads, 'head')}"
+
+
 def _parts(found: Description) -> Iterator[str]:
     index, o, grounds = found.index, found.overview, _grounds(found.index)
     config = index.config
     template = {None: "", True: "yes", False: "no"}[o.template]
     yield card(
         [
+            ("file", index.path.name),
             ("format", container(index.format, index.version, "v")),
             ("architecture", index.architecture if index.adapter is None else f"{index.adapter.method} adapter"),
             ("parameters", count(o.parameters)),
             ("size", size(index.nbytes)),
             ("types", o.types),
             ("bits per weight", f"{o.bits:.2f}" if o.bits else ""),
-            ("layers", f"{config.num_layers:,}, hidden {config.hidden_size:,}" if config else ""),
+            ("layers", _layers(config) if config else ""),
             ("context", f"{o.context:,} tokens" if o.context else ""),
             ("tokenizer", o.tokenizer),
             ("chat template", template if index.adapter is None else ""),
@@ -405,6 +412,7 @@ def _parts(found: Description) -> Iterator[str]:
             ("languages", ", ".join(o.card.languages)),
             ("carries", "; ".join(map(str, found.hazards))),
             *((f"KV cache, {cache.tokens:,} tokens", size(cache.nbytes)) for cache in o.caches),
+            *((f"weights and cache, {c.tokens:,} tokens", size(index.nbytes + c.nbytes)) for c in o.caches[-1:]),
         ]
     )
     if found.targets:

@@ -53,6 +53,10 @@ def cut(text: str) -> str:
     return f"{text[:_SHOWN_CHARACTERS]}... {len(text):,} characters in all"
 
 
+#: What a terminal takes for bold red, and for an end of that.
+_RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
+
+
 def print_error(error: CkconvError, settings: Settings) -> int:
     """Write an error to stderr and return its exit status."""
     if settings.json:
@@ -64,6 +68,8 @@ def print_error(error: CkconvError, settings: Settings) -> int:
         if error.hint:
             lines.append(f"hint: {error.hint}")
         text = "\n".join(printable(line) for line in lines)
+        if settings.colors(sys.stderr):
+            text = text.replace(f"error[{error.code}]", f"{_RED}error[{error.code}]{_PLAIN}", 1)
     say(text + "\n")
     return error.exit_code
 

@@ -49,9 +49,10 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
         return
     left = max(len(plan.index.path.name), len(target)) + 2
     index = plan.index
+    exact = ", ".join(filter(None, [f"{plan.nbytes:,} bytes", _bits(plan)]))
     lines = [
         f"{index.path.name:<{left}}{_container(index)}  {_model(index)}",
-        f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
+        f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({exact})",
         *_action_lines(plan),
         *_left_out_lines(plan, settings),
         *_change_lines(plan),
@@ -159,9 +160,14 @@ def _format(plan: Plan) -> str:
 
 def _in_files(plan: Plan) -> str:
     """Bits per weight of an output with blocks, and how many files it has."""
+    bits = _bits(plan)
+    return (f" ({bits})" if bits else "") + _count_of_files(plan)
+
+
+def _bits(plan: Plan) -> str:
+    """Bits per weight of an output with blocks; empty for another."""
     blocks = any(step.target.dtype.block > 1 for step in plan.steps)
-    bits = f" ({bits_per_weight(plan):.2f} bits per weight)" if blocks else ""
-    return bits + _count_of_files(plan)
+    return f"{bits_per_weight(plan):.2f} bits per weight" if blocks else ""
 
 
 def _count_of_files(plan: Plan) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -36,15 +36,19 @@ class Settings:
 
     @property
     def color(self) -> bool:
-        """Whether stdout gets tables with color.
+        """Whether stdout gets tables with color."""
+        return self.colors(sys.stdout)
 
-        On a terminal that can, or by ``FORCE_COLOR``.
+    def colors(self, stream: TextIO | None) -> bool:
+        """Whether a stream gets color.
+
+        A terminal that can, or any by ``FORCE_COLOR``.
         """
         if self.no_color or "NO_COLOR" in os.environ:
             return False
         if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
             return True
-        return os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+        return os.environ.get("TERM") != "dumb" and stream is not None and stream.isatty()
 
 
 def settings_of(context: click.Context) -> Settings:

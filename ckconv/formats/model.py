@@ -33,6 +33,9 @@ class ModelTensor:
     tensor: Tensor
     identities: Mapping[Path, Identity] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        return f"<ModelTensor {self.name}: {self.dtype}, {' x '.join(map(str, self.shape)) or 'a scalar'}>"
+
     @property
     def name(self) -> str:
         """The canonical name, or the file's own where there is no rule for it."""
