@@ -374,6 +374,33 @@ def test_drop_names_a_packed_matrix_as_a_whole(tmp_path: Path, ckconv) -> None:
     assert "model.layers.0.self_attn.q_proj.scales" not in names
 
 
+def test_what_torchao_says_of_tensors_is_said_of_those_that_stay(tmp_path: Path, ckconv) -> None:
+    """transformers wants an entry for every name in the list."""
+    source = tmp_path / "packed"
+    gone = [f"model.layers.0.{name}.weight" for name in ("self_attn.q_proj", "input_layernorm")]
+    torchao_offsets_model(source, DECODER, model_type="unheard-of")
+    (path,) = source.glob("*.safetensors")
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    said = header["__metadata__"]
+    plain = [name for name in header if name.endswith("norm.weight")]
+    said |= {name: json.dumps({"_type": "Tensor"}) for name in plain}
+    said["tensor_names"] = json.dumps([name for name in said if name.endswith(".weight")])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + path.read_bytes()[8 + size :])
+    convert = partial(ckconv, "convert", source, "--to", "safetensors")
+
+    assert convert(f"{tmp_path}/less/", *(word for name in gone for word in ("--drop", name))).code == 0
+    assert convert(f"{tmp_path}/dense/", "--dequantize").code == 0
+
+    with safe_open(next((tmp_path / "less").glob("*.safetensors")), "np") as file:
+        found = file.metadata()
+    assert json.loads(found["tensor_names"]) == [name for name in json.loads(said["tensor_names"]) if name not in gone]
+    assert {name for name in found if name.endswith(".weight")} == set(json.loads(found["tensor_names"]))
+    with safe_open(next((tmp_path / "dense").glob("*.safetensors")), "np") as file:
+        assert "tensor_names" not in file.metadata()
+
+
 def test_columns_that_are_no_whole_word_are_those_of_the_shape(tmp_path: Path, ckconv) -> None:
     """52 codes of 4 bits fill six words and a half; 20 rows of zero points two and a half."""
     decoder = Decoder(layers=1, hidden=52, heads=5, kv_heads=5, head_dim=4, ffn=20)

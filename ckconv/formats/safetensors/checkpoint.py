@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -345,6 +347,26 @@ def class_reasons(
         yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")
 
 
+#: What torchao calls the list of a file's tensors in ``__metadata__`` (``flatten_tensor_state_dict``).
+_TENSOR_NAMES = "tensor_names"
+
+
+def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
+    """What torchao says of the tensors that stay what they were.
+
+    transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
+
+    Args:
+        packed: matrices are among them.
+    """
+    made = {key: text for key, text in metadata.items() if key not in gone}
+    names = made.pop(_TENSOR_NAMES, "")
+    if packed and names:
+        with suppress(ValueError, TypeError):
+            made[_TENSOR_NAMES] = json.dumps([name for name in json.loads(names) if name not in gone])
+    return made
+
+
 class CheckpointPlanner(Planner):
     """Planner of a checkpoint under the loader's names, or those asked for.
 
@@ -600,8 +622,8 @@ class CheckpointPlanner(Planner):
         o = self.options
         written = {piece.name for module in modules for piece in module} if self.index.packed else set()
         gone = {tensor.source for name, tensor in self.index.packed.items() if name not in written}
-        if gone:  # what torchao says of matrices that are decoded, and of which tensors there are
-            metadata = {key: text for key, text in metadata.items() if key not in {*gone, "tensor_names"}}
+        if gone := gone | {item.name for item in self.left_out} if self.index.packed else gone:
+            metadata = _said_of_rest(metadata, gone, packed=any(name in written for name in self.index.packed))
         shards = lay_out(
             modules,
             o.file_name or single_name(self.index.files[0].name, kept and self.config is None),
