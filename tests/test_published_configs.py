@@ -449,11 +449,11 @@ def test_a_number_that_is_not_said_is_that_of_the_class(
 
 def test_a_scaling_that_phi_3s_class_does_not_take_is_refused(tmp_path: Path) -> None:
     """Phi3Config.validate_rope; with a factor the GGUF failed its own check."""
-    said = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "attention_factor": 0.9}
+    said = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     case = next(name for name, it in recording("phi3").items() if name != "adapters" and it.get("tensors"))
     source = published(tmp_path, "phi3", case, lambda document: {**document, "rope_parameters": said})
 
-    with pytest.raises(UnsupportedError, match="rope_type = 'yarn', which the class does not take"):
+    with pytest.raises(UnsupportedError, match="rope_type = 'linear', which the class does not take"):
         ckconv.convert(source, tmp_path / "m.gguf")
 
 
@@ -541,9 +541,9 @@ def test_queries_of_ministral_3_that_do_not_grow_go_to_gguf_and_back(tmp_path: P
     assert (made, table["llama_4_scaling_beta"], table["rope_type"]) == (0.0, 0.0, "yarn")
 
 
-def test_su_is_phi_3s_older_word_for_longrope(tmp_path: Path) -> None:
+def test_su_and_yarn_are_phi_3s_older_words_for_longrope(tmp_path: Path) -> None:
     made = []
-    for kind in ("longrope", "su"):
+    for kind in ("longrope", "su", "yarn"):
 
         def called(document: dict[str, Any], kind: str = kind) -> dict[str, Any]:
             return {**document, "rope_scaling": {**document["rope_scaling"], "type": kind}}
@@ -552,7 +552,7 @@ def test_su_is_phi_3s_older_word_for_longrope(tmp_path: Path) -> None:
         ckconv.convert(source, tmp_path / f"{kind}.gguf", options=ckconv.Options(source_record=False))
         made.append((tmp_path / f"{kind}.gguf").read_bytes())
 
-    assert made[0] == made[1]
+    assert made[0] == made[1] == made[2]
 
 
 @pytest.mark.parametrize("to", ["gguf", "mlx"])

@@ -232,7 +232,7 @@ def read_rope(
         else:
             overruled.append(f"{key}, because {_said(stated, theta)} is there")
     kind, other = _kind(table, name, consumer, fail)
-    kind = style.older.get(kind, kind)
+    kind = style.older.get(consumer, {}).get(kind, kind)
     if consumer == TRANSFORMERS and style.types and kind not in ("default", *style.types):
         modifiers.append(f"{name}.rope_type = {kind!r}, which the class does not take,")
     overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]

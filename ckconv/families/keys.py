@@ -373,7 +373,7 @@ class RopeStyle(NamedTuple):
     Attributes:
         by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
         types: the only types of scaling that transformers' class takes, if it does not take all.
-        older: another word for such a type -> the type.
+        older: consumer -> another word that its class takes for a type -> the type.
         mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
             there and nowhere else ("only_rope_parameters"), or "nowhere"; "base": for nothing but the base, in both.
         default: the table that transformers' class takes where there is no ``rope_parameters``.
@@ -398,7 +398,7 @@ class RopeStyle(NamedTuple):
     alpha: bool = False
     noted: tuple[str, ...] = ()
     whole: bool = False
-    older: Mapping[str, str] = {}
+    older: Mapping[str, Mapping[str, str]] = {}
 
 
 class WindowStyle(NamedTuple):
@@ -522,7 +522,7 @@ class KeyRows(Fields):
         types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
         counted = str(row.get("counted", ""))
         own, whole = bool(row.get("by_layer")), bool(row.get("whole"))
-        older = row.get("older", {})
+        older = {READERS[who][0]: words for who, words in row.get("older", {}).items() if who in READERS}
         return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted, whole, older)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:

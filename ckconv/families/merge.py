@@ -232,7 +232,7 @@ _FORMS: dict[str, Form] = {
                     "whole": _flag,
                     "types": _many(_text),
                     "noted": _many(_text),
-                    "older": _table_of(_text),
+                    "older": _table_of(_table_of(_text)),
                     "part": _PARTS,
                 }
                 | _ROPE_TEXTS
