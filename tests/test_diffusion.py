@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,11 +19,13 @@ from family_directions import read_safetensors
 from safetensors.numpy import load_file, save_file
 
 from ckconv.api import convert, diff, open_model, verify
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, UsageError
 from ckconv.options import Options
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEM = "diffusion_pytorch_model"
+SHAPES = "comfy.gguf.orig_shape."
+LAYER = "input_blocks.1.0.emb_layers.1.weight"
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -217,7 +221,7 @@ def of_blocks(path: Path, shape: tuple[int, ...], key: object = ()) -> np.ndarra
     writer = gguf.GGUFWriter(path, "sd1")
     if key is not None:
         said = key or shape
-        writer.add_array("comfy.gguf.orig_shape.input_blocks.1.0.emb_layers.1.weight", said)
+        writer.add_array(f"{SHAPES}{LAYER}", said)
     blocks = gguf.quantize(drawn(math.prod(shape) // 256, 256), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("input_blocks.1.0.emb_layers.1.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
@@ -242,6 +246,17 @@ def test_blocks_that_run_over_rows_are_decoded_to_the_shape_that_a_key_says(tmp_
     assert verify(tmp_path / "sd.safetensors", tmp_path / "sd.gguf").tensors == 1
     assert diff(tmp_path / "sd.gguf", tmp_path / "sd.safetensors").equal == 1
     assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "sd.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("source", ["sd.safetensors", "sd.gguf"])
+@pytest.mark.parametrize("asked", [{"drop_meta": (f"{SHAPES}*",)}, {"set_meta": ((f"{SHAPES}{LAYER}", "[6144]"),)}])
+def test_shapes_that_a_gguf_has_of_tensors_stay_in_it(asked: dict[str, Any], source: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "sd.safetensors", MODELS["sd1.5"][1](), "F16")
+    convert(tmp_path / "sd.safetensors", tmp_path / "sd.gguf")
+
+    with pytest.raises(UsageError, match=re.escape(SHAPES)):
+        convert(tmp_path / source, tmp_path / "out.gguf", options=Options(**asked))
+    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize(

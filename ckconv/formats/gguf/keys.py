@@ -37,6 +37,7 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
+from ckconv.families.diffusion import ORIGINAL_SHAPE
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
@@ -226,6 +227,7 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
         UsageError: a glob matches nothing, or a key without which no file is a model.
     """
     needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *computing}
+    needed |= {key for key in metadata if key.startswith(ORIGINAL_SHAPE)}
     going: set[str] = set()
     for glob in globs:
         matched = {key for key in metadata if fnmatchcase(key, glob)}
@@ -249,7 +251,7 @@ def _with_set(
     """
     made = dict(metadata)
     for key, text in pairs:
-        if key in decided or key.startswith(SPLIT_KEYS):
+        if key in decided or key.startswith((SPLIT_KEYS, ORIGINAL_SHAPE)):
             raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")

@@ -749,7 +749,7 @@ class DiffusionPlanner(GgufPlanner):
 
 def _weight_of(name: str) -> str:
     """The weight that stands behind this bias."""
-    return name.replace(".bias", ".weight")
+    return f"{name.removesuffix('.bias')}.weight" if name.endswith(".bias") else name
 
 
 # Which planner makes a GGUF of what is no text model.
