@@ -43,6 +43,11 @@ _MOST, _WIDE, _DEEP, _MANY = 400_000_000, 512, 8, 32
 _BESIDE = (".json", ".txt", ".model", ".jinja")
 _LARGEST = 64 << 20
 
+#: Seconds that a library has for a model.
+_LONGEST = 3600
+
+_WITHOUT = "--check pair compares no logits"
+
 #: Environment of the libraries: nothing is fetched, and nothing is said but the answer.
 _QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -119,14 +124,21 @@ def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> fl
     Raises:
         InputError: ``learn.logits``.
     """
+    limit = max((_CLOSE[tensor.dtype.name] for index in (checkpoint, model) for tensor in open_index(index).stored
+                 if tensor.dtype.name in _CLOSE and len(tensor.shape) > 1), default=None)  # fmt: skip
+    if limit is None:
+        raise InputError(
+            "learn.logits",
+            f"the pair has no matrix of {', '.join(_CLOSE)}: how far apart its logits may be is not known",
+            path=model,
+            hint=_WITHOUT,
+        )
     ours = _rows("transformers", checkpoint, folder, tokens)
     theirs = _rows("llama_cpp", model, folder, tokens)
     if ours.shape != theirs.shape:
         message = f"transformers has logits {list(ours.shape)}, llama.cpp {list(theirs.shape)}"
         raise InputError("learn.logits", message, path=model)
     off = float(np.abs(ours - theirs).max() / np.abs(ours).max())
-    limit = max(_CLOSE[tensor.dtype.name] for index in (checkpoint, model) for tensor in open_index(index).stored
-                if tensor.dtype.name in _CLOSE and len(tensor.shape) > 1)  # fmt: skip
     if not off <= limit:
         raise InputError(
             "learn.logits",
@@ -152,11 +164,17 @@ def _ask(act: str, asked: Mapping[str, Any]) -> Any:
     """
     # -P: no module of the working directory takes the place of a library's.
     command = [sys.executable, "-P", "-c", f"from ckconv.learning.logits import main; main({act!r})"]
-    done = subprocess.run(
-        command, input=json.dumps(asked), capture_output=True, text=True, check=False, env={**os.environ, **_QUIET}
-    )
-    last = done.stdout.strip().rpartition("\n")[2]
-    answer = json.loads(last) if done.returncode == 0 and last else [None, f"it ended with status {done.returncode}"]
+    env = {**os.environ, **_QUIET}
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, check=False, env=env, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        answer = [None, f"it did not end within {_LONGEST:,} seconds"]
+    else:
+        last = done.stdout.strip().rpartition("\n")[2]
+        whole = done.returncode == 0 and last
+        answer = json.loads(last) if whole else [None, f"it ended with status {done.returncode}"]
     found, said = answer
     if not said:
         return found
@@ -165,7 +183,7 @@ def _ask(act: str, asked: Mapping[str, Any]) -> Any:
         "learn.logits",
         f"{name} does not compute it: {said}",
         path=asked["model"],
-        hint="--check pair compares no logits",
+        hint=_WITHOUT,
     )
 
 
