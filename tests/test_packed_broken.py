@@ -97,6 +97,13 @@ def groups_of_others(tensors: Tensors, config: dict[str, Any]) -> None:
         array(f"._weight_{name}", "BF16", 3, 64)(tensors, config)
 
 
+def as_many_groups_as_rows(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Groups of 16 or of 32, as scales have the rows first or last."""
+    array("._weight_qdata", "I8", 64, 1024)(tensors, config)
+    for name in ("scale", "zero_point"):
+        array(f"._weight_{name}", "BF16", 64, 64)(tensors, config)
+
+
 def stacked(tensors: Tensors, config: dict[str, Any]) -> None:
     array("._weight_qdata", "F8_E4M3", 2, 64, 64)(tensors, config)
     array("._weight_scale", "F8_E8M0", 2, 64, 2)(tensors, config)
@@ -445,6 +452,11 @@ def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) 
         (ROUND, says(packing_format="auto_round:marlin"), "7 of GPTQ with packing_format auto_round:marlin"),
         (AO, array("._weight_qdata", "U8", 64, 32), "1 of torchao's tensor"),
         (AO, array("._weight_zero_point", "BF16", 64, 2), "1 of torchao's tensor with zero points that are floats"),
+        (
+            partial(torchao_offsets_model, said=False),
+            as_many_groups_as_rows,
+            "1 of torchao's tensor with zero points that are floats",
+        ),
         (AO, array("._weight_act_pre_scale", "BF16", 64), "scales of activations that belong to the weights"),
         (
             TILES,

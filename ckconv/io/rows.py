@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -18,7 +18,6 @@ from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import made_at_once
 from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
-from ckconv.quant.packed import Scheme, scheme_of
 from ckconv.quant.packings.module import Tile
 
 if TYPE_CHECKING:
@@ -174,8 +173,7 @@ class PackedRows:
     """
 
     def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
-        # A triple has none, and what unpacks one asks for none.
-        self._scheme, self._columns = cast(Scheme, scheme_of(tensor.dtype)), tensor.layout.stored_cols
+        self._dtype, self._columns = tensor.dtype, tensor.layout.stored_cols
         self._modules = [
             (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
             for packed in tensor.packed
@@ -221,7 +219,7 @@ class PackedRows:
                 low, high, until = start // array.per, -(-stop // array.per), -(-ahead // array.per)
             arrays.append(self._read((number, position), reader, low, high, until, keep=not array.per))
         per = tuple(array.per if array is not None else 0 for array in packed.arrays)
-        return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)
+        return Tile(start, stop, tuple(arrays), per, self._dtype, self._columns)
 
     def _stored_width(self, number: int, packed: Packed) -> int:
         """Bytes of all arrays for one row of the matrix."""

@@ -10,7 +10,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS
-from ckconv.quant.packed import Scheme
+from ckconv.quant.packed import Scheme, scheme_of
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
@@ -78,7 +78,7 @@ class Tile(NamedTuple):
         arrays: bytes ``[n, bytes of a row]`` of the rows of each array that are for some of these rows; ``None`` for an
             array that is not there.
         per: rows of the matrix that one row of the array is for, 0 for all.
-        scheme: of the matrix.
+        dtype: type of the rows to make.
         columns: of the matrix.
     """
 
@@ -86,8 +86,15 @@ class Tile(NamedTuple):
     stop: int
     arrays: tuple[Rows | None, ...]
     per: tuple[int, ...]
-    scheme: Scheme
+    dtype: DType
     columns: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """That of the rows; what unpacks a triple asks for none."""
+        found = scheme_of(self.dtype)
+        assert found is not None
+        return found
 
     def own(self, number: int) -> Rows:
         """The row of an array for each row of the tile."""

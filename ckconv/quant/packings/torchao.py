@@ -132,7 +132,8 @@ def _unpack(tile: Tile, *, name: str) -> Rows:
 
 def _fit_sums(weight: StoredTensor, scale: StoredTensor, zero: StoredTensor, declared: Declared) -> Module:
     rows, columns = weight.shape[0], 2 * weight.shape[1]
-    kind = _type(declared) or ("Int4Tensor" if scale.shape[:1] != (rows,) or scale.shape[1:] == (rows,) else "tensor")
+    of_rows = scale.shape[:1] == (rows,) and (scale.shape[1:] != (rows,) or weight.shape[1] % rows == 0)
+    kind = _type(declared) or ("tensor" if of_rows else "Int4Tensor")  # Int4Tensor has a column for each row
     if kind != "Int4Tensor":
         raise Unread(f"torchao's {kind} with zero points that are floats")
     if len(scale.shape) != 2 or scale.shape[1] != rows or not scale.shape[0]:
