@@ -274,7 +274,8 @@ def _check_one_tower(indexes: Sequence[TensorIndex]) -> None:
     towers = [shown(index.path) for index in indexes if index.facts.get("kind") == "mmproj"]
     if len(towers) > 1:
         message = f"{', '.join(towers[:-1])} and {towers[-1]} are {len(towers)} towers, and a checkpoint has one"
-        hint = f"ckconv convert MODEL.gguf {towers[0]} DST/ takes the first"
+        text = next((shown(index.path) for index in indexes if index.config is not None), "MODEL.gguf")
+        hint = f"ckconv convert {text} {towers[0]} DST/ takes the first"
         raise UnsupportedError("plan.refused", message, hint=hint)
 
 
