@@ -352,7 +352,7 @@ _TENSOR_NAMES = "tensor_names"
 
 
 def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
-    """What torchao says of the tensors that stay what they were.
+    """Metadata of torchao for the tensors that stay as they were.
 
     transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
 

@@ -91,7 +91,7 @@ class Tile(NamedTuple):
 
     @property
     def scheme(self) -> Scheme:
-        """That of the rows; what unpacks a triple asks for none."""
+        """Scheme of the rows; unpacking of a triple asks for none."""
         found = scheme_of(self.dtype)
         assert found is not None
         return found
