@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import numpy as np
 import pytest
@@ -465,3 +468,30 @@ def test_what_mlx_lm_reads_of_gemma_3_is_written_and_the_rest_refused(tmp_path: 
     for number, refused in enumerate(({"final_logit_softcapping": 30.0}, {"layer_types": [FULL] + [SLIDING] * 5})):
         with pytest.raises(UnsupportedError, match=next(iter(refused))):
             ckconv.convert(gemma(tmp_path / str(number), **refused), f"{tmp_path}/x/", to="mlx")
+
+
+#: Numbers of a GGUF that are none, or stand under no name.
+NO_NUMBERS = [
+    ("deepseek_v2", "deepseek2.attention.key_length_mla", math.nan),
+    ("deepseek_v2", "deepseek2.attention.kv_lora_rank", math.nan),
+    ("deepseek_v2", "deepseek2.attention.kv_lora_rank", None),
+    ("gpt_oss", "gpt-oss.rope.scaling.yarn_beta_fast", math.nan),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value"), NO_NUMBERS)
+def test_a_number_that_is_none_is_named(
+    tmp_path: Path, ckconv: Any, family: str, key: str, value: float | None
+) -> None:
+    case = next(family_cases.cases(family))
+    done = ckconv("convert", family_cases.checkpoint(case.recorded, tmp_path / "hf"), tmp_path / "m.gguf")
+    assert done.code == 0, done.err
+    content = bytearray((tmp_path / "m.gguf").read_bytes())
+    at = content.index(key.encode()) + len(key)
+    if value is None:
+        content[at - 1 : at] = b"x"
+    else:
+        content[at : at + 8] = struct.pack("<If", 6, value)
+    (tmp_path / "m.gguf").write_bytes(content)
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
+    assert (done.code in (3, 4), key.partition(".")[2].rpartition(".")[2][:12] in done.err) == (True, True), done.err

@@ -421,7 +421,7 @@ def test_words_that_turn_out_wrong_are_told_and_the_model_is_written(tmp_path: P
         "no tokenizer files are written: the merge 'e\\udcff ' is not of tokens; "
         "put those of the original checkpoint beside the model"
     ]
-    assert sorted(path.name for path in report.side_files) == ["config.json", "generation_config.json"]
+    assert sorted(path.name for path in report.side_files) == ["README.md", "config.json", "generation_config.json"]
 
 
 def test_a_file_has_no_place_for_a_tokenizer(tmp_path: Path) -> None:
