@@ -44,8 +44,10 @@ FILES = {
     ("__0_0.distcp", bytes(64)): ("checkpoint of torch.distributed", "torch.distributed.checkpoint"),
     ("a.bin", _npz()): ("NumPy archive", "NumPy"),
     ("rank0.engine", b"ptrt" + bytes(64)): ("TensorRT engine", "TensorRT"),
+    ("m", b"ftrt" + bytes(64)): ("TensorRT engine", "TensorRT"),
     ("m.nemo", bytes(600)): ("NeMo archive", "NeMo"),
     ("m", b"\x08\x08\x12\x07pytorch" + bytes(64)): ("ONNX model", "ONNX Runtime"),
+    ("model", b"\x08\x0e:\x8d\x01\n\x11\n\x01x" + bytes(64)): ("ONNX model", "ONNX Runtime"),
     ("openvino_model.xml", b'<?xml version="1.0"?>\n<net name="m">'): ("OpenVINO model", "OpenVINO"),
     ("m.mlmodel", b"\x08\x07" + bytes(64)): ("Core ML model", "Core ML"),
     ("m.keras", b"PK\3\4" + bytes(64)): ("Keras archive", "Keras"),
@@ -95,6 +97,40 @@ def test_directories_of_other_programs(files: tuple[str, ...], tmp_path: Path, c
 
     assert (done.code, "error[input.foreign]" in done.err) == (4, True)
     assert f"{DIRECTORIES[files]}" in done.err
+
+
+def test_a_package_of_core_ml_is_told_by_its_own_name(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    (tmp_path / "m.mlpackage" / "Data").mkdir(parents=True)
+    (tmp_path / "m.mlpackage" / "Manifest.json").write_text("{}")
+
+    done = ckconv("inspect", tmp_path / "m.mlpackage")
+
+    assert (done.code, "is a Core ML model" in done.err) == (4, True)
+
+
+def test_ggml_files_without_a_version_are_not_whispers(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    llama = np.array([32000, 4096, 256, 32, 32, 128, 2, 1, 0, 0, 0], "<i4")
+    (tmp_path / "ggml-model-q4_0.bin").write_bytes(b"lmgg" + llama.tobytes())
+
+    done = ckconv("inspect", tmp_path / "ggml-model-q4_0.bin")
+
+    assert (done.code, "hint: not of whisper.cpp? llama.cpp of March 2023" in done.err) == (3, True)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fp8_of_comfyui_is_refused_with_a_way_out(scaled: bool, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save
+
+    linear = {"double_blocks.0.img_attn.proj.weight": torch.ones(64, 64).to(torch.float8_e4m3fn)}
+    marks = {"scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)}
+    marks["double_blocks.0.img_attn.proj.scale_weight"] = torch.tensor(0.5)
+    save(linear | (marks if scaled else {}), tmp_path / "flux.safetensors")
+
+    done = ckconv("convert", tmp_path / "flux.safetensors", tmp_path / "flux.gguf")
+
+    assert (done.code, "llama.cpp loads no F8_E4M3 here" in done.err) == (4, True)
+    assert "in BF16 or F16, that it was rounded from" in done.err
 
 
 def test_a_checkpoint_with_exports_beside_it_is_a_checkpoint(tmp_path: Path, ckconv: Callable[..., Result]) -> None:

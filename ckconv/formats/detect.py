@@ -44,7 +44,7 @@ _AROUND = {
 # TFLite's ``schema.fbs``, ``ET12`` of ExecuTorch's ``program.fbs``), the HDF5 file format specification, NumPy's
 # ``lib/format.py``, the POSIX tar header (``ustar`` at byte 257), ``llama.h`` of llama.cpp in 2023 (``ggml``, ``ggmf``,
 # ``ggjt``, ``ggla``, little-endian), Git LFS's ``docs/spec.md``, Cosmopolitan's ``ape/specification.md``,
-# ``onnx.proto`` (field 1, ``ir_version``, and then a field of text).
+# ``onnx.proto`` (field 1, ``ir_version``, and then a field of text or the graph).
 
 #: Bytes of a file that :func:`foreign_file` looks at.
 HEAD = 512
@@ -79,6 +79,8 @@ def _at(offset: int, magic: bytes) -> bytes:
 _GGML = "llama.cpp up to August 2023"
 _REQUANTIZED = "llama.cpp's convert_llama_ggml_to_gguf.py makes a GGUF of it"
 
+_NEMO = "NeMo's exporters write a Hugging Face checkpoint"
+
 #: What is told by its content goes first: a name may be any.
 FOREIGN: tuple[Foreign, ...] = (
     Foreign("a GGML file of version ggjt", _GGML, _REQUANTIZED, _at(0, b"tjgg")),
@@ -94,9 +96,9 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("a Zstandard archive", "zstd", "zstd -dc FILE | ckconv convert - DST", _at(0, rb"\x28\xb5\x2f\xfd")),
     Foreign("a bzip2 archive", "bzip2", "bzip2 -dc FILE | ckconv convert - DST", _at(0, rb"BZh[1-9]1AY&SY")),
     Foreign("an xz archive", "xz", "xz -dc FILE | ckconv convert - DST", _at(0, rb"\xfd7zXZ\x00")),
-    Foreign("a TensorRT engine", "TensorRT", head=_at(0, b"ptrt"), names=("*.engine", "*.trt")),
-    Foreign("a NeMo archive", "NVIDIA NeMo", "NeMo's exporters write a Hugging Face checkpoint", names=("*.nemo",)),
-    Foreign("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f]\x12[\x01-\x7f][ -~]{2}"),
+    Foreign("a TensorRT engine", "TensorRT", head=_at(0, b"[pf]trt"), names=("*.engine", "*.trt")),
+    Foreign("a NeMo archive", "NVIDIA NeMo", _NEMO, names=("*.nemo",)),
+    Foreign("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f](?:\x12[\x01-\x7f][ -~]{2}|\x3a)"),
             names=("*.onnx", "*.onnx_data", "onnx")),
     Foreign("an OpenVINO model", "OpenVINO", head=rb"<\?xml[^>]*>\s*<net\b",
             names=("openvino_*.xml", "openvino_*.bin")),
@@ -412,7 +414,7 @@ def _model_in(path: Path, format: str | None) -> Path | None:
             return path / models[0]
         if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             _check_pipeline(path, names)
-            if it := foreign_directory(path, names):
+            if it := foreign_directory(path, (*names, path.name)):
                 raise it
         if format is not None:
             raise InputError("input.directory", f"is a directory without a {format} file", path=path)

@@ -109,6 +109,9 @@ from ckconv.tokenizer.source import equal_tokens_of
 #: Block types of intermediate results: ggml has no kernel for a matrix of them.
 _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
 
+#: The way out of FP8 that stands in a file by itself, as ComfyUI's: its factor, if any, is a tensor of another name.
+_ROUNDED = "convert the checkpoint, in BF16 or F16, that it was rounded from"
+
 
 class _Choice(NamedTuple):
     """The type of a tensor, or ``why`` it is refused.
@@ -194,7 +197,8 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
         return _Choice(source)  # an integer or F64 that an architecture wants
     if source.kind is Kind.FLOAT and target is not F64 and writable(source, target):
         return _Choice(target)
-    return _Choice(source, f"llama.cpp loads no {source} here", "--dtype f32" if source is F64 else "")
+    hint = "--dtype f32" if source is F64 else _ROUNDED if source.name.startswith("F8_E") else ""
+    return _Choice(source, f"llama.cpp loads no {source} here", hint)
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:

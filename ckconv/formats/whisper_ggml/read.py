@@ -43,6 +43,10 @@ FILE_TYPES = {"F32": 0, "F16": 1}
 VERSION_FACTOR = 1000
 MAX_AXES = 4
 
+#: What begins with the same magic and has another header: llama.cpp's files before ``ggmf``, ggml's examples.
+_OTHERS = "not of whisper.cpp? llama.cpp of March 2023, GPT-2 and GPT-J of ggml began their files so, too: \
+convert the checkpoint that they were made from"
+
 _SAMPLES, _RATE = 400, 16000
 #: Of Slaney's scale: hertz of a mel below the break, the break, and the logarithm of a step above it.
 _LINEAR, _BREAK, _STEP = 200.0 / 3, 1000.0, math.log(6.4) / 27.0
@@ -171,20 +175,16 @@ def header_of(source: ByteSource, size: int) -> Header:
     for (name, key), number in zip(table.header, found, strict=True):
         if not 0 < number <= _LARGEST:
             text = f"{name} is {number:,}, outside 1 to {_LARGEST:,}"
-            raise cursor.fault(
-                "whisper.header", text, found=number, hint="files of other programs begin with 'lmgg', too"
-            )
+            raise cursor.fault("whisper.header", text, found=number, hint=_OTHERS)
         if numbers.setdefault(key, number) != number:
-            raise cursor.fault(
-                "whisper.header", f"{named[key]} is {numbers[key]:,}, {name} is {number:,}", found=number
-            )
+            text = f"{named[key]} is {numbers[key]:,}, {name} is {number:,}"
+            raise cursor.fault("whisper.header", text, found=number, hint=_OTHERS)
         named[key] = name
     count, bins = cursor.numbers(2, "the filters")
     if count != numbers["num_mel_bins"] or bins != BINS:
         text = f"there are {count:,} filters of {bins:,} bins, and n_mels is {numbers['num_mel_bins']:,}"
-        raise cursor.fault(
-            "whisper.header", f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed", found=(count, bins)
-        )
+        text = f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed"
+        raise cursor.fault("whisper.header", text, found=(count, bins), hint=_OTHERS)
     weights = cursor.take(4 * count * bins, "the filters")
     (length,) = cursor.numbers(1, "the words")
     if not 0 <= length <= numbers["vocab_size"]:
