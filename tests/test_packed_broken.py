@@ -400,13 +400,23 @@ def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp
     [
         (gptq_model, filled(".scales", "F16", 0x7E00)),
         (FP8, filled(".weight_scale_inv", "F32", 0x7FC00000)),
+        (FP8, filled(".weight_scale_inv", "F32", 0x7F800000)),
         (compressed_model, filled(".weight_scale", "BF16", 0x7FC0)),
         (bitnet_model, filled(".weight_scale", "BF16", 0)),
         (FOUR, filled(".weight.absmax", "F32", 0x7FC00000)),
         (DOUBLE, filled(".weight.nested_absmax", "F32", 0x7FC00000)),
         (bitsandbytes_int8_model, filled(".SCB", "F32", 0x7FC00000)),
     ],
-    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero", "nf4", "nf4, quantized scales", "int8"],
+    ids=[
+        "GPTQ",
+        "FP8",
+        "FP8, infinite",
+        "int4 words",
+        "ternary, divided by zero",
+        "nf4",
+        "nf4, quantized scales",
+        "int8",
+    ],
 )
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_scales_that_are_no_numbers_are_said_and_not_decoded(
@@ -421,6 +431,14 @@ def test_scales_that_are_no_numbers_are_said_and_not_decoded(
     for arguments in (("inspect", "--hash", source), ("verify", f"{tmp_path}/copy", source)):
         result = ckconv(*arguments)
         assert (result.code, "is not a finite number: " in result.out) == (0, True), result.out + result.err
+
+
+def test_products_beyond_float32_are_not_written(tmp_path: Path, ckconv) -> None:
+    FP8(tmp_path / "packed", DECODER)
+    rewritten(tmp_path / "packed", filled(".weight_scale_inv", "F32", 0x7F000000))
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/out/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "is not a finite number" in result.err) == (4, True), result.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_head_that_is_tied_may_stand_in_a_list_and_so_may_classes(tmp_path: Path, ckconv) -> None:

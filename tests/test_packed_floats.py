@@ -474,6 +474,32 @@ def test_scales_of_nvfp4_that_are_no_numbers_are_said_and_not_decoded(tmp_path: 
     assert (result.code, "is not a finite number" in result.err) == (4, True), result.err
 
 
+@pytest.mark.parametrize(
+    ("factor", "divided"),
+    [(np.inf, False), (-np.inf, False), (3e38, False), (np.inf, True), (1e-38, True), (0, True)],
+)
+def test_products_of_nvfp4_beyond_float32_are_said_and_not_decoded(
+    tmp_path: Path, ckconv, factor: float, divided: bool
+) -> None:
+    with np.errstate(all="ignore"):
+        how = MODELS["compressed-tensors nvfp4"][1] if divided else MODELOPT
+        model(tmp_path / "packed", DECODER, partial(nvfp4, divided=divided, factor=factor), how)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "is not a finite number" in result.err) == (4, True), result.err
+    assert not (tmp_path / "dense").exists()
+
+
+@pytest.mark.parametrize(("factor", "exact"), [(0.25, True), (0.3, False)])
+def test_decoding_is_called_exact_where_the_factor_is_a_power_of_two(
+    tmp_path: Path, ckconv, factor: float, exact: bool
+) -> None:
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=factor), MODELOPT)
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.bump")
+    assert result.code == 4
+    said = "every value is exact" if exact else "every value is what its library computes, rounded to FP32"
+    assert said in result.err, result.err
+
+
 def test_a_matrix_whose_scale_of_scales_is_one_has_none_in_a_gguf(tmp_path: Path, ckconv) -> None:
     model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=1), MODELOPT)
     assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 0

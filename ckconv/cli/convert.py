@@ -256,10 +256,14 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
                 _print(first, beside_it, settings, err=dst in ON_STDOUT)
 
 
+#: What decoding does to values; and to those that a factor is multiplied with which is no power of two.
+_EXACT = "every value is exact, in FP32"
+_ROUNDED = "every value is what its library computes, rounded to FP32"
+
 #: What may help a refused conversion, from what loses least: options, their flags, and what is lost.
 _WAYS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"engine": "july"}, "--engine july", "nothing is lost, and only that engine computes it"),
-    ({"dequantize": True}, "--dequantize", "every value is exact, in FP32; the blocks are lost"),
+    ({"dequantize": True}, "--dequantize", f"{_EXACT}; the blocks are lost"),
     (
         {"dequantize": True, "dtype": "bf16", "allow_lossy": True},
         "--dequantize --dtype bf16 --allow-lossy",
@@ -281,6 +285,8 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
     """
     if not any(tensor.dtype.block > 1 for tensor in plan.index.everything.values()):
         return
+    from ckconv.plan.probe import products_are_exact
+
     for changes, flags, lost in _WAYS:
         mine = {chosen.option.name for chosen in asked(plan.options)}
         if mine & changes.keys() or ("dequantize" in changes and plan.options.dtype == "keep"):
@@ -293,6 +299,8 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
             kept = (
                 "" if other.record or not format_of(other.format).keeps_source else "; SRC cannot be restored from it"
             )
+            if lost.startswith(_EXACT) and not products_are_exact(plan.index):
+                lost = lost.replace(_EXACT, _ROUNDED)
             yield f"way out: {flags}: {size(other.nbytes)}, {lost}{kept}"
 
 

@@ -35,7 +35,7 @@ class SourceFacts(NamedTuple):
         unfit: canonical name of a matrix that no type of GGUF's is -> type it could be re-packed to -> groups whose
             numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
             where nobody looked: then all are taken to fit, and the conversion finds out.
-        no_number: name of a packed matrix -> how many of its scales are NaN.
+        no_number: name of a packed matrix -> how many of its scales, or products with its factor, are not finite.
         zeros: canonical name of a matrix of integers that have zero points or biases -> how many of its groups have no
             zero point that is a code, and whether that of all others is the middle one.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
@@ -137,7 +137,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def numberless(index: TensorIndex) -> str:
-    """A sentence about scales that are NaN; empty where none is.
+    """A sentence about scales that are not finite; empty where none is.
 
     Reads the scales of all quantized matrices.
     """
@@ -157,8 +157,21 @@ def numberless(index: TensorIndex) -> str:
     )
 
 
+def products_are_exact(index: TensorIndex) -> bool:
+    """Whether all factors of scales are powers of two, which round nothing."""
+    from ckconv.quant.packed import inverse, scheme_of
+
+    scaled = [
+        tensor
+        for tensor in index.everything.values()
+        if tensor.packed and (scheme := scheme_of(tensor.dtype)) and scheme.factor
+    ]
+    with Files(index.identities) as files:
+        return all(inverse(factor) is not None for tensor in scaled for factor in _factors(tensor, files))
+
+
 def _without_number(tensor: Tensor, files: Files) -> int:
-    """Count the groups of a quantized matrix whose scale is NaN."""
+    """Count the groups of a quantized matrix whose scale is not finite."""
     import numpy as np
 
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
@@ -175,27 +188,50 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     scheme = scheme_of(tensor.dtype)
     assert scheme is not None
     if scheme.factor:
-        for _, rows in canonical_pieces(RowReader(tensor, files)):
-            found = numbers(rows, tensor.dtype)
-            assert found.factors is not None
-            count += int(np.count_nonzero(np.isnan(found.scales) | np.isnan(found.factors)[:, None]))
-        return count
-    first = 0
+        return _beyond(tensor, files)
+    first, large = 0, False
     for packed in tensor.packed:  # otherwise they are the second of its arrays
         scales = packed.arrays[1]
         assert scales is not None
         start, first = first, first + packed.rows
         if math.prod(scales.tensor.shape) == 1:  # BitNet's divides: any row has what is multiplied with
             row = RowReader(tensor, files).rows(start, start + 1)
-            count += int(np.isnan(numbers(row, tensor.dtype).scales).any())
+            values = numbers(row, tensor.dtype).scales[:, :1]
+            count += int(not np.isfinite(values).all())
+            large |= bool((np.abs(values) > _LARGE).any())
             continue
         own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
         if scheme.number.size > own.size:  # they are quantized, too
             many = numbers_alone(tensor, lambda array: RowReader(array, files))
-            return sum(int(np.isnan(numbers(rows, tensor.dtype).scales).sum()) for rows in many)
+            return sum(int((~np.isfinite(numbers(rows, tensor.dtype).scales)).sum()) for rows in many)
         number = scheme.number if own.size == 1 else own
         for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
-            count += int(np.count_nonzero(np.isnan(scale_values(np.ascontiguousarray(rows), number))))
+            values = scale_values(np.ascontiguousarray(rows), number)
+            count += int(np.count_nonzero(~np.isfinite(values)))
+            large |= bool((np.abs(values) > _LARGE).any())
+    return count or (_beyond(tensor, files) if large else 0)
+
+
+#: A scale that times a code, of at most 448, may be beyond float32.
+_LARGE = 2.0**119
+
+
+def _beyond(tensor: Tensor, files: Files) -> int:
+    """Count the groups of a packed matrix whose products are not finite."""
+    import numpy as np
+
+    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.packed import E4M3, decode, numbers
+
+    count = 0
+    for _, rows in canonical_pieces(RowReader(tensor, files)):
+        found, values = numbers(rows, tensor.dtype), decode(rows, tensor.dtype)
+        # a code may be NaN, where its scale is a number
+        beyond = np.isinf(values) if found.scheme.codes == E4M3 else ~np.isfinite(values)
+        groups = np.logical_or.reduceat(beyond, np.arange(0, beyond.shape[1], found.scheme.group), axis=1)
+        if found.factors is not None:
+            groups |= ~np.isfinite(found.factors)[:, None]
+        count += int(np.count_nonzero(groups))
     return count
 
 
