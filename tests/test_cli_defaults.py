@@ -254,6 +254,16 @@ def test_words_of_other_tools_do_what_they_say(ckconv) -> None:
     assert ckconv("version").out.startswith(ckconv("--version").out)
     assert ckconv("help", "edit").out == ckconv("edit", "--help").out
     assert ckconv("help").out == ckconv("--help").out
+
+
+@pytest.mark.parametrize(
+    "words", [["version", "extra"], ["version", "--json"], ["-q", "version"], ["--json", "version"]]
+)
+def test_words_that_version_has_no_use_for_are_usage_errors(ckconv, words: list[str]) -> None:
+    result = ckconv(*words)
+    assert (result.code, "safetensors" in result.out) == (2, False), result.out
+    assert ckconv("version").out.startswith("ckconv ")
+    assert ckconv("help", "version").out == ckconv("version", "--help").out != ckconv("version").out
     assert ckconv("inspect", "--tensors", LLAMA).out == ckconv("inspect", LLAMA, "--tensors").out
 
 

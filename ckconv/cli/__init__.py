@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
 from ckconv.core.version import __version__
@@ -66,6 +67,8 @@ class Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the verb's module."""
+        if cmd_name == version.name:
+            return version
         if cmd_name not in VERBS:
             return None
         if cmd_name == completion.name:
@@ -81,9 +84,6 @@ class Verbs(click.Group):
         For another word, name the command that does the work.
         """
         word = args[0] if args else ""
-        if word == "version":
-            click.echo("\n".join(_versions()))
-            ctx.exit()
         if word == "help":
             command = self.get_command(ctx, args[1]) if len(args) > 1 else None
             args = [args[1], "--help"] if command else args
@@ -105,7 +105,7 @@ class Verbs(click.Group):
             if not near:
                 raise
             raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near[0]}?", ctx) from None
-        if command is not None and name not in ("completion", None):
+        if command is not None and name not in ("completion", "version", None):
             from ckconv.cli.defaults import defaults_of
 
             found = defaults_of(command, rest, VERBS, ctx.meta.get("ckconv.preset", ""))
@@ -165,6 +165,18 @@ def main(**_: Any) -> None:
     Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a bug, 2 usage, 3 malformed input,
     4 unsupported or lossy, 5 verification failed, 6 the output could not be written, 7 `learn` leaves questions.
     """
+
+
+@click.command("version", context_settings=CONTEXT)
+@click.pass_context
+def version(ctx: click.Context) -> None:
+    """Print the versions that a report of a fault needs."""
+    group = ctx.parent
+    for option in group.command.params if group else ():
+        source = group.get_parameter_source(option.name or "") if group else None
+        if source is ParameterSource.COMMANDLINE and option.name not in ("debug", "timeout"):
+            raise click.UsageError(f"version has no use for {option.opts[0]}", ctx)
+    click.echo("\n".join(_versions()))
 
 
 @click.command("completion", context_settings=CONTEXT)
