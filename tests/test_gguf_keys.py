@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, save, save_gguf
 from conftest import FIXTURES
+from family_cases import cases, checkpoint
 from models import Model
 
 import ckconv
@@ -495,3 +496,17 @@ def test_a_number_that_is_none_is_named(
     (tmp_path / "m.gguf").write_bytes(content)
     done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
     assert (done.code in (3, 4), key.partition(".")[2].rpartition(".")[2][:12] in done.err) == (True, True), done.err
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert"])
+def test_a_file_that_does_not_say_it_attends_in_both_ways_does_not(tmp_path: Path, ckconv, family: str) -> None:
+    """llama-hparams.h: ``causal_attn = true``, which no loader of these changes."""
+    case = next(cases(family))
+    made = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", made, tmp_path / "m.gguf").code == 0
+    key, stored = f"{FAMILIES[family].gguf}.attention.causal".encode(), (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "n.gguf").write_bytes(stored.replace(key, b"x" + key[1:]))
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/m/", "--to", "hf").code == 0
+    result = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/n/", "--to", "hf")
+    assert (result.code, "attends to earlier tokens alone" in result.err) == (4, True), result.err
+    assert ckconv("convert", tmp_path / "n.gguf", tmp_path / "o.gguf").code == 0
