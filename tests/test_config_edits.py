@@ -701,3 +701,14 @@ def test_layers_that_a_class_would_make_up_are_not_asked_for(tmp_path: Path) -> 
     mlx = convert(edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32"), "mlx")
     (mlx / "config.json").write_text(json.dumps({**config_of(mlx), "add_cross_attention": True}))
     assert config_of(convert(mlx, "safetensors")).get("add_cross_attention") in (None, False)
+
+
+@pytest.mark.parametrize("offset", [-1, 99, "1"])
+@pytest.mark.parametrize("key", ["expert_layer_offset", "attn_layer_offset"])
+def test_an_offset_of_jamba_outside_of_its_period_is_refused(tmp_path: Path, key: str, offset: object) -> None:
+    case = next(family_cases.cases("jamba"))
+    made = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {key: offset}))
+    with pytest.raises(InputError, match=key):
+        ckconv.convert(made, tmp_path / "m.gguf")

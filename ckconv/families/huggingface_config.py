@@ -829,6 +829,11 @@ def _check_experts(
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")
     if not isinstance(dense, list):
         raise fail(f"mlp_only_layers must be a list, got {dense!r}")
+    # JambaConfig.validate_architecture
+    for kind, usual, first in (("attn", 8, 4), ("expert", 2, 1)) if "expert_layer_offset" in keys else ():
+        offset, period = own.get(f"{kind}_layer_offset", first), own.get(f"{kind}_layer_period", usual)
+        if type(offset) is not int or type(period) is not int or not 0 <= offset < period:
+            raise fail(f"{kind}_layer_offset must be from 0 to below {kind}_layer_period ({period!r}), got {offset!r}")
 
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
