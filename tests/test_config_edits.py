@@ -712,3 +712,32 @@ def test_an_offset_of_jamba_outside_of_its_period_is_refused(tmp_path: Path, key
     (made / "config.json").write_text(json.dumps(config | {key: offset}))
     with pytest.raises(InputError, match=key):
         ckconv.convert(made, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("target", "step", "listed", "said"),
+    [
+        ("m.gguf", 2, [1, 3], ""),
+        ("m.gguf", 1, [1, 3], "in every layer of a step"),
+        ("m.gguf", 2, [1, 3, 4], "experts"),
+        ("m.gguf", 2, [1, 99], "moe_layers"),
+        ("m.gguf", 2, "all", "moe_layers"),
+        ("mlx", 1, [1, 3], "in every layer of a step|takes one expert"),
+    ],
+)
+def test_layers_of_llama4_with_experts_are_those_of_the_list(
+    tmp_path: Path, target: str, step: int, listed: object, said: str
+) -> None:
+    case = next(case for case in family_cases.cases("llama4") if case.name == "every_other_layer_has_experts")
+    made = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((made / "config.json").read_text())
+    changed = config | {"moe_layers": listed, "interleave_moe_layer_step": step}
+    (made / "config.json").write_text(json.dumps(changed))
+    options = {"to": "mlx"} if target == "mlx" else {}
+    if said:
+        with pytest.raises(CkconvError, match=said):
+            ckconv.convert(made, tmp_path / target, **options)
+    else:
+        ckconv.convert(made, tmp_path / target, **options)
+        found = gguf.GGUFReader(tmp_path / target).fields["llama4.interleave_moe_layer_step"]
+        assert found.contents() == 2

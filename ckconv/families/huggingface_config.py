@@ -829,6 +829,10 @@ def _check_experts(
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")
     if not isinstance(dense, list):
         raise fail(f"mlp_only_layers must be a list, got {dense!r}")
+    sparse, layers = own.get("moe_layers") if "moe_layers" in keys else None, int(values.get("num_layers", 0))
+    listed = sparse if isinstance(sparse, list) else [sparse]
+    if sparse is not None and not all(type(n) is int and 0 <= n < layers for n in listed):
+        raise fail(f"moe_layers must be numbers of layers, from 0 to {layers - 1}, got {sparse!r}")
     # JambaConfig.validate_architecture
     for kind, usual, first in (("attn", 8, 4), ("expert", 2, 1)) if "expert_layer_offset" in keys else ():
         offset, period = own.get(f"{kind}_layer_offset", first), own.get(f"{kind}_layer_period", usual)
