@@ -129,10 +129,12 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
     found = config_differences(ours, theirs, same_words=same_words)
-    sides = ((a, ours.rope_scaling, theirs.rope_scaling), (b, theirs.rope_scaling, ours.rope_scaling))
-    for index, own, other in sides:  # all but a bump file have words for these: without them nothing is scaled
-        if not own and index.metadata_kind is not MetadataKind.OWN and (other or {}).get("rope_type") in SCALED_BY_KEYS:
-            found["rope_scaling"] = ours.rope_scaling, theirs.rope_scaling
+    pair = ours.rope_scaling, theirs.rope_scaling
+    for index, own, other in ((a, *pair), (b, *reversed(pair))):
+        # All but a bump file have words for these: without them, and without a tensor of factors, nothing is scaled.
+        words = index.metadata_kind is not MetadataKind.OWN and "rope_frequencies" not in index.tensors
+        if words and not own and (other or {}).get("rope_type") in SCALED_BY_KEYS:
+            found["rope_scaling"] = pair
     return found
 
 
