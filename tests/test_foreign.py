@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import Raw
+from checkpoints import save_file as save_raw
 from conftest import FIXTURES, Result
 from gguf_builder import Tensor, gguf
 from safetensors.numpy import save_file
@@ -119,13 +122,10 @@ def test_ggml_files_without_a_version_are_not_whispers(tmp_path: Path, ckconv: C
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_fp8_of_comfyui_is_refused_with_a_way_out(scaled: bool, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import save_file as save
-
-    linear = {"double_blocks.0.img_attn.proj.weight": torch.ones(64, 64).to(torch.float8_e4m3fn)}
-    marks = {"scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)}
-    marks["double_blocks.0.img_attn.proj.scale_weight"] = torch.tensor(0.5)
-    save(linear | (marks if scaled else {}), tmp_path / "flux.safetensors")
+    linear = {"double_blocks.0.img_attn.proj.weight": Raw("F8_E4M3", (64, 64), b"\x38" * 4096)}
+    marks = {"scaled_fp8": Raw("F8_E4M3", (2,), bytes(2))}
+    marks["double_blocks.0.img_attn.proj.scale_weight"] = Raw("F32", (), struct.pack("<f", 0.5))
+    save_raw(tmp_path / "flux.safetensors", linear | (marks if scaled else {}))
 
     done = ckconv("convert", tmp_path / "flux.safetensors", tmp_path / "flux.gguf")
 

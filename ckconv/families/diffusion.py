@@ -53,10 +53,21 @@ def diffuses(architecture: str) -> bool:
     return architecture in _table()["architectures"]
 
 
-def diffusion_of(names: Collection[str]) -> Diffusion | None:
-    """Diffusion architecture with these tensor names, or ``None``."""
-    prefix = _prefix(names)
-    there = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+@cache
+def _asked() -> frozenset[str]:
+    """Names that some architecture has, or lacks."""
+    rows = _table()["architectures"].values()
+    return frozenset(name for row in rows for each in (*row["holds"], row.get("lacks", ())) for name in each)
+
+
+def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
+    """Diffusion architecture with these tensors, or ``None``.
+
+    Names are gone through and not kept: there may be a million.
+    """
+    prefix = _prefix(stored)
+    own = (one.name.removeprefix(prefix) for one in stored if one.name.startswith(prefix))
+    there = _asked().intersection(own)
     for name, row in _table()["architectures"].items():
         if any(there.issuperset(each) for each in row["holds"]) and there.isdisjoint(row.get("lacks", ())):
             full, ignored = tuple(row.get("full", ())), tuple(row.get("ignored", ()))
@@ -64,22 +75,24 @@ def diffusion_of(names: Collection[str]) -> Diffusion | None:
     return None
 
 
-def _prefix(names: Collection[str]) -> str:
+def _prefix(stored: Collection[StoredTensor]) -> str:
     """Prefix of the names of the model itself."""
     table = _table()
     whole = str(table["whole_prefix"])
-    found = next((p for p in table["prefixes"] if any(name.startswith(p) for name in names)), "")
-    return found or (whole if names and all(name.startswith(whole) for name in names) else "")
+    found = next((p for p in table["prefixes"] if any(one.name.startswith(p) for one in stored)), "")
+    return found or (whole if stored and all(one.name.startswith(whole) for one in stored) else "")
 
 
-def is_of_diffusion(names: Collection[str]) -> bool:
-    """Whether tensor names are a diffusion model's, known or not."""
-    return diffusion_of(names) is not None or any(name.startswith(tuple(_table()["parts"])) for name in names)
+def is_of_diffusion(stored: Collection[StoredTensor]) -> bool:
+    """Whether tensors are a diffusion model's, known or not."""
+    parts = tuple(_table()["parts"])
+    return diffusion_of(stored) is not None or any(one.name.startswith(parts) for one in stored)
 
 
-def has_names_of_diffusers(names: Collection[str]) -> bool:
+def has_names_of_diffusers(stored: Collection[StoredTensor]) -> bool:
     """Whether tensors have diffusers' names, not the original checkpoint's."""
-    return any(name in names for name in _table()["diffusers"])
+    names = frozenset(_table()["diffusers"])
+    return any(one.name in names for one in stored)
 
 
 def canonical_diffusion(

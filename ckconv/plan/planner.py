@@ -91,13 +91,16 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
         return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert", hint)
-    names = {stored.name for stored in index.stored}
     configured = any(path.name == _CONFIG for path in index.side_files)
-    if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(names)):
+    if (
+        _DIFFUSERS in index.metadata
+        or diffuses(index.architecture)
+        or (not configured and is_of_diffusion(index.stored))
+    ):
         called = index.metadata.get(_DIFFUSERS)
         what = f"a model of diffusers ({called})" if isinstance(called, str) else "a diffusion model"
         why = f"it is {what}, not a language model"
-        if has_names_of_diffusers(names):
+        if has_names_of_diffusers(index.stored):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
         decoded = any(stored.dtype.block > 1 for stored in index.stored)
         return Reason(why, f"--to safetensors {'--dequantize decodes' if decoded else 'copies'} its values")

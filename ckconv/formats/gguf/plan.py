@@ -709,7 +709,7 @@ class DiffusionPlanner(GgufPlanner):
 
     @cached_property
     def _model(self) -> Diffusion:
-        found = diffusion_of({stored.name for stored in self.index.stored})
+        found = diffusion_of(self.index.stored)
         assert found is not None
         return found
 
@@ -768,6 +768,6 @@ def planner_of(index: TensorIndex) -> type[Planner] | None:
         return None
     if index.tower is not None:
         return TowerPlanner
-    if not index.quantizer and diffusion_of({stored.name for stored in index.stored}):
+    if not index.quantizer and diffusion_of(index.stored):
         return DiffusionPlanner
     return None

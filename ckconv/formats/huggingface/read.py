@@ -124,9 +124,7 @@ def index_checkpoint(
 
         shared = [] if found.items else _shared(checkpoint)
         model, canonical, misfit = fitted(made, rest, drop)
-    elif not (mlx or found.packed or found.unread or left) and (
-        diffusing := diffusion_of({stored.name for stored in checkpoint.tensors})
-    ):
+    elif not (mlx or found.packed or found.unread or left) and (diffusing := diffusion_of(checkpoint.tensors)):
         architecture = architecture or diffusing.name
         canonical = canonical_diffusion(diffusing, checkpoint.tensors)
     index = TensorIndex(
