@@ -119,7 +119,6 @@ def command(
 
 def _listed(path: Path) -> Iterator[Path]:
     """Sources that a file names, one a line; empty lines count for nothing."""
-    from ckconv.io.addresses import as_path
     from ckconv.io.json import Document, read_document
 
     if str(path) == "-":

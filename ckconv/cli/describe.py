@@ -423,7 +423,7 @@ class Overview(NamedTuple):
 
 
 def overview(index: TensorIndex) -> Overview:
-    """Gather it; nothing but headers and documents is read."""
+    """Gather it from headers, documents, and tensors that may be zeros."""
     parameters, nbytes = size_of(index)
     typed = index.metadata_kind is MetadataKind.TYPED
     return Overview(

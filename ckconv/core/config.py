@@ -563,8 +563,8 @@ def _windowed(config: ModelConfig, other: int) -> ModelConfig:
     It is as long as the shorter context, or no layer slides.
     """
     context = min(config.context_length or other, other or config.context_length)
-    slides = config.layer_types is None or set(config.layer_types) != {"full_attention"}
-    idle = config.sliding_window is None or config.sliding_window >= context or not slides
+    full = config.layer_types is not None and set(config.layer_types) == {"full_attention"}
+    idle = config.sliding_window is None or config.sliding_window >= context or full
     return replace(config, sliding_window=None, layer_types=None) if idle else config
 
 

@@ -834,8 +834,9 @@ def _check_experts(
     if sparse is not None and not all(type(n) is int and 0 <= n < layers for n in listed):
         raise fail(f"moe_layers must be numbers of layers, from 0 to {layers - 1}, got {sparse!r}")
     # JambaConfig.validate_architecture
-    for kind, usual, first in (("attn", 8, 4), ("expert", 2, 1)) if "expert_layer_offset" in keys else ():
-        offset, period = own.get(f"{kind}_layer_offset", first), own.get(f"{kind}_layer_period", usual)
+    for kind in ("attn", "expert") if "expert_layer_offset" in keys else ():
+        words = (f"{kind}_layer_offset", f"{kind}_layer_period")
+        offset, period = (own.get(key, default_of({"model_type": family.model_type}, key)) for key in words)
         if type(offset) is not int or type(period) is not int or not 0 <= offset < period:
             raise fail(f"{kind}_layer_offset must be from 0 to below {kind}_layer_period ({period!r}), got {offset!r}")
 

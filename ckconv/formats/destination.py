@@ -194,7 +194,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
     known.update(name for found in index.canonical_of.values() for name in found)
     known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
-    if index.shard_index is not None:  # what an index lists and no shard has is left out already
+    if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
         known.update(read_shard_index(index.shard_index).weight_map)
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):

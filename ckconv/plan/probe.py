@@ -221,11 +221,14 @@ def _beyond(tensor: Tensor, files: Files) -> int:
     import numpy as np
 
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.packed import E4M3, decode, numbers
+    from ckconv.quant.packed import E4M3, decode, numbers, scaled
 
     count = 0
     for _, rows in canonical_pieces(RowReader(tensor, files)):
-        found, values = numbers(rows, tensor.dtype), decode(rows, tensor.dtype)
+        found = numbers(rows, tensor.dtype)
+        if found.factors is not None and np.isfinite(found.factors).all() and (np.abs(scaled(found)) <= _LARGE).all():
+            continue  # without decoding a whole model while it is planned
+        values = decode(rows, tensor.dtype)
         # a code may be NaN, where its scale is a number
         beyond = np.isinf(values) if found.scheme.codes == E4M3 else ~np.isfinite(values)
         groups = np.logical_or.reduceat(beyond, np.arange(0, beyond.shape[1], found.scheme.group), axis=1)

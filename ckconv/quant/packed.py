@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
 #: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type; of ``SUM`` those are added to the
 #: products: value = (code - 2 ** (bits - 1)) * scale + zero.
-INT, PARTS, REAL, SUM, E4M3, E2M1, NF4, FP4 = (
-    *("int", "int/127", "real", "sum", "E4M3", "E2M1", "NF4"),
-    "bitsandbytes FP4",
-)
+INT, PARTS, REAL, SUM = "int", "int/127", "real", "sum"
+E4M3, E2M1, NF4, FP4 = "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
 
 #: What the sixteen codes of bitsandbytes stand for (``get_4bit_type`` of its ``functional.py``, 0.50), as float32.
 MAPS = {
@@ -234,17 +232,24 @@ def together(scheme: Scheme) -> int:
     return 32 // scheme.bits
 
 
+def scaled(found: Numbers) -> Floats:
+    """Scales times the factor of all, or divided by it."""
+    import numpy as np
+
+    if found.factors is None:
+        return found.scales
+    with np.errstate(all="ignore"):
+        factors = found.factors[:, None]
+        return np.divide(found.scales, factors) if found.scheme.divisor else np.multiply(found.scales, factors)
+
+
 def decode(rows: Rows, dtype: DType) -> Floats:
     """The values of rows of a packed type, float32 ``[n, columns]``."""
     import numpy as np
 
     found = numbers(rows, dtype)
     scheme, columns = found.scheme, found.codes.shape[1]
-    scales = found.scales
-    if found.factors is not None:
-        with np.errstate(all="ignore"):
-            scales = (np.divide if scheme.divisor else np.multiply)(scales, found.factors[:, None])
-    where = found.order
+    scales, where = scaled(found), found.order
     if where is None and columns % scheme.group:
         where = np.arange(columns) // scheme.group
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too

@@ -392,7 +392,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
     if family:
         config, canonical, misfit = fitted(partial(_made, file, family, left), file.tensors, drop)
     tower, named = _tower(path, file) if kind == "mmproj" else (None, None)
-    if diffuses(architecture):
+    if family is None and diffuses(architecture):
         model = diffusion_of(file.tensors) or Diffusion(architecture)
         named = canonical_diffusion(model, file.tensors, partial(_original_shape, file))
     canonical = named or canonical

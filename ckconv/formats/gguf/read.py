@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct, error, unpack
@@ -121,13 +122,13 @@ class _Fault(NamedTuple):
     hint: str | None = None
 
 
-def read_records(cursor: Cursor, count: int, length: Struct, most: int) -> Records:
+def read_records(cursor: Cursor, count: int, length: Struct, most: Callable[[], int]) -> Records:
     """Read ``count`` records.
 
     A fault of one tensor does not stop the search for the same fault in others.
 
     Args:
-        most: axes that a tensor may have.
+        most: axes that a tensor may have, asked for where one has more than ggml's.
 
     Raises:
         InputError: ``gguf.string``, ``gguf.name``, ``gguf.duplicate-tensor``, ``gguf.dims``, ``gguf.type``,
@@ -148,10 +149,10 @@ def read_records(cursor: Cursor, count: int, length: Struct, most: int) -> Recor
 
 
 class _Reader:
-    def __init__(self, cursor: Cursor, length: Struct, faults: Faults, most: int) -> None:
+    def __init__(self, cursor: Cursor, length: Struct, faults: Faults, most: Callable[[], int]) -> None:
         self.records = Records()
-        self._cursor, self._length, self._faults = cursor, length, faults
-        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(most + 1)]
+        self._cursor, self._length, self._faults, self._most = cursor, length, faults, most
+        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(MAX_DIMS + 2)]
         #: What stands between name and offset -> its meaning.
         self._forms: dict[bytes, Form] = {}
 
@@ -188,8 +189,7 @@ class _Reader:
         what = f"tensor record #{number}"
         key = cursor.need(U32.size, what)
         n_dims = U32.unpack(key)[0]
-        if n_dims >= len(self._dimensions):
-            most = len(self._dimensions) - 1
+        if n_dims > MAX_DIMS and n_dims > (most := self._most()):
             message = f"tensor {quoted(name)} has {n_dims} dimensions; GGUF allows {most}"
             faults.add("gguf.dims", message, tensor=name, offset=at, found=n_dims, allowed=most)
             return False
@@ -350,7 +350,7 @@ def read_header(source: ByteSource) -> GgufShard:
     version = _read_version(cursor)
     tensor_count, pair_count = _read_counts(cursor, version)
     metadata, alignment = _read_metadata(cursor, pair_count, LENGTH[version])
-    records = read_records(cursor, tensor_count, LENGTH[version], _most_axes(metadata))
+    records = read_records(cursor, tensor_count, LENGTH[version], partial(_most_axes, metadata))
     header_bytes = cursor.offset
     data_offset = align_up(header_bytes, alignment)
     check_offsets(source.path, records, alignment)

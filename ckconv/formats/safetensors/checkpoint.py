@@ -620,10 +620,11 @@ class CheckpointPlanner(Planner):
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
-        written = {piece.name for module in modules for piece in module} if self.index.packed else set()
-        gone = {tensor.source for name, tensor in self.index.packed.items() if name not in written}
-        if gone := gone | {item.name for item in self.left_out} if self.index.packed else gone:
-            metadata = _said_of_rest(metadata, gone, packed=any(name in written for name in self.index.packed))
+        if packed := self.index.packed:
+            written = {piece.name for module in modules for piece in module}
+            gone = {tensor.source for name, tensor in packed.items() if name not in written}
+            if gone := gone | {item.name for item in self.left_out}:
+                metadata = _said_of_rest(metadata, gone, packed=any(name in written for name in packed))
         shards = lay_out(
             modules,
             o.file_name or single_name(self.index.files[0].name, kept and self.config is None),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import Layout, Strip, merged, plain
-from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import REAL, Scheme, rows_of
 from ckconv.quant.packings.module import (
     FLOATS,
@@ -35,6 +35,7 @@ from ckconv.quant.packings.module import (
     Packing,
     Tile,
     Unread,
+    laid_out,
     shaped,
 )
 
@@ -92,11 +93,11 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
         raise Unread("HQQ with scales of another type than it computes in")
     many = (rows, columns // size) if axis else (rows, columns)
     layout = plain(*many) if axis else _over_and_over(size, groups // columns, columns)
-    numbers = [_array(array, scale.dtype, layout) for array in (scale, zero)]
+    numbers = [laid_out(array, layout, scale.dtype) for array in (scale, zero)]
     return Module(
         Scheme(REAL, bits, size if axis else 1, scale.dtype, zeros=True),
         (rows, columns),
-        (_array(weight, U8, plain(rows, columns * unit), parts), *numbers),
+        (laid_out(weight, plain(rows, columns * unit), U8, times=parts), *numbers),
         partial(_unpack, elements=elements, unit=unit),
         f"{bits}-bit, groups of {size}{' across rows' * (not axis)}",
     )
@@ -119,12 +120,6 @@ def _numbers(stored: StoredTensor, declared: Declared, suffix: str, *types: DTyp
 
 def _text(numbers: list[int]) -> str:
     return bytes(number & 0x7F for number in numbers).decode("ascii")
-
-
-def _array(stored: StoredTensor, dtype: DType, layout: Layout, times: int = 1) -> Array:
-    """An array of a matrix, whose bytes are the stored ones so many times."""
-    shape = layout.rows, layout.cols
-    return Array(Tensor(stored.name, stored.name, dtype, shape, (stored.extent,) * times, layout))
 
 
 def _over_and_over(times: int, rows: int, columns: int) -> Layout:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
-from ckconv.core.layouts import plain, transposed
+from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS
 from ckconv.quant.packed import Scheme, scheme_of
@@ -193,20 +193,27 @@ def in_rows(stored: StoredTensor, per: int = 1) -> Array:
     Of a vector or a number, everything is one row.
     """
     *rows, columns = stored.shape if len(stored.shape) > 1 else (1, *(stored.shape or (1,)))
-    return _array(stored, (math.prod(rows), columns), False, per)
+    return laid_out(stored, plain(math.prod(rows), columns), per=per)
 
 
 def in_columns(stored: StoredTensor, per: int = 1, run: int = 1) -> Array:
     """Array whose rows are stored as columns, or runs of neighboring columns."""
     if run == 1:
-        return _array(stored, (stored.shape[1], stored.shape[0]), True, per)
+        return laid_out(stored, transposed(stored.shape[1], stored.shape[0]), per=per)
     dtype = DType(f"{run} {stored.dtype}", Kind.OPAQUE, 1, run * stored.dtype.size)
-    return _array(stored._replace(dtype=dtype), (stored.shape[1] // run, stored.shape[0]), True, per)
+    return laid_out(stored, transposed(stored.shape[1] // run, stored.shape[0]), dtype, per=per)
 
 
-def _array(stored: StoredTensor, shape: tuple[int, int], across: bool, per: int) -> Array:
-    layout = transposed(*shape) if across else plain(*shape)
-    return Array(Tensor(stored.name, stored.name, stored.dtype, shape, (stored.extent,), layout), per)
+def laid_out(
+    stored: StoredTensor, layout: Layout, dtype: DType | None = None, *, times: int = 1, per: int = 1
+) -> Array:
+    """Array of a matrix, whose bytes are the stored ones so many times.
+
+    Args:
+        dtype: of its elements, if not the stored one.
+    """
+    shape, extents = (layout.rows, layout.cols), (stored.extent,) * times
+    return Array(Tensor(stored.name, stored.name, dtype or stored.dtype, shape, extents, layout), per)
 
 
 def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:

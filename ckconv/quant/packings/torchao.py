@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32
 from ckconv.core.layouts import Layout, Strip, merged
-from ckconv.core.tensors import Array, StoredTensor, Tensor
+from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codes import unpack
 from ckconv.quant.mlx import MODES
@@ -56,6 +56,7 @@ from ckconv.quant.packings.module import (
     grouped,
     in_columns,
     in_rows,
+    laid_out,
     shaped,
 )
 
@@ -67,9 +68,8 @@ _TILES, _BEFORE = "._weight_scale_and_zero", "._weight_act_pre_scale"
 
 
 def _fit(stored: Arrays, declared: Declared) -> Module:
+    _check_activations(stored)
     weight, scale, zero = stored[_CODES], stored[_SCALE], stored.get(_ZERO)
-    if _BEFORE in stored:
-        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
     if len(weight.shape) != 2 or not all(weight.shape):
         if len(weight.shape) == len(scale.shape) == 3 and all(weight.shape):
             raise Unread(f"torchao's {_type(declared) or 'tensors'} of several matrices")
@@ -98,6 +98,17 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
         partial(_unpack, name=weight.name),
         f"{bits}-bit, {'scales of whole rows' if size == columns else f'groups of {size}'}",
     )
+
+
+def _check_activations(stored: Arrays) -> None:
+    if _BEFORE in stored:
+        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
+
+
+def _data(declared: Declared, key: str) -> Any:
+    """Value of a key of ``_data``; nothing where the file has none."""
+    data = declared.header.get("_data")
+    return data.get(key) if isinstance(data, dict) else None
 
 
 def _type(declared: Declared) -> str:
@@ -162,9 +173,8 @@ _TALL, _WIDE, _RUN = 8, 128, 64
 
 
 def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
+    _check_activations(stored)
     codes, numbers = stored[_CODES], stored[_TILES]
-    if _BEFORE in stored:
-        raise Unread("torchao with scales of activations that belong to the weights (act_pre_scale)")
     if codes.dtype is not I32:
         raise Unread(f"torchao's {_type(declared) or 'tiles'} of {codes.dtype}")
     if len(codes.shape) == 5:
@@ -180,9 +190,9 @@ def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
     size = min(wide // groups, columns)
     places = merged([(tall // _TALL, wide // _WIDE * _TALL * _RUN), (_TALL, _RUN)])
     strip = Strip(0, places, merged([(wide // _WIDE, _TALL * _RUN), (_RUN, 1)]))
-    words = _array(codes, Layout(tall, wide // 2, tall, wide // 2, (strip,)), U8)
+    words = laid_out(codes, Layout(tall, wide // 2, tall, wide // 2, (strip,)), U8)
     pair = (Strip(at, merged([(tall, 2)]), merged([(groups, 2 * tall)])) for at in (0, 1))
-    scale, zero = (_array(numbers, Layout(tall, groups, groups, 2 * tall, (one,), shared=True)) for one in pair)
+    scale, zero = (laid_out(numbers, Layout(tall, groups, groups, 2 * tall, (one,), shared=True)) for one in pair)
     return Module(
         Scheme(SUM, 4, size, numbers.dtype, zeros=True),
         (rows, columns),
@@ -194,8 +204,7 @@ def _fit_tiles(stored: Arrays, declared: Declared) -> Module:
 
 def _shape(declared: Declared, tall: int, wide: int) -> tuple[int, int]:
     """Rows and columns of the matrix; of a file that says none all of them."""
-    data = declared.header.get("_data")
-    shape = data.get("shape") if isinstance(data, dict) else None
+    shape = _data(declared, "shape")
     if shape is None:
         return tall, wide
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
@@ -218,18 +227,12 @@ def _unpack_tiles(tile: Tile) -> Rows:
     return rows_of(each[:, : tile.columns], tile.own(1)[:, :groups], tile.own(2)[:, :groups])
 
 
-def _array(stored: StoredTensor, layout: Layout, dtype: Any = None) -> Array:
-    shape = layout.rows, layout.cols
-    return Array(Tensor(stored.name, stored.name, dtype or stored.dtype, shape, (stored.extent,), layout))
-
-
 # -- Small floats of MX and NVFP4 --------------------------------------------------------------------------------------
 
 
 def _fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: Declared) -> Module:
     mode = "nvfp4" if scale.dtype is FP8 else "mxfp8" if codes.dtype is FP8 else "mxfp4"
-    data = declared.header.get("_data")
-    kind = data.get("elem_dtype") if isinstance(data, dict) else None
+    kind = _data(declared, "elem_dtype")
     if codes.dtype not in (U8, FP8) or (codes.dtype is FP8 and mode == "nvfp4") or isinstance(kind, str):
         raise Unread(f"torchao's {_type(declared) or 'tensor'} of {kind if isinstance(kind, str) else codes.dtype}")
     rows, columns = codes.shape[0], codes.shape[1] * (1 if mode == "mxfp8" else 2)
@@ -238,7 +241,7 @@ def _fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | Non
     groups = columns // MODES[mode].group_size
     scales, blocks = in_rows(scale), scale.shape == (-(-rows // 128) * 32, -(-groups // 4) * 16)
     if blocks:
-        scales, scale = _array(scale, _in_blocks(rows, groups)), scale._replace(shape=(rows, groups))
+        scales, scale = laid_out(scale, _in_blocks(rows, groups)), scale._replace(shape=(rows, groups))
     own = declared._replace(settings={})
     triple = fit_triple({".codes": codes, ".scales": scale}, own, mode=mode)
     if factor is not None:
