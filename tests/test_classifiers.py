@@ -220,3 +220,24 @@ def test_an_adapter_of_a_rerankers_head_is_merged_before_its_rows_are_taken(case
 def test_one_score_is_refused_of_which_llama_cpp_makes_1(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="softmax over the labels"):
         ckconv.convert(source(tmp_path / "hf", "one_label", "qwen3_classifier"), tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("model_class", ["LlamaForSequenceClassification", "LlamaForTokenClassification"])
+def test_a_class_that_scores_without_its_scores_is_the_model_and_a_note_says_so(
+    model_class: str, tmp_path: Path
+) -> None:
+    root = source(tmp_path / "hf", "untied", "llama", architectures=[model_class])
+
+    report = ckconv.convert(root, tmp_path / "m.gguf")
+
+    said = f"{model_class} scores, and no tensor of its scores is there: this is the model without them"
+    assert said in report.plan.notes
+
+
+@pytest.mark.parametrize("key", ["add_cross_attention", "is_decoder"])
+def test_an_encoder_that_attends_to_another_model_or_one_way_is_refused_by_its_key(key: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", "plain", "bert", **{key: True})
+
+    with pytest.raises(UnsupportedError, match=key) as refused:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert refused.value.exit_code == 4

@@ -186,6 +186,11 @@ def classifies(classes: object) -> bool:
     return isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
 
 
+def mentions(table: object, part: str) -> bool:
+    """A text of a table, as ``auto_map`` is one, has this part."""
+    return isinstance(table, dict) and any(part in str(text) for text in table.values())
+
+
 def items(table: object) -> list[str]:
     """Items of ``id2label`` by number, without gaps."""
     if not isinstance(table, dict) or not table or {str(key) for key in table} != set(map(str, range(len(table)))):
@@ -230,6 +235,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "slides": slides,
     "lines": lines,
     "classifies": classifies,
+    "mentions": mentions,
     "items": items,
     "labels_of": labels_of,
     "indexed": indexed,

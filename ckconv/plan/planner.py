@@ -5,6 +5,7 @@ Flags that leave out tensors, rules of engines, and gathered reasons.
 
 from __future__ import annotations
 
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
@@ -54,6 +55,9 @@ _COPIED = {
     MetadataKind.DOCUMENT: "--to safetensors copies it as it is; ",
     MetadataKind.TYPED: "--to safetensors --names gguf writes its tensors as they are called there; ",
 }
+
+#: Classes with outputs of their own, in place of a head.
+_SCORING = re.compile(r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)$")
 
 #: What becomes of a tower.
 _WITH_TEXT = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model"
@@ -153,6 +157,9 @@ class Planner(ABC):
         self.notes: list[str] = list(index.notes)
         if self._last and MTP not in options.drop:
             self.notes.append("the layers that predict further tokens are left out: the target has no place for them")
+        scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
+        if scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
+            self.notes.append(f"{scoring} scores, and no tensor of its scores is there: this is the model without them")
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
         self.changes: tuple[Change, ...] = ()
