@@ -28,7 +28,7 @@ llama_cpp = {}
 mlx_lm = {}
 transformers = {}
 """  # noqa: E501
-RULE = 'window = { transformers = "by_layer", mlx_lm = "by_layer" }\n'
+NONE = "harmless = []\n"
 SLIDES = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 CODE = {"AutoConfig": "configuration_weird.WeirdConfig", "AutoModelForCausalLM": "modeling_weird.WeirdForCausalLM"}
 
@@ -38,7 +38,7 @@ def llama(root: Path, **changes: Any) -> Path:
     return save(root / "source", {**document, **changes}, Decoder().tensors())
 
 
-def mine(root: Path, config: str = RULE, parameters: str = "", **changes: Any) -> tuple[Path, Options]:
+def mine(root: Path, config: str = NONE, parameters: str = "", **changes: Any) -> tuple[Path, Options]:
     file = root / "mine.toml"
     file.write_text(f"config.{config}{MINE}".replace("[engines]", f"{parameters}\n[engines]"))
     document = Decoder().config("mine", **{**SLIDES, **changes})
@@ -237,9 +237,7 @@ def test_a_family_of_ones_own_with_its_rule_keeps_its_window(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "parameters", "changes", "words"),
     [
-        ("harmless = []", "", {}, "parameters.window: config.json says sliding_window = 16"),
-        ("harmless = []", "", {"sliding_window": ...}, "parameters.layer_types: config.json says layer_types"),
-        (RULE, 'rope_beta_fast = { hf = "my_beta", optional = true }', {"my_beta": 8.0}, "says my_beta = 8.0"),
+        (NONE, 'rope_beta_fast = { hf = "my_beta", optional = true }', {"my_beta": 8.0}, "says my_beta = 8.0"),
     ],
 )
 def test_a_parameter_that_no_rule_takes_is_refused(
@@ -253,12 +251,21 @@ def test_a_parameter_that_no_rule_takes_is_refused(
     assert words in caught.value.message
 
 
+def test_a_window_without_a_row_that_says_which_layers_slide_is_refused(tmp_path: Path) -> None:
+    source, options = mine(tmp_path)
+    (file,) = options.families
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("layer_types")))
+
+    with pytest.raises(InputError, match=r"config.json says sliding_window = 16, and no row layer_types"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=options)
+
+
 def test_a_key_that_a_family_of_ones_own_does_not_name_is_refused_until_it_is_harmless(tmp_path: Path) -> None:
     source, options = mine(tmp_path, my_gate_scale=2.5)
 
     with pytest.raises(UnsupportedError, match=r"my_gate_scale = 2\.5, a key that ckconv does not know of mine"):
         ckconv.convert(source, tmp_path / "m.gguf", options=options)
-    source, options = mine(tmp_path, f'{RULE}config.harmless = ["my_gate_scale"]\n', my_gate_scale=2.5)
+    source, options = mine(tmp_path, 'harmless = ["my_gate_scale"]\n', my_gate_scale=2.5)
     ckconv.convert(source, tmp_path / "m.gguf", options=options)
 
 

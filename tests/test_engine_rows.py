@@ -39,7 +39,7 @@ def refusal(source: Path, to: str, tmp_path: Path) -> str:
 
 
 ROWS = {
-    "gguf": ('llama_cpp = { head_must_be_written = true, right_if = "head_dim * heads == hidden" }', "llama_cpp"),
+    "gguf": ('llama_cpp = { head = "written", right_if = "head_dim * heads == hidden" }', "llama_cpp"),
     "mlx": ('mlx_lm = { scaling = ["linear", "llama3"] }', "mlx_lm"),
 }
 ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
@@ -129,9 +129,19 @@ def test_a_fault_of_a_parameter_is_one_sentence(row: str, message: str, tmp_path
     ("section", "message"),
     [
         ("[config.modifiers]\nhidden_size = 1", "config: hidden_size is given two meanings"),
-        ('[config.carried]\nx = "jax"', "config: carried.x is 'jax' (known: transformers, mlx_lm, both)"),
-        ('[config]\nwindow = { mlx_lm = "some" }', "config.window: mlx_lm is 'some' (known: "),
-        ("[config]\nrope = { turned = true }", "config.rope: there is no field 'turned' (known: "),
+        (
+            '[config.modifiers]\nx = { neutral = "any", only = "jax" }',
+            "config: only is 'jax' (known: transformers, mlx_lm, both)",
+        ),
+        (
+            '[config]\nwindow = { mlx_lm = "all" }',
+            "config: there is no field 'window' (parameters.layer_types says it now)",
+        ),
+        ('[engines]\nmlx_lm = { rope = "some" }', "engines.mlx_lm: rope is 'some' (known: top, "),
+        (
+            "[config]\nrope = { theta = 1 }",
+            "config: there is no field 'rope' (parameters.rope_theta and rope_dim, and rope",
+        ),
         ('[metadata.modifiers]\n"x" = "heads +"', "metadata: 'heads +' is not an expression"),
         ('[engines]\nmlx_lm = { right_if = [{ else = "x" }] }', "engines.mlx_lm: a condition without 'if'"),
     ],
@@ -146,14 +156,14 @@ def test_a_fault_of_what_keys_are_is_one_sentence(section: str, message: str, tm
 
 def test_what_a_relative_says_of_a_key_takes_the_place_of_what_it_inherits(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    path.write_text('extends = "qwen3"\n[config]\nharmless = ["hidden_act", "layer_types"]\n')
+    path.write_text('extends = "qwen3"\n[config]\nharmless = ["hidden_act", "quantization"]\n')
     own, inherited = load(path).document.keys, load(FOLDER / "qwen3.toml").document.keys
 
     document = {"hidden_act": "relu"}
     assert list(own.active(document, "transformers")) == []
     assert list(inherited.active(document, "transformers")) == ["hidden_act"]
-    assert inherited.reads("layer_types", "transformers")
-    assert not own.reads("layer_types", "transformers")
+    assert inherited.reads("quantization", "mlx-lm")
+    assert not own.reads("quantization", "mlx-lm")
 
 
 def test_the_fixtures_are_of_families_that_every_engine_has_a_row_for() -> None:

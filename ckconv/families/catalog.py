@@ -66,8 +66,6 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     for name in REQUIRED:
         if name not in family.parameters:
             yield f"parameters.{name}", "there is none, and without it no model can be read"
-    if "by_layer" in family.document.window and "layer_types" not in family.parameters:
-        yield "config.window", "there is no parameter 'layer_types', which 'by_layer' takes the default of"
     for name in ("rope_theta", "local_theta"):
         if name in family.parameters and "transformers" not in family.parameters[name].defaults:
             yield f"parameters.{name}", "no default for transformers, which reads files that do not say it"

@@ -7,7 +7,7 @@ phi3; ``ModelArgs`` of mlx-lm 0.32.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from ckconv.core.metadata import text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type
-from ckconv.families.expressions import FULL, SLIDING, ExpressionError, every
+from ckconv.families.expressions import FULL, SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import default_of, takes
 from ckconv.families.keys import MLX_LM, READERS, ROPE_KEYS, TRANSFORMERS, Parameter, RopeStyle
 from ckconv.families.merge import FOLDER, fault
@@ -42,18 +42,14 @@ from ckconv.families.words import document_words, written_words
 
 # -- Layers with a sliding window in a ``config.json``, by reader ------------------------------------------------------
 
-#: Layers below this one have full attention, where nothing is said (Qwen2Config, Qwen3Config).
-_MAX_WINDOW_LAYERS = 28
-
-Kinds = Callable[[], object]
-
 
 class Windows(NamedTuple):
     """Window and sliding layers as read.
 
     Attributes:
         size: in tokens, ``None`` where no layer slides.
-        layer_types: ``sliding_attention`` or ``full_attention`` for every layer, ``None`` where all are alike.
+        layer_types: ``sliding_attention`` or ``full_attention`` for every layer, ``None`` where all are alike, and no
+            format has a place for the list.
     """
 
     size: int | None
@@ -61,65 +57,37 @@ class Windows(NamedTuple):
 
 
 def read_windows(
-    own: Mapping[str, Any], family: Family, consumer: str, size: int | None, layers: int, kinds: Kinds, fail: Fail
+    family: Family, own: Mapping[str, Any], values: Mapping[str, Any], consumer: str, fail: Fail
 ) -> Windows:
-    """Read the window by the rule of the family for the consumer.
+    """Read which layers slide, by the rows ``window`` and ``layer_types``.
 
     Args:
-        size: what ``sliding_window`` says, or the class takes for it; ``None`` for none.
-        layers: how many there are.
-        kinds: what the family's row of ``layer_types`` says.
+        values: parameters as the consumer reads them.
     """
-    style = family.document.window
-    rule = style.mlx_lm if consumer == MLX_LM else style.transformers
-    types: tuple[str, ...] = ()
-    if rule == "period":
-        return _by_period(own, consumer, size, layers, style.period, fail)
-    if rule == "listed":
-        types = _listed(own.get("layer_types"), layers, fail) or ()
-    elif rule == "by_layer":
-        types = _listed(kinds(), layers, fail) or ()
-    elif rule == "all" or (rule == "switch" and own.get("use_sliding_window")):
-        types = (SLIDING,) * layers
-    elif rule == "switch_by_layer" and own.get("use_sliding_window"):
-        types = _from_a_layer_on(own, size, layers, fail)
-    elif rule == "switch_by_layer" and SLIDING in (_listed(own.get("layer_types"), layers, fail) or ()):
-        raise fail(f"layer_types has {SLIDING}, and use_sliding_window is not true: there is no window")
-    if size is None or SLIDING not in types:
-        return Windows(None, types if rule == "by_layer" else None)
-    if size == 0:
-        raise fail("sliding_window is 0")
-    return Windows(size, types if FULL in types or rule == "by_layer" else None)
+    window, row = family.parameters.get("window"), family.parameters.get("layer_types")
+    if window is None or row is None or not any(consumer in cell.readers for cell in window.key_cells("hf")):
+        return Windows(None)
+    try:
+        kinds, size = _listed(values["layer_types"], values["layers"], fail), values["window"]
+    except (ParameterError, ExpressionError) as error:
+        raise fail(f"layer_types: {error}") from None
+    slides = kinds.count(SLIDING)
+    if slides and not size:
+        names = {name for cell in window.key_cells("hf") if cell.read for name in cell.read.names}
+        asked = [*_keys_of([window]), *_keys_of([family.parameters[name] for name in names & family.parameters.keys()])]
+        said = ", ".join(f"{key} is {'null' if own.get(key) is None else own[key]}" for key in asked)
+        raise fail(f"{said}, and {slides} layers slide ({', '.join([*_keys_of([row]), 'model_type'])})")
+    kept = any(not cell.alias for cells in row.cells.values() for cell in cells)
+    return Windows(size if slides else None, kinds if kept or (slides and FULL in kinds) else None)
 
 
-def _from_a_layer_on(own: Mapping[str, Any], size: int | None, layers: int, fail: Fail) -> tuple[str, ...]:
-    stated = _listed(own.get("layer_types"), layers, fail)
-    if stated is not None:
-        return stated
-    first = own.get("max_window_layers", _MAX_WINDOW_LAYERS)
-    if isinstance(first, bool) or not isinstance(first, int):
-        raise fail(f"max_window_layers must be a whole number, got {first!r}")
-    return tuple(SLIDING if size is not None and n >= first else FULL for n in range(layers))
+def _keys_of(rows: Sequence[Parameter]) -> list[str]:
+    return list(dict.fromkeys(cell.key for row in rows for cell in row.key_cells("hf") if not cell.unread))
 
 
-def _by_period(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, usual: int, fail: Fail) -> Windows:
-    """Kinds by the list, else by period; ``_sliding_window_pattern`` is moot."""
-    types = None if consumer == MLX_LM else _listed(own.get("layer_types"), layers, fail)
-    if types is None:
-        period = own.get("sliding_window_pattern", usual)
-        if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
-            raise fail(f"sliding_window_pattern must be a whole number above 0, got {period!r}")
-        types = tuple(every(layers, period, SLIDING, FULL))
-    if SLIDING in types and not size:
-        said = "null" if own.get("sliding_window", 0) is None else own.get("sliding_window")
-        keys = "layer_types, sliding_window_pattern, model_type"
-        raise fail(f"sliding_window is {said}, and {types.count(SLIDING)} layers slide ({keys})")
-    return Windows(size, types)
-
-
-def _listed(kinds: object, layers: int, fail: Fail) -> tuple[str, ...] | None:
+def _listed(kinds: object, layers: int, fail: Fail) -> tuple[str, ...]:
     if kinds is None:
-        return None
+        return ()
     if not isinstance(kinds, list) or not all(kind in (SLIDING, FULL) for kind in kinds):
         raise fail(f"layer_types must list {SLIDING} or {FULL} for every layer")
     if len(kinds) != layers:
@@ -571,10 +539,8 @@ def huggingface_config(
             values["rotary_dim"] = _rotary(values, rope.part, fail)
     size = None if "sliding_window" not in values else int(values.pop("sliding_window"))
     known = {name: values[field] for name, field in FIELD_OF.items() if field in values}
-    layers = int(known.get("layers", 0))
-    windows = read_windows(
-        own, family, consumer, size, layers, lambda: _kinds(own, family, reader, known, size, fail), fail
-    )
+    given = {**known, "layers": int(known.get("layers", 0)), "window": size}
+    windows = read_windows(family, own, Values(family, ConfigSource(own), reader, given), consumer, fail)
     if windows.size is not None:
         values["sliding_window"] = windows.size
     if family.experts:
@@ -610,13 +576,12 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
     Raises:
         InputError: ``family.file``.
     """
-    style = family.document.window
-    rule = style.mlx_lm if reader == "mlx_lm" else style.transformers
     source, scope = ConfigSource(own), made.scope
     for name, row in family.parameters.items():
         cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]
         said = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
-        ruled = (name in ("window", "layer_types") and rule) or (name == "rope_theta" and family.document.rope.alpha)
+        ruled = name == "layer_types" or (name == "window" and "layer_types" in family.parameters)
+        ruled = ruled or (name == "rope_theta" and family.document.rope.alpha)
         of_biases = any(cell.tensor.endswith(".bias") for cells in row.cells.values() for cell in cells)  # classes' own
         if not said or ruled or of_biases:
             continue
@@ -632,11 +597,11 @@ def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: Mode
         except (ParameterError, ExpressionError):
             continue
         if differ(wanted, found):
-            section = "[config.window]" if name in ("window", "layer_types") else "[config]"
-            key, value = next(iter(said.items()))
-            raise fault(
-                family.path, f"parameters.{name}: config.json says {key} = {value!r}, and no rule of {section} takes it"
+            row_of = (
+                "no row layer_types says which layers slide" if name == "window" else "no rule of [config] takes it"
             )
+            key, value = next(iter(said.items()))
+            raise fault(family.path, f"parameters.{name}: config.json says {key} = {value!r}, and {row_of}")
 
 
 def _model_type(own: Mapping[str, Any], family: Family) -> str:
@@ -732,6 +697,8 @@ def _numbers(
                     found = Values(family, ConfigSource(own), _READERS[consumer])[name]
                 except (ParameterError, ExpressionError) as error:
                     raise fail(str(error)) from None
+                if found is None:
+                    continue
                 if not isinstance(found, int | float):
                     found = checked_number(key, own[key], number, fail)
             if values.setdefault(field, found) != found:
@@ -770,7 +737,8 @@ def _defaults(
         field = FIELD_OF.get(name, "")
         if field not in NUMBERS or field in _BY_RULE or field in values:
             continue
-        if not default.names and any(key in own for key in document_words(family, field)):
+        said = any(key in own for key in document_words(family, field))
+        if said and (not default.names or field == "sliding_window"):
             continue
         both = {**values, **made}
         known = {name: both[field] for name, field in FIELD_OF.items() if both.get(field) is not None}
@@ -856,16 +824,6 @@ def _rows(stored: Sequence[StoredTensor], endings: tuple[str, ...]) -> int:
         if tensor.name.endswith(endings) and len(tensor.shape) == 2 and "vision" not in tensor.name:
             return tensor.shape[0]
     return 0
-
-
-def _kinds(
-    own: Mapping[str, Any], family: Family, reader: str, known: Mapping[str, Any], window: int | None, fail: Fail
-) -> object:
-    """Kinds of layers by the family's row."""
-    try:
-        return Values(family, ConfigSource(own), reader, {**known, "window": window})["layer_types"]
-    except (ParameterError, ExpressionError) as error:
-        raise fail(f"layer_types: {error}") from None
 
 
 def _completed(

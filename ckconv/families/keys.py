@@ -10,8 +10,7 @@ of
 
 - ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
   written), ``instead`` (an alias, unless that is said to be false, that counts only where no other cell says anything),
-  ``unread`` (no engine looks at it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class
-  reads it);
+  ``map`` (words to words), ``only`` (``transformers``, ``mlx_lm`` or ``nobody``: whose class reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
 - ``present``, ``absent`` (a tensor's name, parameters in braces; ``{n}`` with ``read`` over a list of all layers),
@@ -21,12 +20,13 @@ of
 ``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
 ``mlx_lm`` and ``llama_cpp``; ``value``: it follows from others. Neither, and not ``optional``: required.
 
-Sections ``[config]`` and ``[metadata]``: ``carried`` (key -> ``transformers``, ``mlx_lm`` or ``both``) are keys that a
-rule of a reader looks at; ``modifiers`` (key -> a neutral value, a list of them, or a table of ``neutral``, ``only``
-and ``written``) change what is computed but for their neutral values: a text in ``[metadata]`` is an expression over
+Sections ``[config]`` and ``[metadata]``: ``modifiers`` (key -> a neutral value, a list of them, or a table of
+``neutral``, ``only`` and ``written``) change what is computed but for their neutral values, where ``"any"`` stands for
+a key that a rule of a reader looks at: a text in ``[metadata]`` is an expression over
 the parameters; ``harmless`` change nothing. ``seen`` (key -> values) closes the section: no other key, and no other
-value. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``rope`` and
-``window``, and ``unknown``: whether a key without a row is ``refused`` (what a user's file is taken for) or ``noted``.
+value. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``default``
+(``rope_parameters`` and ``text_config``: what the class takes for the table, or what it leaves out), and
+``unknown``: whether a key without a row is ``refused`` (what a user's file is taken for) or ``noted``.
 
 Sources of the keys of ``rope_parameters`` and ``rope_scaling``: modeling_rope_utils.py of transformers 5.23, which
 reads every one with its own default, and mlx_lm's models/rope_utils.py, 0.32.
@@ -39,8 +39,8 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.named import NamedTuple
-from ckconv.families.expressions import PERIOD, Expression
-from ckconv.families.merge import FOLDER, PARAMETER_CELLS, Fields, listed, texts
+from ckconv.families.expressions import Expression
+from ckconv.families.merge import EVERY, FOLDER, NOBODY, PARAMETER_CELLS, Fields, is_carried, listed
 
 # -- Role of each configuration and metadata key for its readers -------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Key(NamedTuple):
 
 
 #: Words of ``seen`` in place of a value: any, and none.
-ANY, NONE = "any", "absent"
+ANY, NONE = EVERY, "absent"
 
 
 class Keys(NamedTuple):
@@ -277,7 +277,7 @@ class Parameter(NamedTuple):
 
 _CELL = frozenset(
     {
-        "key", "read", "write", "when", "alias", "instead", "unread", "map", "only", "fixed", "folded", "else",
+        "key", "read", "write", "when", "alias", "instead", "map", "only", "fixed", "folded", "else",
         "present", "absent", "shape", "tensor",
     }
 )  # fmt: skip
@@ -334,11 +334,11 @@ class ParameterRows(Fields):
             "when": self.expression(row.get("when")),
             "alias": bool(row.get("alias", row.get("instead"))),
             "instead": bool(row.get("instead")),
-            "unread": bool(row.get("unread")),
+            "unread": row.get("only") == NOBODY,
             "folded": bool(row.get("folded")),
             "sentence": str(row.get("else", "")),
             "words": row.get("map", {}),
-            "readers": self.word(row, "only", READERS, "both"),
+            "readers": self.word(row, "only", {**READERS, NOBODY: BOTH}, "both"),
         }
         kinds = [kind for kind in _KINDS if kind in row]
         if len(kinds) != 1:
@@ -360,7 +360,7 @@ class ParameterRows(Fields):
 
 # -- Sections ``[config]`` and ``[metadata]``: keys without a parameter ------------------------------------------------
 
-_SECTION = frozenset({"carried", "modifiers", "harmless"})
+_SECTION = frozenset({"modifiers", "harmless"})
 
 
 #: Where a class of mlx-lm looks for RoPE.
@@ -368,19 +368,20 @@ MLX_ROPE = ("top", "rope_parameters", "only_rope_parameters", "base", "nowhere")
 
 
 class RopeStyle(NamedTuple):
-    """How a configuration says RoPE.
+    """RoPE of a configuration, as rows of parameters and engines have it.
 
     Attributes:
-        by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
+        by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``), in
+            which a key of the base is.
         types: the only types of scaling that transformers' class takes, if it does not take all.
         older: consumer -> another word that its class takes for a type -> the type.
         mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
             there and nowhere else ("only_rope_parameters"), or "nowhere"; "base": for nothing but the base, in both.
         default: the table that transformers' class takes where there is no ``rope_parameters``.
-        unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
-        whole: mlx-lm's class turns whole heads, whatever part is said.
-        noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``).
+        whole: mlx-lm's class turns whole heads, whatever part is said: no key of it has mlx-lm for a reader.
+        noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``): those that have
+            a row.
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
         counted: what they call the number of elements of a head that they turn, "" where none has a key for it.
@@ -390,7 +391,6 @@ class RopeStyle(NamedTuple):
     types: tuple[str, ...] = ()
     mlx_lm: str = "top"
     default: Mapping[str, Any] = {}
-    unscaled: Mapping[str, Any] = {}
     part: Mapping[str, float] = {}
     theta: str = "rope_theta"
     share: str = "partial_rotary_factor"
@@ -401,32 +401,13 @@ class RopeStyle(NamedTuple):
     older: Mapping[str, Mapping[str, str]] = {}
 
 
-class WindowStyle(NamedTuple):
-    """Rules for sliding layers, by library; "" for no window.
-
-    Attributes:
-        family: whose class is written for a model that has a window, where it is not the family's own.
-        period: every such layer has full attention, where the document does not say which.
-    """
-
-    transformers: str = ""
-    mlx_lm: str = ""
-    family: str = ""
-    period: int = PERIOD
-
-
-#: Rules of windows: every layer slides; where a switch is on, every layer or those that are listed; those that are
-#: listed, else a period; those that are listed, else the default of ``layer_types``.
-WINDOWS = ("", "all", "switch", "switch_by_layer", "listed", "period", "by_layer")
-
-
 class Document(NamedTuple):
     """The section ``[config]``.
 
     Attributes:
         keys: every key of a document.
         written: constants of a document that is made.
-        within: what the class takes for keys that a table within another document leaves out, as released ones do.
+        within: what the class takes for keys that a ``text_config`` leaves out, as released ones do.
         closed: a key that no row has is refused, in metadata too; else a note names it.
     """
 
@@ -434,30 +415,32 @@ class Document(NamedTuple):
     written: Mapping[str, Any] = {}
     within: Mapping[str, Any] = {}
     rope: RopeStyle = RopeStyle()
-    window: WindowStyle = WindowStyle()
     closed: bool = False
 
 
 class KeyRows(Fields):
     """Reads the two sections."""
 
-    def document(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Document:
+    def document(
+        self, name: str, row: Mapping[str, Any], parameters: Mapping[str, Parameter], engines: Mapping[str, Any]
+    ) -> Document:
         """``[config]``."""
         self.where = "config"
-        self.fields(row, _SECTION | {"written", "within", "rope", "window", "unknown", "seen"})
-        cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
+        self.fields(row, _SECTION | {"written", "default", "unknown", "seen"})
+        tables = self.fields(row.get("default", {}), frozenset({"rope_parameters", "text_config"}))
+        rope = rope_style(parameters, engines, tables.get("rope_parameters", {}))
+        cells = [cell for parameter in parameters.values() for cell in parameter.key_cells("hf") if not cell.unread]
         readers: dict[str, set[str]] = {}
         for cell in cells:
             readers.setdefault(cell.head, set()).update(cell.readers)
         own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
-        if row.get("rope", {}).get("mlx_lm") in ("base", "nowhere"):
+        if rope.mlx_lm in ("base", "nowhere"):
             own["rope_scaling"] = READERS["transformers"]
         return Document(
             Keys(name, self._keys(row, own, expressions=False), self._seen(row)),
             dict(row.get("written", {})),
-            dict(row.get("within", {})),
-            self._rope(row.get("rope", {})),
-            self._window(row.get("window", {})),
+            tables.get("text_config", {}),
+            rope,
             self.word(
                 row, "unknown", {"refused": True, "noted": False}, "noted" if self.path.parent == FOLDER else "refused"
             ),
@@ -478,14 +461,12 @@ class KeyRows(Fields):
 
     def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
         found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}
-        for key, who in row.get("carried", {}).items():
-            if who not in READERS:
-                raise self.fault(f"carried.{key} is {who!r} (known: {', '.join(READERS)})")
-            also = found[key].readers if key in found else ()
-            found[key] = Key(
-                key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *READERS[who]))
-            )
         for key, value in row.get("modifiers", {}).items():
+            if is_carried(value):
+                also = found[key].readers if key in found else ()
+                who = self.word(value, "only", READERS, "both")
+                found[key] = Key(key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *who)))
+                continue
             self._only_once(found, key)
             found[key] = self._modifier(key, value, expressions)
         for key in row.get("harmless", []):
@@ -511,26 +492,6 @@ class KeyRows(Fields):
             neutral if expressions else (*neutral, None),
             written=bool(table.get("written")),
         )
-
-    def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
-        self.where = "config.rope"
-        self.fields(row, frozenset(RopeStyle._fields))
-        place = self.word(row, "mlx_lm", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), "top")
-        part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
-        default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
-        theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
-        types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
-        counted = str(row.get("counted", ""))
-        own, whole = bool(row.get("by_layer")), bool(row.get("whole"))
-        older = {READERS[who][0]: words for who, words in row.get("older", {}).items() if who in READERS}
-        return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted, whole, older)
-
-    def _window(self, row: Mapping[str, Any]) -> WindowStyle:
-        self.where = "config.window"
-        self.fields(row, frozenset({"transformers", "mlx_lm", "family", "period"}))
-        known = {word: word for word in WINDOWS}
-        one, other = (self.word(row, who, known, "") for who in ("transformers", "mlx_lm"))
-        return WindowStyle(one, other, str(row.get("family", "")), row.get("period", PERIOD))
 
 
 # -- The keys of ``rope_parameters`` and ``rope_scaling``, by ``rope_type`` --------------------------------------------
@@ -622,3 +583,43 @@ ROPE_KEYS: Mapping[str, Keys] = {
         ),
     )
 }
+
+#: Keys of a scaling that are refused but for one value, unless the family has a row of them.
+_NOTED = tuple(
+    dict.fromkeys(key.name for type in ROPE_KEYS.values() for key in type.keys.values() if key.kind is Kind.MODIFIER)
+)
+
+
+def rope_style(
+    parameters: Mapping[str, Parameter], engines: Mapping[str, Any], default: Mapping[str, Any]
+) -> RopeStyle:
+    """Read how documents say RoPE from the rows of a family.
+
+    Args:
+        engines: rows of type :class:`~ckconv.families.schema.Engine`.
+        default: the table that transformers' class takes where there is none.
+    """
+    rows = ("rope_theta", "rope_dim", "rope_type")
+    base, turned, kind = (parameters[name].key_cells("hf") if name in parameters else () for name in rows)
+    parts = [cell for cell in turned if not cell.of_rope and cell.read]
+    defaults = parameters["rope_dim"].defaults if turned else {}
+    part = {who: size.value({"head_dim": 1.0}) for who, size in defaults.items() if size.names == {"head_dim"}}
+    older: dict[str, dict[str, str]] = {}
+    for cell in kind:
+        for who in cell.readers if cell.words else ():
+            older.setdefault(who, {}).update(cell.words)
+    mlx, transformers = engines.get("mlx_lm"), engines.get("transformers")
+    return RopeStyle(
+        by_layer=any(cell.key.startswith("rope_parameters.full_attention.") for cell in base),
+        types=(transformers.scaling if transformers else None) or (),
+        mlx_lm=mlx.rope if mlx else MLX_ROPE[0],
+        default=default,
+        part={READERS[who][0]: share for who, share in part.items() if who in READERS},
+        theta=next((cell.key for cell in base if not cell.of_rope), RopeStyle().theta),
+        share=next((cell.key for cell in parts), RopeStyle().share),
+        counted=next((cell.key for cell in turned if not cell.of_rope and not cell.read), ""),
+        alpha="rope_alpha" in parameters,
+        noted=tuple(key for key in _NOTED if f"rope_{key}" in parameters),
+        whole=bool(turned) and not any(MLX_LM in cell.readers for cell in turned),
+        older=older,
+    )

@@ -49,15 +49,6 @@ def _scalar(value: Any) -> str | None:
     return None if isinstance(value, bool | int | float) else ": a text, a number, true or false expected"
 
 
-def _count(value: Any) -> str | None:
-    return None if type(value) is int and 0 < value < _LARGEST else ": a whole number above 0 expected"
-
-
-def _number(value: Any) -> str | None:
-    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
-    return None if right else ": a number above 0 and at most 1 expected"
-
-
 def _plain(value: Any, depth: int = 0) -> str | None:
     """A constant of a document: no date, nothing in great depth."""
     if isinstance(value, list | dict) and depth == _DEEPEST:
@@ -127,18 +118,17 @@ def _layer(value: Any) -> str | None:
 
 
 _CELL_FIELDS: dict[str, Form] = {
-    **dict.fromkeys(("axes", "value", "dropped", "key"), _text),
+    **dict.fromkeys(("axes", "dropped", "key"), _text),
+    "value": _many(_text),
     "name": _name,
-    "packed": _flag,
-    "memory": _flag,
-    "zeros": _flag,
-    "copied": _flag,
+    "as": _text,
+    "by": _scalar,
 }
 _CELL = _many(_cell)
 _ROW = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
-        **dict.fromkeys(("axes", "why"), _text),
+        "axes": _text,
         **dict.fromkeys(("bias", "when", "layers", "spare"), _scalar),
         **dict.fromkeys(("hf", "gguf", "mlx"), _CELL),
     },
@@ -149,7 +139,7 @@ _KEY = _many(
         {
             **dict.fromkeys(("key", "only", "present", "absent", "tensor", "else"), _text),
             **dict.fromkeys(("read", "write", "when", "fixed"), _scalar),
-            **dict.fromkeys(("alias", "instead", "unread", "folded"), _flag),
+            **dict.fromkeys(("alias", "instead", "folded"), _flag),
             "shape": _shape,
             "map": _table_of(_scalar),
         },
@@ -168,7 +158,6 @@ _PARAMETER = _or_table(
     },
 )
 _KEYS: dict[str, Form] = {
-    "carried": _table_of(_text),
     "modifiers": _table_of(_or_table(_plain, {"neutral": _plain, "only": _text, "written": _flag})),
     "harmless": _list(_text),
     "seen": _table_of(_plain),
@@ -177,24 +166,19 @@ _CONDITION = _or_table(_scalar, {"if": _scalar, "else": _text, "of": _many(_text
 _ENGINE = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
-        **dict.fromkeys(("model_type", "wrapped"), _text),
+        **dict.fromkeys(("model_type", "head", "rotates", "rope"), _text),
         "slots": _table_of(_text),
+        "written": _table_of(_plain),
         **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
         **dict.fromkeys(
-            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "floats"),
+            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"),
             _many(_text),
         ),
         **dict.fromkeys(("as", "absent", "unmeasured"), _text),
         "biases": _many(_text),
-        **dict.fromkeys(
-            ("head_must_be_written", "interleaved", "slides", "neighbors", "scaled", "transposed", "unnamed"), _flag
-        ),
+        **dict.fromkeys(("slides", "scaled", "transposed", "unnamed"), _flag),
     },
 )
-
-_PARTS = _table_of(_number)
-_ROPE_TEXTS = dict.fromkeys(("mlx_lm", "theta", "share"), _text)
-_ROPE_TABLES = dict.fromkeys(("default", "unscaled"), _table_of(_scalar))
 
 #: Section -> what it is.
 _FORMS: dict[str, Form] = {
@@ -208,14 +192,13 @@ _FORMS: dict[str, Form] = {
             "match": _scalar,
             "text": _table({"of": _many(_text), "prefix": _text}),
             "tokens": _table_of(_text),
-            "embeddings": _table_of(_many(_text)),
-            "modules": _table_of(_text),
+            "elsewhere": _table_of(_many(_text)),
         }
     ),
     "prefix": _table_of(_many(lambda value: _text(value) if isinstance(value, str) else _layer(value))),
     "axes": _table_of(_scalar),
     "layers": _table_of(_scalar),
-    "stacks": _table_of(_table_of(_scalar)),
+    "stacks": _table_of(_table(dict.fromkeys(("canonical", "count", "numbers", "hf", "gguf", "mlx"), _scalar))),
     "tensors": _table_of(_ROW),
     "fused": _table_of(_table_of(_text)),
     "parameters": _table_of(_PARAMETER),
@@ -223,22 +206,9 @@ _FORMS: dict[str, Form] = {
     "config": _table(
         {
             **_KEYS,
-            **dict.fromkeys(("written", "within"), _table_of(_plain)),
+            "written": _table_of(_plain),
+            "default": _table_of(_table_of(_plain)),
             "unknown": _text,
-            "rope": _table(
-                {
-                    "by_layer": _flag,
-                    "alpha": _flag,
-                    "whole": _flag,
-                    "types": _many(_text),
-                    "noted": _many(_text),
-                    "older": _table_of(_table_of(_text)),
-                    "part": _PARTS,
-                }
-                | _ROPE_TEXTS
-                | _ROPE_TABLES
-            ),
-            "window": _table({"transformers": _text, "mlx_lm": _text, "family": _text, "period": _count}),
         }
     ),
     "metadata": _table(_KEYS),
@@ -281,7 +251,13 @@ SECTIONS = frozenset(
 FORMATS = ("hf", "gguf", "mlx")
 
 #: What every tensor row may say besides its cells.
-ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "spare", "why", *FORMATS})
+ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "spare", *FORMATS})
+
+#: Neutral value of a modifier that stands for all.
+EVERY = "any"
+
+#: Word of ``only`` for a key that is written, though no engine looks at it.
+NOBODY = "nobody"
 
 #: Fields of a parameter that hold one cell or a list of them.
 PARAMETER_CELLS = ("hf", "gguf", "bump")
@@ -416,7 +392,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
     for name in [parents] if isinstance(parents, str) else parents:
         inherited = merged(_parent(path, name, folder), folder=folder, depth=depth + 1, read=read)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
-        for style in ("rope", "window", "within", "unknown", "seen"):
+        for style in ("default", "unknown", "seen"):
             inherited.get("config", {}).pop(style, None)
         inherited.get("metadata", {}).pop("seen", None)
         inherited.pop("huggingface", None)
@@ -532,7 +508,7 @@ def _merge(into: Table, other: Mapping[str, Any]) -> None:
 
 def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
     """Merge roles of keys: the own role replaces an inherited role."""
-    groups: dict[str, Table] = {name: other.get(name, {}) for name in ("carried", "modifiers")}
+    groups: dict[str, Table] = {name: other.get(name, {}) for name in ("modifiers",)}
     groups["harmless"] = dict.fromkeys(other.get("harmless", []), True)
     said = {key for group in groups.values() for key in group}
     for name, group in groups.items():
@@ -559,11 +535,17 @@ def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
         if "harmless" in own:
             own["harmless"] = [key for key in own["harmless"] if key not in heads]
         if "modifiers" in own:
-            own["modifiers"] = {key: value for key, value in own["modifiers"].items() if key not in heads}
+            left = {key: value for key, value in own["modifiers"].items() if key not in heads or is_carried(value)}
+            own["modifiers"] = left
+
+
+def is_carried(role: object) -> bool:
+    """A key that a rule of a reader looks at, whatever its value is."""
+    return isinstance(role, dict) and role.get("neutral") == EVERY
 
 
 def _unread(cell: Any) -> bool:
-    return isinstance(cell, dict) and bool(cell.get("unread"))
+    return isinstance(cell, dict) and cell.get("only") == NOBODY
 
 
 def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any:
@@ -582,7 +564,7 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
         old, new = ({word: text} if isinstance(text, str) and text != "absent" else text for text in (old, new))
         if isinstance(old, dict) and isinstance(new, dict) and _kind(old) == _kind(new):
             other = "key" in new and new["key"] != old.get("key")  # another key than the one that nobody reads
-            result[cell] = {**{k: v for k, v in old.items() if not (other and k == "unread")}, **new}
+            result[cell] = {**{k: v for k, v in old.items() if not (other and k == "only" and v == NOBODY)}, **new}
     return result
 
 
@@ -595,6 +577,40 @@ def _kind(cell: Mapping[str, Any]) -> str:
 
 
 # -- Checks shared by sections of a family file; faults name their key -------------------------------------------------
+
+
+#: Field of former versions -> what says it now.
+FORMER: Mapping[str, str] = {
+    "alpha": "parameters.rope_alpha",
+    "by_layer": "parameters.rope_theta.hf with a key in rope_parameters.full_attention",
+    "carried": 'modifiers = { KEY = { neutral = "any" } }',
+    "copied": 'value = "copied"',
+    "counted": "a key of parameters.rope_dim.hf without read",
+    "embeddings": "elsewhere",
+    "family": "as of engines.transformers",
+    "floats": ':f32 behind the name of the entry in slots, "attn_norm:f32",',
+    "head_must_be_written": 'head = "written"',
+    "interleaved": 'rotates = "interleaved"',
+    "memory": 'as = "memory"',
+    "modules": 'elsewhere = { NAME = "DIRECTORY/" }',
+    "neighbors": 'rotates = "neighbors"',
+    "no_head": 'head = "none"',
+    "noted": "a row of parameters, such as rope_truncate,",
+    "older": "map of parameters.rope_type.hf",
+    "packed": 'as = "blocks"',
+    "part": "the default of parameters.rope_dim",
+    "rope": "parameters.rope_theta and rope_dim, and rope of engines.mlx_lm,",
+    "share": "a key of parameters.rope_dim.hf with read",
+    "theta": "the key of parameters.rope_theta.hf",
+    "types": "scaling of engines.transformers",
+    "unread": 'only = "nobody"',
+    "unscaled": "written of engines.mlx_lm",
+    "whole": "only of all keys of parameters.rope_dim.hf",
+    "window": "parameters.layer_types",
+    "within": "default.text_config",
+    "wrapped": 'model_type = "OUTER/INNER"',
+    "zeros": 'value = "zeros"',
+}
 
 
 class Fields:
@@ -627,7 +643,8 @@ class Fields:
         if not isinstance(row, dict):
             raise self.fault("a table expected")
         for key in sorted(row.keys() - known):
-            raise self.fault(f"there is no field {key!r} (known: {', '.join(sorted(known))})")
+            now = f"{FORMER[key]} says it now" if key in FORMER else f"known: {', '.join(sorted(known))}"
+            raise self.fault(f"there is no field {key!r} ({now})")
         return row
 
     def word(self, row: Mapping[str, Any], field: str, known: Mapping[str, Any], default: str) -> Any:

@@ -33,7 +33,7 @@ from ckconv.core.tensors import PARTS
 from ckconv.families import axes as shapes
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
-from ckconv.families.keys import ROPE_KEYS, Document, KeyRows, Keys, Parameter, ParameterRows
+from ckconv.families.keys import MLX_ROPE, ROPE_KEYS, Document, KeyRows, Keys, Parameter, ParameterRows
 from ckconv.families.merge import FORMATS, Fields, listed, merged, texts
 
 # -- Engines with a row in family files, which load what is written ----------------------------------------------------
@@ -113,8 +113,7 @@ class Engine(NamedTuple):
         reads: keys that its class reads where another library's goes by another key.
         ignores: parameters that it does not look at, though the format has them.
         scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
-        head_must_be_written: a tied output head is stored all the same.
-        no_head: it has no output head but the embedding.
+        head: "written": a tied output head is stored all the same; "none": it has none but the embedding.
         optional: canonical names of tensors that it loads where they are, and does without.
         required: those that only some models of the family have, and that it does not do without.
         tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
@@ -123,11 +122,13 @@ class Engine(NamedTuple):
             lie in each, in order; a layer has those of its kind. Besides, the zeros behind the last norm, where it has
             them.
         floats: those of them that are FP32 whatever the model's type is, besides vectors.
-        interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
+        rotates: of a bump engine: "interleaved" rows of Q and K, otherwise split ones; "neighbors": in every format of
+            the family, and in the engine, so that rows stay as they are.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
-        written_as: of a bump engine: the family as which its models are written, entry for entry.
-        neighbors: of a bump engine: RoPE rotates neighbors in every format of the family, and in the engine, so that
-            rows stay as they are.
+        written_as: the family as which its models are written: of a bump engine entry for entry, of transformers those
+            that have a window.
+        rope: of mlx-lm: where its class looks for the scaling of RoPE (:data:`MLX_ROPE`).
+        written: of mlx-lm: keys that its class wants, with what they are where nothing is said.
         biased: of the engine that trains: the family whose class has every bias, for a model with one that this
             family's has not.
         biases: of a bump engine: the only biases that it adds, where a model of the family may have others too.
@@ -151,15 +152,15 @@ class Engine(NamedTuple):
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     scaling: tuple[str, ...] | None = None
-    head_must_be_written: bool = False
-    no_head: bool = False
+    head: str = ""
     optional: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
-    interleaved: bool = False
+    rotates: str = ""
     slides: bool = False
     written_as: str = ""
-    neighbors: bool = False
+    rope: str = MLX_ROPE[0]
+    written: Mapping[str, Any] = {}
     biased: str = ""
     biases: tuple[str, ...] | None = None
     unnamed: bool = False
@@ -174,13 +175,11 @@ class Engine(NamedTuple):
 
 _KNOWN = frozenset(
     {
-        "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "transposed", "absent", "unmeasured",
+        "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head", "optional", "required",
+        "unadapted", "narrow", "scaled", "transposed", "absent", "unmeasured", "as", "rope", "written",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset(
-    {"tensors", "interleaved", "slides", "as", "neighbors", "biased", "biases", "unnamed", "slots", "floats"}
-)
+_OF_BUMP = frozenset({"tensors", "rotates", "slides", "biased", "biases", "unnamed", "slots"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -190,14 +189,14 @@ def engine(path: Path, name: str, row: object) -> Engine:
     if row == "absent":
         return Engine(name, absent=True)
     fields = reader.fields(row, _KNOWN | (_OF_BUMP if name.startswith("bump") else frozenset()))
+    scaling, slots = fields.get("scaling"), fields.get("slots", {})
     if "absent" in fields:
-        return Engine(name, absent=True, why=str(fields["absent"]))
-    scaling = fields.get("scaling")
+        return Engine(name, absent=True, why=str(fields["absent"]), scaling=scaling and texts(scaling))
     return Engine(
         name,
         False,
         "",
-        fields.get("model_type", ""),
+        fields.get("model_type", "").rpartition("/")[2],
         tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
         tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
         str(fields.get("unmeasured", "")),
@@ -205,24 +204,24 @@ def engine(path: Path, name: str, row: object) -> Engine:
         texts(fields.get("reads")),
         texts(fields.get("ignores")),
         None if scaling is None else texts(scaling),
-        bool(fields.get("head_must_be_written")),
-        bool(fields.get("no_head")),
+        reader.word(fields, "head", {"": "", "none": "none", "written": "written"}, ""),
         _names(fields.get("optional")),
         _names(fields.get("required")),
         _names(fields.get("tensors")),
-        bool(fields.get("interleaved")),
+        reader.word(fields, "rotates", {"": "", "interleaved": "interleaved", "neighbors": "neighbors"}, ""),
         bool(fields.get("slides")),
         str(fields.get("as", "")),
-        bool(fields.get("neighbors")),
+        reader.word(fields, "rope", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), MLX_ROPE[0]),
+        dict(fields.get("written", {})),
         str(fields.get("biased", "")),
         _names(fields["biases"]) if "biases" in fields else None,
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),
-        str(fields.get("wrapped", "")),
+        fields.get("model_type", "").rpartition("/")[0],
         bool(fields.get("scaled")),
-        tuple((slot, tuple(expanded(tensors))) for slot, tensors in fields.get("slots", {}).items()),
-        texts(fields.get("floats")),
+        tuple((slot.partition(":")[0], tuple(expanded(names))) for slot, names in slots.items()),
+        tuple(slot.removesuffix(":f32") for slot in slots if slot.endswith(":f32")),
         bool(fields.get("transposed")),
     )
 
@@ -244,6 +243,9 @@ def condition(reader: Fields, item: object) -> Condition:
 
 #: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
 VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
+
+#: Forms of a cell beside the usual one: of values in blocks, and what its class calls it in memory.
+_FORMS = ("", "blocks", "memory")
 
 #: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
 _CANONICAL, _KEYED = "hf", "gguf"
@@ -384,7 +386,7 @@ class TensorRows(Fields):
                     f'{format} is missing: {format} = "NAME", or {format} = "absent" where the format has none'
                 )
             if isinstance(cell, dict) and "dropped" in cell:
-                also = (bool(cell.get(word)) for word in ("zeros", "copied"))
+                also = (word in listed(cell.get("value", [])) for word in ("zeros", "copied"))
                 dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
@@ -415,9 +417,7 @@ class TensorRows(Fields):
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
-        known = frozenset(
-            {"name", "axes", "value", "packed", "memory", "part", "parts", *(["by"] if format in _FACTORED else [])}
-        )
+        known = frozenset({"name", "axes", "value", "as", "part", "parts", *(["by"] if format in _FACTORED else [])})
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
@@ -426,7 +426,7 @@ class TensorRows(Fields):
             raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
         if value and format == _CANONICAL:
             raise self.fault(f"{format} holds the values themselves, without {value}")
-        stored = self._axes(row.get("axes"))
+        stored, form_of = self._axes(row.get("axes")), self.word(row, "as", dict(zip(_FORMS, _FORMS, strict=True)), "")
         parts = row.get("parts", 1)
         cell = Cell(
             row["name"],
@@ -434,9 +434,9 @@ class TensorRows(Fields):
             row.get("part", 0),
             parts,
             value,
-            row.get("packed", False),
+            form_of == "blocks",
             self.expression(row.get("by")) if format == _CANONICAL else None,
-            row.get("memory", False),
+            form_of == "memory",
         )
         self._check_cell(cell, axes, format)
         return cell
@@ -518,7 +518,7 @@ DRAFTS, MTP = "drafts", "mtp"
 
 #: Parameters of RoPE's scaling, which the readers' own rules make: those that every type has, and one for each key of
 #: a type.
-SCALING = frozenset({"rope_type", "rope_factor", "rope_original"})
+SCALING = frozenset({"rope_type", "rope_factor", "rope_original", "rope_alpha"})
 SCALING_NUMBERS = frozenset(f"rope_{key}" for keys in ROPE_KEYS.values() for key in keys.keys) - SCALING
 
 
@@ -630,6 +630,11 @@ class _Reader(Fields):
         rows.check(parameters, [format for format, section in _SECTIONS.items() if section in self.table])
         letters = {name: self.expression(text, "axes", name) for name, text in self.table.get("axes", {}).items()}
         kinds = {name: self.expression(text, "layers", name) for name, text in self.table.get("layers", {}).items()}
+        engines = {
+            name: engine(self.path, name, row)
+            for names, row in self.table.get("engines", {}).items()
+            for name in expanded(names)
+        }
         return Family(
             self.path.stem,
             self.path,
@@ -643,30 +648,27 @@ class _Reader(Fields):
             {name: tensors.row(name, row, kinds) for name, row in self.table.get("tensors", {}).items()},
             {name: self._fusion(name, row) for name, row in self.table.get("fused", {}).items()},
             parameters,
-            keys.document(self.path.stem, self.table.get("config", {}), list(parameters.values())),
+            keys.document(self.path.stem, self.table.get("config", {}), parameters, engines),
             keys.metadata(self.path.stem, self.table.get("metadata", {}), list(parameters.values())),
-            {
-                name: engine(self.path, name, row)
-                for names, row in self.table.get("engines", {}).items()
-                for name in expanded(names)
-            },
+            engines,
         )
 
     def _match(self, section: str, word: str) -> Match:
         self.where = section
         row = self.fields(
             self.table.get(section, {}),
-            frozenset({word, "class", "match", "over", "text", "tokens", "embeddings", "modules"}),
+            frozenset({word, "class", "match", "over", "text", "tokens", "elsewhere"}),
         )
-        text = self.fields(row.get("text", {}), frozenset({"of", "prefix"}))
+        text, elsewhere = self.fields(row.get("text", {}), frozenset({"of", "prefix"})), row.get("elsewhere", {})
+        modules = {name: place[:-1] for name, place in elsewhere.items() if str(place).endswith("/")}
         return Match(
             texts(row.get(word)),
             texts(row.get("class")),
             self._condition(row.get("match")),
             (texts(text.get("of")), str(text.get("prefix", ""))),
             row.get("tokens", {}),
-            row.get("embeddings", {}),
-            row.get("modules", {}),
+            {name: place for name, place in elsewhere.items() if name not in modules},
+            modules,
         )
 
     def _condition(self, text: object) -> Expression | None:

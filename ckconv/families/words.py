@@ -49,7 +49,7 @@ def gguf_words(family: Family, field: str) -> list[str]:
 def window_words(config: ModelConfig) -> str:
     """Keys that make layers slide."""
     family = family_of(config) if config.raw else None
-    switched = family is not None and family.document.window.transformers.startswith("switch")
+    switched = family is not None and "windowed" in family.parameters
     return "sliding_window, use_sliding_window, max_window_layers, layer_types" if switched else "sliding_window"
 
 

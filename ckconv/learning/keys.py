@@ -15,7 +15,7 @@ from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
-from ckconv.families.merge import listed
+from ckconv.families.merge import NOBODY, listed
 from ckconv.families.schema import Family
 from ckconv.learning.guess import FAILS, Guess, With
 from ckconv.learning.pair import Pair
@@ -582,7 +582,7 @@ class Keys:
             row.pop("default", None)
         for cell in row.get("gguf", ()):
             if isinstance(cell, dict) and any(_key(cell).partition(":")[0] in pair.keys for pair in self._pairs):
-                cell.pop("unread", None)
+                cell.pop("only" if cell.get("only") == NOBODY else "", None)
         row.pop("bump", None)
         if called in self._base.parameters:
             row.setdefault("hf", [])
@@ -696,7 +696,7 @@ def _key(cell: Any) -> str:
 
 
 def _alias(cell: Any) -> bool:
-    return isinstance(cell, dict) and bool(cell.get("alias") or cell.get("unread"))
+    return isinstance(cell, dict) and bool(cell.get("alias") or cell.get("only") == NOBODY)
 
 
 def _primary(cell: Any) -> Any:

@@ -42,10 +42,7 @@ _MOST_KINDS, _MOST_KEYS = 400, 1000
 _INDICES = ("I64", "BOOL")
 
 #: Rules of a whole class, which no file inherits.
-_STYLES = ("rope", "within")
-
-#: Words of ``rope`` that name keys at the top of a document.
-_AT_TOP = ("theta", "share", "counted")
+_STYLES = ("default",)
 
 _SHOWN = 5
 
@@ -130,7 +127,7 @@ def learn(
     order = [base] if base else ranked(opened, traced, families, guesses)[:_TRIED]
     failed: list[tuple[int, str, str, Sequence[str]]] = []
     for one in order:
-        for window in _windows(opened, families, one):
+        for window in _windows(opened, tables, one):
             draft = _Draft(opened, traced, families, guesses, tables, one, name, confirmed or {}, window)
             found = draft.mended(values)
             if found is not None:
@@ -205,12 +202,19 @@ def _check_answers(pairs: Sequence[Pair], confirmed: Mapping[str, str]) -> None:
             raise UsageError("usage.flag", f"--confirm {key}: neither config.json nor the GGUF has this key", hint=hint)
 
 
-def _windows(pairs: Sequence[Pair], families: Mapping[str, Family], base: str) -> list[Mapping[str, Any]]:
-    """Rules for sliding layers to try: the base's, then other classes'."""
-    own = read_file(families[base].path).get("config", {}).get("window", {})
-    slides = any("sliding_window" in pair.document or "attention.sliding_window" in pair.keys for pair in pairs)
-    words = sorted({family.document.window.transformers for family in families.values()} - {""}) if slides else []
-    return [own, *({"transformers": word} for word in words if {"transformers": word} != own)]
+def _windows(pairs: Sequence[Pair], tables: Mapping[str, Mapping[str, Any]], base: str) -> list[Mapping[str, Any]]:
+    """Rows on sliding layers to try: the base's, then other classes'.
+
+    Of the others, those for which no GGUF has a key.
+    """
+    found: list[Mapping[str, Any]] = [{}]
+    if any("sliding_window" in pair.document or "attention.sliding_window" in pair.keys for pair in pairs):
+        for table in tables.values():
+            rows = {name: row for name, row in table["parameters"].items() if name in ("layer_types", "windowed")}
+            if "layer_types" in rows and not rows["layer_types"].get("gguf") and rows not in found:
+                found.append(rows)
+    own = {name: tables[base]["parameters"].get(name) for name in ("layer_types", "windowed")}
+    return [rows for rows in found if not rows or any(own[name] != row for name, row in rows.items())]
 
 
 def _of_text(family: Family) -> bool:
@@ -417,16 +421,11 @@ class _Draft:
         engine: dict[str, Any] = {} if measured else {"unmeasured": why}
         own = self._base.engines.get("llama_cpp")
         engine |= {word: names for word, names in (("required", loaded), ("optional", sorted(rows.optional))) if names}
-        engine |= {"head_must_be_written": True} if any(one.doubled for one in self._pairs) else {}
+        engine |= {"head": "written"} if any(one.doubled for one in self._pairs) else {}
         engine |= {"narrow": list(own.narrow)} if own and own.narrow else {}
         config = {
             style: value for style, value in read_file(self._base.path).get("config", {}).items() if style in _STYLES
         }
-        if "rope" in config:  # words for keys at the top of documents, where this one has them
-            there = {key for each in self._pairs for key in each.document}
-            config["rope"] = {word: key for word, key in config["rope"].items()
-                              if word not in _AT_TOP or set(listed(key)) & there}  # fmt: skip
-        config |= {"window": dict(self._window)} if self._window else {}
         config |= {
             word: value for word, value in (("harmless", keys.harmless), ("written", self._more["written"])) if value
         }
@@ -449,7 +448,7 @@ class _Draft:
                 "axes": rows.axes,
                 "layers": rows.layers,
                 "tensors": rows.tensors,
-                "parameters": keys.parameters,
+                "parameters": {**self._window, **keys.parameters},
                 "config": {**({"unknown": "refused"} if closed else {}), **config},
                 "config.modifiers": keys.modifiers,
                 "config.seen": keys.seen if closed else {},

@@ -293,7 +293,7 @@ class Planner(ABC):
     def doubles_head(self, loader: Loader) -> bool:
         """Whether the engine loads the embedding twice, as it ties no heads."""
         row = FAMILIES[self.index.config.family].engines.get(loader.row) if self.index.config else None
-        return row is not None and row.head_must_be_written
+        return row is not None and row.head == "written"
 
     def note_growth(self, types: Iterable[tuple[DType, DType]]) -> None:
         """Note exact re-packings that take more bits per weight.
@@ -401,7 +401,7 @@ def row_reasons(
         hint = f'a family file of your own says so by a row: [engines] {loader.row} = {{unmeasured = "why"}}'
         yield Reason(_unknown(family, loader, row), hint if row is None else "")
         return
-    if row.no_head and not tied:
+    if row.head == "none" and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
         yield Reason(text, "--tie leaves it out" if equal else "")
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}

@@ -85,7 +85,7 @@ class TrainedPlanner(BumpPlanner):
             self.refuse(f"--dtype {self.options.dtype} would store {other}, and the engine trains FP32 only")
 
     def _rotates_pairs(self) -> bool:
-        return self.row is not None and self.row.interleaved
+        return self.row is not None and self.row.rotates == "interleaved"
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         wrapper = WRAPPERS[self.options.trainable]

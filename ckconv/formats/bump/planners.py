@@ -516,9 +516,9 @@ class Bump5Planner(BumpPlanner):
             )
 
     def _rotates_pairs(self) -> bool:
-        if self.own_row is not None and self.own_row.neighbors:
+        if self.own_row is not None and self.own_row.rotates == "neighbors":
             return False  # rows of neighbors everywhere: none is moved
-        default = self.row is not None and self.row.interleaved
+        default = self.row is not None and self.row.rotates == "interleaved"
         if self._template is None:
             return default
         return template_interleaves(self._template, default)

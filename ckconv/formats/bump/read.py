@@ -495,11 +495,11 @@ def _interleaved(
     """
     word = config.get("rope_layout")
     row = FAMILIES[model.family].engines.get(TEMPLATED)
-    if row is not None and row.neighbors:
+    if row is not None and row.rotates == "neighbors":
         return False
     if word is None:
         row = row_family(model.family).engines.get(TEMPLATED)
-        default = flavour.interleaved and row is not None and row.interleaved
+        default = flavour.interleaved and row is not None and row.rotates == "interleaved"
         return template_interleaves(template, default) if flavour.interleaved else default
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)

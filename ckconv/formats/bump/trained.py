@@ -230,7 +230,8 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
     """
     word, template = config.get("rope_layout"), document.get("template")
     if word is None:
-        return template_interleaves(template if isinstance(template, dict) else {}, family.engines[TRAINED].interleaved)
+        interleaved = family.engines[TRAINED].rotates == "interleaved"
+        return template_interleaves(template if isinstance(template, dict) else {}, interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]

@@ -368,7 +368,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
     index, family, known = planner.index, FAMILIES[config.family], known_patterns(config)
     required = required_layers(config)
     row = family.engines.get(LLAMA_CPP.row)
-    headless = row is not None and row.no_head and config.tied
+    headless = row is not None and row.head == "none" and config.tied
     headless = headless or (planner.head_is_loaders() and not planner.doubles_head(LLAMA_CPP))
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()

@@ -200,8 +200,9 @@ class Facts:
 def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
     """The document, its keys sorted as transformers sorts them."""
     family = FAMILIES[config.family]
-    if config.sliding_window is not None and family.document.window.family:
-        family = FAMILIES[family.document.window.family]
+    own = family.engines.get("transformers")
+    if config.sliding_window is not None and own and own.written_as:
+        family = FAMILIES[own.written_as]
     scope = {**scope_of(family, replace(config, tied=facts.tied)), "rope_scaling": facts.rope_scaling}
     document: dict[str, Any] = {
         "architectures": [family.hf_class],
@@ -312,17 +313,16 @@ class Said(NamedTuple):
 def config_json(index: TensorIndex, said: Said) -> bytes:
     """Bytes of ``config.json``; empty where none can be made."""
     source, config = source_document(index), index.config
-    unscaled = FAMILIES[config.family].document.rope.unscaled if config and said.format == "mlx" else {}
+    row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" else None
+    wanted = row.written if row else {}
     if source:
         document = _changed(source, index, said)
-        if unscaled and not document.get("rope_scaling"):
-            document["rope_scaling"] = dict(unscaled)
+        document |= {key: value for key, value in wanted.items() if not document.get(key)}
         return _encoded(_wrapped(document, config, said), index)
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
-    if unscaled and not document["rope_scaling"]:
-        document["rope_scaling"] = dict(unscaled)
+    document |= {key: value for key, value in wanted.items() if not document.get(key)}
     if CONSUMERS[said.format] == TRANSFORMERS:
         check_fit(document, config)
     return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
