@@ -216,6 +216,8 @@ def _with_values(words: list[str], verb: str, least: int) -> list[str]:
                 raise Misleading(f"ckconv {verb} has no {word}")
             if flags[word][0]:
                 at += 1
+                if at == len(words):
+                    raise Misleading(f"{word} stands without a value")
                 found.append(words[at].rstrip(",;"))
         at += 1
     return found

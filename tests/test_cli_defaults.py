@@ -80,6 +80,10 @@ def test_a_preset_without_a_file_is_refused_by_its_name(here: Path, ckconv, monk
     monkeypatch.setenv("CKCONV_PRESET", "release")
     found = ckconv("convert", LLAMA, "x.gguf")
     assert (found.code, "CKCONV_PRESET='release': there is no ckconv.toml" in found.err) == (2, True), found.err
+    Path("ckconv.toml").write_text("[preset.release]\nchecksums = true\n")
+    monkeypatch.setenv("CKCONV_CONFIG", "")
+    found = ckconv("convert", LLAMA, "x.gguf")
+    assert (found.code, "CKCONV_CONFIG is empty, so no file with presets is read" in found.err) == (2, True), found.err
 
 
 @pytest.mark.parametrize(

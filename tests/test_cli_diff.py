@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, save
 from conftest import FIXTURES, Result
+from family_cases import checkpoint, recording
+from gguf_builder import string
 from models import Model
 
 import ckconv as library
@@ -236,6 +238,63 @@ def test_a_converted_model_is_the_same_model(ckconv: Run, tmp_path: Path) -> Non
     assert (found.code, found.out.splitlines()[1:]) == (0, ["the same model", "  20 tensors equal"])
     hashes = [ckconv("inspect", "--json", "--hash", path).json["hash"] for path in (source, tmp_path / "m.bump")]
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("grovemoe", "experts_per_group"),
+        ("deepseek_v32", "expert_gating_func"),
+        ("gpt2", "context_length"),
+        ("nemotron", "attention.layer_norm_epsilon"),
+        ("gemma4_text", "attention.key_length_swa"),
+    ],
+)
+def test_a_gguf_without_a_key_that_llama_cpp_needs_is_no_equal_model(
+    family: str, key: str, ckconv: Run, tmp_path: Path
+) -> None:
+    case = next(case for case in recording(family).values() if case.get("converter"))
+    source = checkpoint(case, tmp_path / "hf")
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    name = f"{library.open_model(tmp_path / 'm.gguf').index.architecture}.{key}"
+    data = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "less.gguf").write_bytes(data.replace(string(name), string("x" * len(name))))
+
+    assert ckconv("diff", source, tmp_path / "m.gguf").code == 0
+    for pair in ((source, tmp_path / "less.gguf"), (tmp_path / "less.gguf", source)):
+        found = ckconv("diff", *pair)
+        assert (found.code, name in found.out) == (5, True)
+
+
+def test_a_gguf_without_the_window_of_a_checkpoint_is_no_equal_model(ckconv: Run, tmp_path: Path) -> None:
+    """llama.cpp attends to everything there."""
+    case = next(case for case in recording("mistral").values() if case.get("converter"))
+    whole = checkpoint({**case, "config": {**case["config"], "sliding_window": None}}, tmp_path / "whole")
+    slides = checkpoint({**case, "config": {**case["config"], "sliding_window": 8}}, tmp_path / "slides")
+    assert ckconv("convert", whole, tmp_path / "m.gguf").code == 0
+
+    assert ckconv("diff", whole, tmp_path / "m.gguf").code == 0
+    found = ckconv("diff", tmp_path / "m.gguf", slides)
+    assert (found.code, "config sliding_window: None | 8" in found.out) == (5, True)
+    assert ckconv("convert", slides, tmp_path / "s.gguf", "--context", "8").code == 0
+    assert "sliding_window" not in ckconv("diff", tmp_path / "s.gguf", slides).out  # nothing ever slides out of it
+
+
+@pytest.mark.parametrize("family", ["exaone", "falcon"])
+def test_a_number_under_another_of_the_familys_words_is_no_difference(family: str, ckconv: Run, tmp_path: Path) -> None:
+    source = checkpoint(recording(family)["released"], tmp_path / "hf")
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+
+    assert ckconv("diff", source, tmp_path / "m.gguf").code == 0
+
+
+def test_what_two_directories_call_a_model_is_shown_and_no_difference(ckconv: Run, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        assert ckconv("convert", small(tmp_path / name), tmp_path / f"{name}.gguf").code == 0
+    found = ckconv("diff", tmp_path / "one.gguf", tmp_path / "other.gguf")
+
+    assert (found.code, found.out.splitlines()[1]) == (0, "the same model")
+    assert "  general.name: 'One' | 'Other'" in found.out.splitlines()
 
 
 def test_a_missing_input_is_no_difference_and_a_model_against_its_rules_is_one(ckconv: Run, tmp_path: Path) -> None:

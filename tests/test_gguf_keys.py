@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import Kind
 from ckconv.formats.gguf.entries import engine_reasons
+from ckconv.verification.statements import NEEDED
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())
@@ -112,6 +114,14 @@ def test_a_modifier_has_a_neutral_value(name: str) -> None:
     for key in KEYS[name].values():
         assert (key.kind is Kind.MODIFIER) == bool(key.neutral or key.same_as)
         assert not key.same_as or key.same_as.names <= FAMILIES[name].parameters.keys()
+
+
+def test_keys_that_llama_cpp_does_not_load_without_are_those_of_the_table() -> None:
+    table = tomllib.loads(NEEDED.read_text())["llama_cpp"]
+    for architecture, keys in RECORDED["read"].items():
+        said = {key for key in table["everywhere"] if architecture not in table["but"].get(key, ())}
+        said |= {key for key, architectures in table["only"].items() if architecture in architectures}
+        assert said & keys.keys() == {key for key, kind in keys.items() if kind == "required"}, architecture
 
 
 def test_names_are_those_of_the_gguf_package() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Decoder, save
+from checkpoints import Decoder, Raw, save
+from family_directions import read_safetensors
 from packed_checkpoints import (
     arrays_of,
     awq_model,
@@ -428,3 +429,7 @@ def test_scales_of_activations_are_copied_and_left_out_of_what_is_decoded(
     assert "a scale of activations, which does not enter the weights" in result.out + result.err
     assert one not in ckconv("inspect", tmp_path / "dense").out
     assert ckconv("diff", "--weights", source, tmp_path / "dense").code == 0
+    alone = {name: Raw(*entry) for name, entry in read_safetensors(source).items() if name != one}
+    save(tmp_path / "less", json.loads((source / "config.json").read_text()), alone)
+    found = ckconv("diff", "--weights", source, tmp_path / "less")
+    assert (found.code, one in found.out) == (5, True)

@@ -116,3 +116,19 @@ def test_a_scaling_of_nomic_bert_is_written(tmp_path: Path, scaling: dict[str, A
 
     assert field(tmp_path / "m.gguf", "nomic-bert.rope.scaling.type") == scaling["rope_type"]
     assert field(tmp_path / "m.gguf", "nomic-bert.rope.scaling.factor") == 4.0
+
+
+@pytest.mark.parametrize(("said", "original"), [({}, 4096), ({"original_max_position_embeddings": 32}, 32)])
+def test_phi3_takes_the_context_of_its_class_whatever_its_table_says(
+    tmp_path: Path, said: dict[str, int], original: int
+) -> None:
+    """``standardize_rope_params`` puts the class's number, 4096 where none is said, over that of rope_parameters."""
+    recorded = recording("phi3")["longrope_with_one_set"]
+    config = {key: value for key, value in recorded["config"].items() if key != "original_max_position_embeddings"}
+    source = checkpoint({**recorded, "config": config | said}, tmp_path / "hf")
+    for place in ("m.gguf", "mlx/"):
+        ckconv.convert(source, f"{tmp_path}/{place}", to="mlx" if place == "mlx/" else "gguf")
+
+    assert field(tmp_path / "m.gguf", "phi3.rope.scaling.original_context_length") == original
+    document = json.loads((tmp_path / "mlx/config.json").read_text())
+    assert document["original_max_position_embeddings"] == original

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 from checkpoints import Decoder, save
+from conftest import FIXTURES
 from consumers import LIBRARY
 from llama_cpp_vocabulary import ids_by_file
 from models import Model
@@ -148,3 +150,12 @@ def test_an_end_that_no_token_is_is_refused_by_edit_and_a_note_elsewhere(tmp_pat
     for command in (("inspect", bad), ("verify", bad), *(("convert", bad, *output) for output in outputs)):
         assert said in ckconv(*command).out
     assert "eos_token_id is 99, and there are 40 tokens" in ckconv("convert", tmp_path / "hf", tmp_path / "m.gguf").out
+
+
+def test_an_end_of_generation_that_no_token_is_is_a_note(tmp_path: Path, ckconv: Any) -> None:
+    source = shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", tmp_path / "hf")
+    (source / "generation_config.json").write_text('{"eos_token_id": [2, 999]}')
+    said = "generation_config.json: eos_token_id is 999, and there are 384 tokens: no engine ever makes it"
+
+    for command in (("inspect", source), ("verify", source), ("convert", source, tmp_path / "m.gguf")):
+        assert said in ckconv(*command).out

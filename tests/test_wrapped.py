@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES
-from family_cases import recording, tensors
+from family_cases import checkpoint, recording, tensors
 from family_directions import differing, read_gguf, read_safetensors
 
 import ckconv
@@ -175,3 +176,45 @@ def test_a_text_model_under_the_name_of_the_whole_is_called_by_its_own(tmp_path:
     ckconv.convert(given, tmp_path / "made", to=to)
 
     assert json.loads((tmp_path / "made/config.json").read_text())["model_type"] == "gemma3_text"
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as released", "as transformers 5.24 saves them"])
+@pytest.mark.parametrize("square", [False, True])
+def test_experts_of_qwen3_vl_moe_are_read_in_either_order(turned: bool, square: bool, tmp_path: Path) -> None:
+    """A matrix with as many rows as columns lies as the others of its file do."""
+    case = recording("qwen3_vl_moe")["untied"]
+    config, named = json.loads(json.dumps(case["config"])), dict(tensors(case))
+    text = config["text_config"]
+    hidden, experts = text["hidden_size"], text.get("num_experts", text.get("num_local_experts", 60))
+    size = hidden // 2 if square else text["moe_intermediate_size"]
+    text["moe_intermediate_size"] = size
+    made, rows = dict[str, np.ndarray](), np.random.default_rng(3)
+    for name in [name for name in named if ".experts." in name]:
+        shape = (experts, hidden, 2 * size) if "gate_up" in name else (experts, size, hidden)
+        made[name] = rows.standard_normal(shape, np.float32)
+        named[name] = np.ascontiguousarray(made[name].swapaxes(1, 2)) if turned else made[name]
+    ckconv.convert(save(tmp_path / "source", config, named), tmp_path / "m.gguf")
+
+    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    gates = next(value for name, value in made.items() if "layers.0." in name and "gate_up" in name)
+    downs = next(value for name, value in made.items() if "layers.0." in name and "down" in name)
+    np.testing.assert_array_equal(stored["blk.0.ffn_gate_exps.weight"], gates[..., :size].swapaxes(1, 2))
+    np.testing.assert_array_equal(stored["blk.0.ffn_down_exps.weight"], downs.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("family", ["llama4", "qwen3_vl_moe"])
+def test_keys_of_the_text_part_that_the_outer_document_has_too_are_no_fault(family: str, tmp_path: Path) -> None:
+    """Only mlx-lm's classes that wrap the text model get a document in another."""
+    source = (
+        whole(family, tmp_path / "source")
+        if family in WHOLES
+        else checkpoint(recording(family)["untied"], tmp_path / "source")
+    )
+    config = json.loads((source / "config.json").read_text())
+    inner = {key: value for key, value in config["text_config"].items() if key != "model_type"}
+    (source / "config.json").write_text(json.dumps({**inner, **config}))
+
+    ckconv.convert(source, tmp_path / "made", to="mlx")
+
+    said = json.loads((tmp_path / "made" / "config.json").read_text())
+    assert said["text_config"]["vocab_size"] == config["text_config"]["vocab_size"]

@@ -21,6 +21,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.errors import UsageError, quoted
 
 _PREFIX, FILE, PROJECT = "CKCONV_", "ckconv.toml", "pyproject.toml"
+_CONFIG = f"{_PREFIX}CONFIG"
 _TABLE = "[tool.ckconv"
 _PRESET, _DECODE = "preset", "decode"
 _LIMIT = 1 << 20
@@ -86,7 +87,9 @@ def defaults_of(
                     raise _fault(file.at(key, table), f"ckconv {table} has no flag --{key}")
     elif preset:
         where = f"--{_PRESET} {quoted(asked)}" if asked else f"{_PREFIX}PRESET={quoted(told)}"
-        raise _fault(where, f"there is no {FILE} and no {_TABLE}] in {PROJECT}, here or above")
+        none = f"there is no {FILE} and no {_TABLE}] in {PROJECT}, here or above"
+        empty = os.environ.get(_CONFIG) == ""
+        raise _fault(where, f"{_CONFIG} is empty, so no file with presets is read" if empty else none)
     for key in flags:
         name = f"{_PREFIX}{key.upper().replace('-', '_')}"
         if text := os.environ.get(name):
@@ -146,7 +149,7 @@ def _preset(arguments: Sequence[str]) -> str:
 
 def _file() -> _File | None:
     """The nearest file of defaults."""
-    named = os.environ.get(f"{_PREFIX}CONFIG")
+    named = os.environ.get(_CONFIG)
     if named is not None:
         return _read(Path(named), ()) if named else None
     try:

@@ -26,6 +26,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import CkconvError, UnsupportedError, shown
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.huggingface_config import text_config
 from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
@@ -48,6 +49,7 @@ from ckconv.verification.content import (
     differences,
     parameter_differences,
 )
+from ckconv.verification.statements import required_keys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,7 +205,8 @@ class Comparison:
     @property
     def same(self) -> bool:
         """Whether the two are the same model, as far as was asked for."""
-        return self.same_weights and not (self.config or self.facts or self.unknown)
+        facts = [fact for fact in self.facts if fact.key not in _LABELS]
+        return self.same_weights and not (self.config or facts or self.unknown)
 
 
 def diff(
@@ -293,12 +296,21 @@ def _without(tensors: Mapping[str, Tensor], names: Collection[str]) -> Mapping[s
 def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
     """Tensors of the file that its family leaves out of other formats.
 
-    A scale of activations counts where both models have it: it does not enter the weights.
+    A scale of activations counts where both models have it, and in a checkpoint where both have the matrix in blocks:
+    of one whose values are decoded nobody computes with it, nor does llama.cpp.
     """
     kept = [item for item in index.dropped if item.copied]
-    there = {stored.name for stored in other.stored} if kept else ()
-    found = [item.stored for item in kept if item.reason != NOT_WEIGHTS or item.stored.name in there]
+    there = {stored.name for stored in other.stored} if kept else set[str]()
+    modules = {_module(name) for name in there if not name.endswith((".weight", ".bias"))}
+    packed = modules if index.metadata_kind is MetadataKind.DOCUMENT else set[str]()
+    of_weights = (item for item in kept if item.reason == NOT_WEIGHTS)
+    left = {i.stored.name for i in of_weights if i.stored.name not in there and _module(i.stored.name) not in packed}
+    found = [item.stored for item in kept if item.stored.name not in left]
     return {stored.name: plain_tensor(stored.name, stored) for stored in found}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _without_placeholders(has: Mapping[str, Tensor], lacks: Mapping[str, Tensor], files: Files) -> Mapping[str, Tensor]:
@@ -396,6 +408,9 @@ _WINDOW = ".attention.sliding_window"
 #: A GGUF is called after the place of its source, where that has no name of its own.
 _OF_THE_PLACE = "general.name"
 
+#: What converters take from the name of the source's directory: it is shown, and no difference of the model.
+_LABELS = frozenset({_OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
+
 #: The library that a safetensors file says it was written for, and the names that its tensors have.
 _WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
 
@@ -465,7 +480,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
         facts = _facts_of_plan(source, target)
-        own = [(fact, _is_lacking(fact)) for fact in facts.different]
+        own = [(fact, _is_lacking(fact, target)) for fact in facts.different]
         turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
         lacking += [fact for fact, lacks in turned if lacks]
         ways.append(Facts(tuple(fact for fact, lacks in turned if not lacks), facts.unknown))
@@ -555,7 +570,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
         )
         if _counts(fact, places)
         and not _is_said_alike(fact, source, other, places)
-        and _both_could_say(fact, worded=worded, ruled=ruled)
+        and (_both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other))
     )
     return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
 
@@ -579,9 +594,21 @@ def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
         return worded
     said_by_both = fact.mine is not None and fact.meant is not None
     document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
-    return fact.key != _OF_THE_PLACE and (said_by_both or document or _is_lacking(fact))
+    return fact.key != _OF_THE_PLACE and (said_by_both or document)
 
 
-def _is_lacking(fact: Fact) -> bool:
-    """Whether a document lacks a hyper-parameter that its reader takes else."""
-    return fact.file == CONFIG_NAME and fact.mine is None and fact.key.rpartition(".")[2] in COVERED
+def _is_lacking(fact: Fact, index: TensorIndex) -> bool:
+    """Whether a model lacks a key that its reader takes else, or needs."""
+    if index.metadata_kind is MetadataKind.TYPED:
+        return not fact.file and fact.mine is None and fact.key in required_keys(index)
+    key = fact.key.rpartition(".")[2]
+    if fact.file != CONFIG_NAME or fact.mine is not None or key not in COVERED:
+        return False
+    if index.config is None:
+        return True
+    # Under another of the family's words, or by a default that follows from other numbers, it is said all the same.
+    said = text_config(document_of(index.metadata))
+    rows = FAMILIES[index.config.family].parameters.values()
+    words = {row.name: {cell.key for cell in row.key_cells("hf")} for row in rows}
+    named = (row for row in rows if key in words[row.name])
+    return not any(words[row.name] & said.keys() or any(d.names for d in row.defaults.values()) for row in named)

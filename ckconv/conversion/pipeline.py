@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import copy_context
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ class Pipeline:
         self._most = MAX_OPEN if count == 1 else max(4, MAX_OPEN // (2 * count))
         if any(not step.one_run for number in numbers for step in self._plan.files[number].steps):
             share_heap()
+            # Two threads that import modules of one package in two orders wait for each other.
+            import_module("ckconv.io.stored")
         self._pool = threads(4 * count)
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()

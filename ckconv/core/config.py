@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -521,12 +521,15 @@ def build_config(
     )
 
 
-def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> dict[str, tuple[object, object]]:
+def config_differences(
+    a: ModelConfig, b: ModelConfig, *, same_words: bool, worded: Sequence[Collection[str]] = ((), ())
+) -> dict[str, tuple[object, object]]:
     """Fields in which two configurations differ -> both values.
 
     Args:
         same_words: both come from one format, or from two with the same documents. Else what only one of them names
             is no difference, because the other may have no words for it.
+        worded: the fields that each has words for all the same.
     """
     found: dict[str, tuple[object, object]] = {}
     if a.expert_ffn_size and b.expert_ffn_size:  # of a dense feed-forward, and no layer has one
@@ -535,11 +538,8 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
-        silent = (
-            name in _WORDED_FIELDS
-            and not same_words
-            and (name == "modifiers" or None in (getattr(config, name) for config in said))
-        )
+        may_lack = (getattr(one, name) is None and name not in has for one, has in zip(said, worded, strict=True))
+        silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or any(may_lack))
         if ours != theirs and not silent:
             found[name] = ours, theirs
     for name in sorted({*a.own, *b.own} - LEFT_OUT):

@@ -166,6 +166,7 @@ class _Reading:
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
+        self.either: list[tuple[Item, Stored, int | None]] = []
         self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
         self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
         self._kinds: dict[tuple[int, int | None], Kind] = {}
@@ -198,6 +199,8 @@ class _Reading:
             for part in found.parts:
                 stack = self.stacks.setdefault(with_layer(part.canonical, layer), (part, {}))
                 stack[1][number or 0] = item
+        elif found.pattern in self.names.turned:
+            self.either.append((item, found, name.layer))
         else:
             self._place(item, found, name.layer)
 
@@ -224,6 +227,11 @@ class _Reading:
             hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
             message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"
             self.faults.add(_CODE, message, tensor=first, hint=hint)
+        # One program wrote them all: what has as many rows as columns lies as the others do.
+        turned = self.names.turned if not all(self._fits(*one) for one in self.either) else {}
+        for item, found, number in self.either:
+            other = turned.get(found.pattern, found)
+            self._place(item, other if self._fits(item, other, number) else found, number)
         for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)
         self.faults.check()
@@ -274,6 +282,9 @@ class _Reading:
             self._put(_named(placed, with_layer(part.canonical, layer)))
         for stored in item.stored:
             self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
+
+    def _fits(self, item: Item, found: Stored, layer: int | None) -> bool:
+        return item.tensor.shape == self._kind(found.parts[0], layer, item.tensor.source).whole
 
     def _multiplied(self, tensor: Tensor, part: Part) -> Tensor:
         """The values with the factors of the format's class in them."""

@@ -394,8 +394,11 @@ def _completed_scaling(
         made = {key: value for key, value in made.items() if read is None or read.reads(key, consumer)}
         made |= {key: value for key, value in _OF_MLX.get(kind, {}).items() if made.get(key) is None}
     if kind in _FROM_CONTEXT and (consumer == TRANSFORMERS or kind == "longrope"):
-        original = own.get("original_max_position_embeddings", table.get("original_max_position_embeddings"))
-        made["original_max_position_embeddings"] = original = context if original is None else original
+        # A class that has the key takes its own number for one that is not said, whatever the table says (Phi3Config).
+        key = "original_max_position_embeddings"
+        default = default_of(own, key)
+        original = own.get(key, default if type(default) is int else table.get(key))
+        made[key] = original = context if original is None else original
         if kind == "yarn" and "factor" in table and table["factor"] is None and isinstance(original, int) and original:
             made["factor"] = context / original
         if kind == "yarn" and not (made.get("mscale") and made.get("mscale_all_dim")):

@@ -90,6 +90,7 @@ class Names(NamedTuple):
         packed: canonical pattern of a tensor -> what it is written in where its values are blocks.
         zeros: name of a dropped tensor that the class makes up where it is not there -> its row.
         copied: pattern of a dropped tensor that goes along where tensors keep their names -> its first spelling.
+        turned: pattern of a stored name -> what such a tensor is in files that lay its axes out in the other order.
     """
 
     stored: Mapping[str, Stored]
@@ -99,6 +100,7 @@ class Names(NamedTuple):
     packed: Mapping[str, Stored] = {}
     zeros: Mapping[str, TensorRow] = {}
     copied: Mapping[str, str] = {}
+    turned: Mapping[str, Stored] = {}
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -142,6 +144,7 @@ class _Compiler:
         self.zeros: dict[str, TensorRow] = {}
         self.copied: dict[str, str] = {}
         self.choices: dict[str, tuple[Stored, ...]] = {}
+        self.turned: dict[str, Stored] = {}
 
     def names(self) -> Names:
         for row in self.family.tensors.values():
@@ -155,10 +158,13 @@ class _Compiler:
                 if reason.zeros:
                     self.zeros[spelled[0]] = row
             for kind in _kinds(row):
+                named: set[str] = set()
                 for cell in row.cells[self.format]:
                     into = self.packed if cell.packed else self.written
+                    table = self.turned if cell.name in named else self.stored
+                    named.add(cell.name)
                     for pattern in self._spelled(row, cell.name):
-                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), into)
+                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), into, table)
                         if self.format == "hf" and pattern.endswith(_NORM):
                             self._add(self._stored(row, cell, f"{pattern}.{_OLDER[kind]}", kind))
                 for cell in self._others(row):
@@ -170,7 +176,8 @@ class _Compiler:
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found)
-        return Names(self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros, self.copied)
+        tables = self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros, self.copied
+        return Names(*tables, self.turned)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
         """Stored names of a fusion; empty if the parts are always fused."""
@@ -195,16 +202,19 @@ class _Compiler:
         own = {cell.stack for cell in row.cells[self.format]}
         return [cell for cell in row.cells[other] if cell.stack not in own] if other else []
 
-    def _add(self, found: Stored, written: dict[str, Stored] | None = None) -> None:
-        there = self.stored.get(found.pattern)
+    def _add(
+        self, found: Stored, written: dict[str, Stored] | None = None, table: dict[str, Stored] | None = None
+    ) -> None:
+        table = self.stored if table is None else table
+        there = table.get(found.pattern)
         alone = shapes.segment_count(found.parts[0].stored) == 1
         if there is not None and there.names != found.names and alone:
             self.choices[found.pattern] = (*self.choices.get(found.pattern, (there,)), found)
         elif there is not None and there.names != found.names and len(found.parts) == 1:
             found = there._replace(parts=(*there.parts, *found.parts))
             found = found._replace(canonical=self._whole(found))
-        self.stored[found.pattern] = found
-        if written is None:
+        table[found.pattern] = found
+        if written is None or table is self.turned:
             return
         for part in found.parts:
             held = written.get(part.canonical)

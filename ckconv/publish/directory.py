@@ -48,13 +48,18 @@ class Directory:
         fd: ``None`` where the system opens no directories: names are joined to the path then.
     """
 
-    def __init__(self, path: Path, within: Directory | None = None) -> None:
-        """Open it; ``path`` is a name in ``within``, where it must be no link."""
+    def __init__(self, path: Path, within: Directory | None = None, *, is_link: bool = True) -> None:
+        """Open it; ``path`` is a name in ``within``, where it must be no link.
+
+        Args:
+            is_link: by itself it may be one.
+        """
         self.path: Path = within.path / path if within else path
         self.fd: int | None = None
         if RELATIVE:
             flags = os.O_RDONLY | DIRECTORY | CLOEXEC
-            self.fd = os.open(path, flags | NOFOLLOW, dir_fd=within.fd) if within else os.open(path, flags)
+            flags |= NOFOLLOW if within or not is_link else 0
+            self.fd = os.open(path, flags, dir_fd=within.fd if within else None)
         elif within and not stat.S_ISDIR(self.path.lstat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
 

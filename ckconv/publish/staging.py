@@ -135,13 +135,14 @@ class Staging(Journal):
         left: sentences about lock files that could not be removed.
     """
 
-    def __init__(self, place: Path, *, is_locked: bool) -> None:
+    def __init__(self, place: Path, *, is_locked: bool, is_link: bool = True) -> None:
         """Make it beside ``place``.
 
         Args:
             is_locked: this run is naming files there already.
+            is_link: the directory may be a link: nobody has looked yet where it leads.
         """
-        here, name = Directory(place.parent), temporary_name(place.name)
+        here, name = Directory(place.parent, is_link=is_link), temporary_name(place.name)
         try:
             # No other run may find it before it is locked itself.
             with locked([] if is_locked else [place.parent]) as self.left:
@@ -459,7 +460,8 @@ class Outputs:
         """The staging directory of a directory, made where there is none yet."""
         found = next((known for known in self._stagings if known == parent or known.samefile(parent)), None)
         if found is None:
-            self._stagings[found := parent] = Staging(parent / place.name, is_locked=self._naming)
+            made = Staging(parent / place.name, is_locked=self._naming, is_link=parent != self._directory)
+            self._stagings[found := parent] = made
         return self._stagings[found]
 
     def share(self, path: Path, directory: Directory, name: str) -> bool:

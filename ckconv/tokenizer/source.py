@@ -19,6 +19,7 @@ _CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+_GENERATION = "generation_config.json"
 
 #: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
 _GGUF_SPECIAL: dict[str, tuple[str, type]] = {
@@ -133,9 +134,13 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
         if typed
         else 0
     )
-    suffix = "_token_id"
-    for key, value in index.metadata.items() if rows else ():
-        if not key.endswith(suffix) or (typed and not key.startswith("tokenizer.ggml.")):
+    try:
+        of_file = {} if typed or not rows else _beside(index, _GENERATION) or {}
+    except InputError:  # a malformed file is said where it is needed
+        of_file = {}
+    named = [*index.metadata.items(), *((f"{_GENERATION}: {key}", value) for key, value in of_file.items())]
+    for key, value in named if rows else ():
+        if not key.endswith("_token_id") or (typed and not key.startswith("tokenizer.ggml.")):
             continue
         said = getattr(value, "value", value)
         for number in said if isinstance(said, list) else [said]:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS, SCALED_BY_KEYS, config_differences
+from ckconv.core.config import CONFIG_KEYS, SCALED_BY_KEYS, ModelConfig, config_differences
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PREFIX, MetadataKind, TensorIndex, Tower
@@ -128,14 +128,19 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
         ours, theirs = without_aids(ours), without_aids(theirs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
-    found = config_differences(ours, theirs, same_words=same_words)
-    pair = ours.rope_scaling, theirs.rope_scaling
-    for index, own, other in ((a, *pair), (b, *reversed(pair))):
-        # All but a bump file have words for these: without them, and without a tensor of factors, nothing is scaled.
-        words = index.metadata_kind is not MetadataKind.OWN and "rope_frequencies" not in index.tensors
-        if words and not own and (other or {}).get("rope_type") in SCALED_BY_KEYS:
-            found["rope_scaling"] = pair
-    return found
+    return config_differences(ours, theirs, same_words=same_words, worded=(_worded(a, theirs), _worded(b, ours)))
+
+
+def _worded(index: TensorIndex, other: ModelConfig) -> set[str]:
+    """Fields of a configuration that a file without them says something by.
+
+    All but a bump file have words for a window, and what computes without one attends to everything; so they have for a
+    scaling by a factor, unless a tensor has it.
+    """
+    if index.metadata_kind is MetadataKind.OWN:
+        return set()
+    by_keys = (other.rope_scaling or {}).get("rope_type") in SCALED_BY_KEYS and "rope_frequencies" not in index.tensors
+    return {"sliding_window", *(["rope_scaling"] if by_keys else [])}
 
 
 def _told(name: str, other: str) -> str:

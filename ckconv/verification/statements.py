@@ -140,7 +140,7 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
 
 
 @cache
-def _needed() -> Mapping[str, Mapping[str, list[str]]]:
+def _needed() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(NEEDED.read_text())
 
 
@@ -219,6 +219,21 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 yield _first(key, ours, theirs)
 
 
+def required_keys(index: TensorIndex) -> Iterator[str]:
+    """Keys of a GGUF that llama.cpp does not load such a model without.
+
+    Those of what some models of the architecture alone have are among them.
+    """
+    table, architecture = _needed()["llama_cpp"], index.architecture
+    yield from ("tokenizer.ggml.model",) if _TOKENS in index.metadata else ()
+    for key in table["everywhere"]:
+        if architecture not in table["but"].get(key, ()):
+            yield f"{architecture}.{key}"
+    for key, architectures in table["only"].items():
+        if architecture in architectures:
+            yield f"{architecture}.{key}"
+
+
 def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     yield from _needed()["keys"].get(out.format, ())
     architecture, config = out.architecture, source.config
@@ -240,10 +255,10 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
 
 def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     mine, meant = document_of(out.metadata), document_of(source.metadata)
+    yield from _of_needed(_flat(mine), source, out.format, options)
     inner = mine.get(text_key(mine)) if not text_key(meant) else None
     if isinstance(inner, dict):  # a class that wraps the text model's
-        mine = {**mine, **inner}
-    yield from _of_needed(mine, source, out.format, options)
+        mine = _flat(mine)
     if out.shard_index is not None:
         places = json.loads(_read(out.shard_index))["weight_map"]
         for stored in out.stored:
@@ -261,7 +276,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         inner, meant = meant[text], dict(meant[text])
     alike = out.format == source.format
     if text and text_key(mine) and not alike:  # a library's own document around the text model: that one's words count
-        mine, meant = {**mine, **mine[text_key(mine)]}, {**meant, **meant[text]}
+        mine, meant = _flat(mine), _flat(meant)
     free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
     there = said if isinstance(inner, dict) or text_key(meant) else said | {"architectures"}
@@ -285,6 +300,12 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
                     yield fact
 
 
+def _flat(document: dict[str, Any]) -> dict[str, Any]:
+    """Document with the keys of its text part over its own."""
+    inner = document.get(text_key(document))
+    return {**document, **inner} if isinstance(inner, dict) else document
+
+
 def _is_template(name: str, options: Options) -> bool:
     """The file is a chat template that somebody asked to be another."""
     return name == "chat_template.jinja" and _is_asked("chat_template", options)
@@ -301,7 +322,7 @@ def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
 
 def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
     """Keys that a class reads, and roles of tokens that a GGUF says."""
-    meant = document_of(source.metadata)
+    meant = _flat(document_of(source.metadata))
     typed = source.metadata_kind is MetadataKind.TYPED
     for keys in _needed()["keys"].get(format, ()):
         key, *others = keys.split("|")
