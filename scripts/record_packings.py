@@ -4,8 +4,8 @@
     python scripts/record_packings.py --check [NAME...]   compute the values of those that are there, and compare
 
 The matrices are those of ``fixtures/hf/qwen2-tied-bf16``, rounded to the nearest here and packed by the library:
-auto-round 0.16, compressed-tensors 0.20, GPTQModel 7.7, torchao 0.18, amd-quark 0.13, hqq 0.2.8; what is there of them
-is used.
+auto-round 0.16, compressed-tensors 0.20, GPTQModel 7.7, torchao 0.18, amd-quark 0.13, hqq 0.2.8, comfy-kitchen 0.2.40;
+what is there of them is used.
 ``NAME.json`` has the SHA-256 of every matrix as the library decodes it, as float32, -0 as 0, and its version.
 """
 
@@ -369,6 +369,38 @@ def hqq(bits: int, axis: int, number: str) -> tuple[Any, ...]:
     return "hqq", {"quant_method": "hqq"}, pack, unpack
 
 
+def comfyui(kind: str) -> tuple[Any, ...]:
+    """comfy-kitchen's layouts, both ways, in float32; ``old`` under the names of before, with their marker."""
+    form = {"fp8": "float8_e4m3fn", "fp8-old": "float8_e4m3fn", "int8": "int8_tensorwise"}.get(kind, kind)
+    mark = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)
+    scale = "scale_weight" if kind == "fp8-old" else "weight_scale"
+
+    def layout() -> Any:
+        import comfy_kitchen.tensor as kitchen
+
+        names = {"nvfp4": "CoreNVFP4", "mxfp8": "CoreMXFP8", "int8_tensorwise": "WiseINT8"}
+        return getattr(kitchen, f"Tensor{names.get(form, 'CoreFP8')}Layout")
+
+    def pack(weight: torch.Tensor) -> Arrays:
+        how = {"per_channel": True} if kind == "int8" else {}
+        codes, said = layout().quantize(weight.float(), **how)
+        numbers = said.scale.view(torch.uint8) if kind == "mxfp8" else said.scale
+        if kind == "nvfp4":
+            return {"weight": codes, scale: said.block_scale, "weight_scale_2": numbers, "comfy_quant": mark.clone()}
+        return {"weight": codes, scale: numbers} | ({"comfy_quant": mark.clone()} if kind != "fp8-old" else {})
+
+    def unpack(arrays: Arrays) -> torch.Tensor:
+        numbers, shape = arrays[scale], tuple(arrays["weight"].shape)
+        said = {"orig_dtype": torch.float32, "orig_shape": shape}
+        if kind == "nvfp4":
+            made = layout().Params(scale=arrays["weight_scale_2"], block_scale=numbers, **said)
+        else:
+            made = layout().Params(scale=numbers.view(torch.float8_e8m0fnu) if kind == "mxfp8" else numbers, **said)
+        return layout().dequantize(arrays["weight"], made)
+
+    return "comfy-kitchen", {}, pack, unpack
+
+
 KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "autoround-3b": lambda: auto_round(3, "auto_round:auto_gptq"),
     "autoround-5b": lambda: auto_round(5, "auto_round"),
@@ -385,6 +417,11 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "torchao-mxfp4": lambda: torchao_mx("mxfp4"),
     "torchao-mxfp8": lambda: torchao_mx("mxfp8"),
     "torchao-nvfp4": lambda: torchao_mx("nvfp4"),
+    "comfyui-fp8": lambda: comfyui("fp8"),
+    "comfyui-fp8-old": lambda: comfyui("fp8-old"),
+    "comfyui-int8": lambda: comfyui("int8"),
+    "comfyui-mxfp8": lambda: comfyui("mxfp8"),
+    "comfyui-nvfp4": lambda: comfyui("nvfp4"),
     "quark-int4": lambda: quark("int4"),
     "hqq-4b": lambda: hqq(4, 1, "float16"),
     "hqq-3b-across": lambda: hqq(3, 0, "bfloat16"),
@@ -431,8 +468,12 @@ def main() -> int:
                     header |= {f"{module}.{suffix}": text for own in texts for suffix, text in own.items()}
                 else:
                     made[key] = weight
+            if name.endswith("-old"):
+                made["scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
             save_file(made, out / "model.safetensors", header)
-            config = json.loads((SOURCE / "config.json").read_text()) | {"quantization_config": settings}
+            config = json.loads((SOURCE / "config.json").read_text()) | (
+                {"quantization_config": settings} if settings else {}
+            )
             (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
             said.write_text(json.dumps(recorded(out, library, unpack), indent=1) + "\n")
         elif json.loads(said.read_text())["library"] != recorded(out, library, unpack)["library"]:

@@ -235,7 +235,7 @@ MODELS: Mapping[str, tuple[str, Callable[[], Shapes]]] = {
     "wan": ("wan", wan),
 }
 
-TYPES = ("F32", "F16", "BF16")
+TYPES = ("F32", "F16", "BF16", "F8_E4M3")
 
 
 def save_model(path: Path, shapes: Shapes, dtype: str) -> Path:
@@ -252,4 +252,10 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "BF16":
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype == "F8_E4M3":
+        codes = np.arange(0x7F)
+        exponent, mantissa = codes >> 3, codes & 7
+        positive = np.where(exponent, np.ldexp(8.0 + mantissa, exponent - 10), np.ldexp(mantissa, -9))
+        nearest = np.abs(np.abs(values).reshape(-1, 1) - positive).argmin(1).reshape(values.shape)
+        return (nearest + 128 * (values < 0)).astype(np.uint8)
     return values.astype({"F32": np.float32, "F16": np.float16}[dtype])

@@ -446,6 +446,63 @@ def torchao_mx_model(root: Path, decoder: Decoder, *, kind: str = "mxfp4", block
     return model(root, decoder, pack, {"quant_method": "torchao", "quant_type": {}}, **config)
 
 
+def comfyui_model(root: Path, decoder: Decoder, *, kind: str = "float8_e4m3fn", said: str = "array", rows: bool = False,
+                  **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Every ``format`` of ComfyUI, said in an array, in the header, or in neither: names of before, or no scale."""
+    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    scale_name = "scale_weight" if said == "old" else "weight_scale"
+    mark = np.frombuffer(json.dumps({"format": kind}).encode(), np.uint8)
+    layers: list[str] = []
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        layers.append(module)
+        rng = np.random.default_rng(seed)
+        if kind in ("mxfp8", "nvfp4"):
+            size, low, high = (16, 8, 0x7F) if kind == "nvfp4" else (32, 100, 130)
+            scales = rng.integers(low, high, (shape[0], shape[1] // size)).astype(np.uint8)
+            number = fp8_values()[scales].astype(np.float32) if kind == "nvfp4" else np.exp2(scales - np.float32(127))
+            stored = in_blocks(scales).reshape(-(-shape[0] // 128) * 128, -1)
+            made: Tensors = {scale_name: Raw("F8_E4M3" if kind == "nvfp4" else "U8", stored.shape, stored.tobytes())}
+            if kind == "nvfp4":
+                made["weight_scale_2"] = factor = np.array(rng.uniform(1e-4, 1e-2), np.float32)
+                codes = rng.integers(0, 16, shape).astype(np.uint8)
+                made["weight"] = codes[:, ::2] << 4 | codes[:, 1::2]
+                values = e2m1[codes] * (number * factor).repeat(16, 1)
+            else:
+                codes, _, _ = fp8(shape, shape, seed=seed)
+                made["weight"] = Raw("F8_E4M3", shape, codes.tobytes())
+                values = fp8_values()[codes].astype(np.float32) * number.repeat(32, 1)
+        else:
+            if kind == "float8_e5m2":
+                codes = rng.integers(0, 0x7C, shape).astype(np.uint8) | rng.integers(0, 2, shape).astype(np.uint8) << 7
+                plain = (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+                made = {"weight": Raw("F8_E5M2", shape, codes.tobytes())}
+            elif kind == "int8_tensorwise":
+                codes = rng.integers(-127, 128, shape).astype(np.int8)
+                made, plain = {"weight": codes}, codes.astype(np.float32)
+            else:
+                codes, _, _ = fp8(shape, shape, seed=seed)
+                made, plain = {"weight": Raw("F8_E4M3", shape, codes.tobytes())}, fp8_values()[codes].astype(np.float32)
+            scale = rng.uniform(1e-4, 1e-2, (shape[0], 1) if rows else ()).astype(np.float32)
+            made |= {} if said == "nothing" else {scale_name: scale}
+            values = plain if said == "nothing" else plain * scale
+        made |= {"comfy_quant": mark} if said == "array" else {}
+        made |= {"scale_input": np.array(2, np.float32)} if said == "old" else {}
+        return {f"{module}.{name}": array for name, array in made.items()}, values
+
+    found = model(root, decoder, pack, None, **config)
+
+    def change(tensors: Tensors, document: dict[str, Any]) -> None:
+        if said == "old":
+            tensors["scaled_fp8"] = Raw("F8_E4M3", (2,), bytes(2))
+        if said == "header":
+            layers_ = {"layers": {name: {"format": kind} for name in layers}}
+            document["metadata"] = {"_quantization_metadata": json.dumps(layers_)}
+
+    rewritten(root, change)
+    return found
+
+
 def quark_model(root: Path, decoder: Decoder, *, kind: str = "int4", ordered: bool = False,
                 **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
     """AWQ's words under other names, of two's complements if they are signed; or FP8 with a scale a row."""

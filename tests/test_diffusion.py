@@ -13,14 +13,17 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Tensors, bf16
+from checkpoints import Raw, Tensors, bf16
+from checkpoints import save_file as raw_file
 from diffusion_models import MODELS, save_model
 from family_directions import read_safetensors
+from packed_checkpoints import fp8_values
 from safetensors.numpy import load_file, save_file
 
 from ckconv.api import convert, diff, open_model, verify
 from ckconv.errors import CkconvError, UsageError
 from ckconv.options import Options
+from ckconv.plan.recipes import Matrix, Picture, pictured
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEM = "diffusion_pytorch_model"
@@ -165,11 +168,13 @@ def test_a_gguf_is_what_the_converter_of_comfyui_gguf_makes(
 ) -> None:
     source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), dtype)
 
-    convert(source, tmp_path / "made.gguf")
+    options = Options(dequantize=True, dtype="f16") if dtype == "F8_E4M3" else Options()
+    convert(source, tmp_path / "made.gguf", options=options)
 
     assert architecture == MODELS[name][0]
     assert hashlib.sha256((tmp_path / "made.gguf").read_bytes()).hexdigest() == digest
-    assert verify(tmp_path / "made.gguf", source).tensors == len(open_model(tmp_path / "made.gguf").tensors)
+    held = len(open_model(tmp_path / "made.gguf").tensors)
+    assert verify(tmp_path / "made.gguf", source, options=options).tensors == held
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -199,11 +204,134 @@ def test_no_other_format_takes_it_for_a_language_model(to: str, tmp_path: Path) 
         convert(source, f"{tmp_path / 'made'}/", to=to)
 
 
-def test_quantizing_it_is_refused(tmp_path: Path) -> None:
+#: Recipe -> types that a matrix gets of the plain kind, V (the first, the third, the fifth), fused, the feed-forward's
+#: output, and in a Qwen-Image of its first block, of its last, and V of that: ``img_tensor_get_type`` of
+#: ``tools/lcpp.patch`` in the branch auto_convert of city96's ComfyUI-GGUF.
+MIXES = {
+    "q8_0": "Q8_0 Q8_0 Q8_0 Q8_0 Q8_0 Q8_0 Q8_0 Q8_0 Q8_0",
+    "q4_0": "Q4_0 Q4_0 Q4_0 Q4_0 Q4_0 Q4_1 Q4_0 Q4_0 Q4_0",
+    "q5_0": "Q5_0 Q5_0 Q5_0 Q5_0 Q5_0 Q5_1 Q5_0 Q5_0 Q5_0",
+    "q2_k": "Q2_K Q3_K Q3_K Q3_K Q2_K Q2_K Q4_K Q4_K Q4_K",
+    "q3_k_s": "Q3_K Q3_K Q3_K Q3_K Q3_K Q3_K Q4_K Q4_K Q4_K",
+    "q3_k_m": "Q3_K Q5_K Q4_K Q4_K Q4_K Q4_K Q4_K Q4_K Q4_K",
+    "q3_k_l": "Q3_K Q5_K Q5_K Q5_K Q4_K Q5_K Q4_K Q4_K Q4_K",
+    "q4_k_s": "Q4_K Q5_K Q5_K Q4_K Q4_K Q5_K Q4_K Q4_K Q5_K",
+    "q4_k_m": "Q4_K Q6_K Q6_K Q6_K Q5_K Q6_K Q5_K Q5_K Q5_K",
+    "q5_k_s": "Q5_K Q5_K Q5_K Q5_K Q5_K Q5_K Q5_K Q5_K Q5_K",
+    "q5_k_m": "Q5_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K",
+    "q6_k": "Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K Q6_K",
+}
+
+
+@pytest.mark.parametrize("recipe", MIXES)
+def test_the_mix_of_a_recipe_is_that_of_comfyui_gguf(recipe: str) -> None:
+    wanted = MIXES[recipe].split()
+    names = ["a.to_q.weight", *(f"{n}.attn1.to_v.weight" for n in range(5)), "b.attn.qkv.weight", "c.ff.net.2.weight"]
+    matrices = [Matrix(name, (512, 512)) for name in names]
+
+    made, left = pictured(recipe, matrices, {}, Picture((), ()))
+
+    plain, first, _, third, _, fifth, fused, down = (made[name].name for name in names)
+    assert ([plain, first, third, fifth, fused, down], left) == (wanted[:6], {})
+    ends = ["transformer_blocks.0.attn.to_q.weight", "transformer_blocks.59.attn.to_q.weight"]
+    ends.append("transformer_blocks.0.attn.to_v.weight")
+    made, _ = pictured(recipe, [Matrix(n, (512, 512)) for n in ends], {}, Picture((), ("blocks.0.", "blocks.59.")))
+    found = [made[name].name for name in ends]
+    assert found == wanted[6:] or recipe == "q4_k_s", "V counts by itself where the ends have nothing of their own"
+
+
+@pytest.mark.parametrize(("name", "count"), [("sdxl", 258), ("flux 2", 12), ("qwen-image", 28), ("wan", 10)])
+def test_a_quantized_model_keeps_as_floats_what_comfyui_gguf_keeps(name: str, count: int, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), "BF16")
+    options = Options(quantize="q8_0")
+    convert(source, tmp_path / "made.gguf", options=options)
+
+    made = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "made.gguf").tensors}
+    stays = {
+        "sdxl": r"time_embed\.|label_emb\.|^(input_blocks\.0\.0|out\.2)\.weight$",
+        "flux 2": r"_in\.|final_layer\.|_modulation",
+        "qwen-image": r"img_in\.|txt_in\.|time_text_embed\.|proj_out\.|norm_out\.",
+        "wan": r"modulation|patch_embedding|text_embedding|time_|head\.",
+    }[name]
+    blocks = {key for key, tensor in made.items() if tensor.tensor_type.name == "Q8_0"}
+    wide = {key for key, tensor in made.items() if sum(length > 1 for length in tensor.shape) == 2}
+    assert blocks == {key for key in wide if key.endswith("weight") and not re.search(stays, key)}
+    assert len(blocks) == count
+    assert verify(tmp_path / "made.gguf", source, options=options).tensors == len(made)
+
+
+def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path) -> None:
+    save_file(original(np.float16), tmp_path / "flux.safetensors")
+
+    done = convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize="q4_k_m"))
+
+    said = "rows that are not whole blocks of 256 stay floats: double_blocks.0.img_attn.proj.weight (1 tensor)"
+    assert said in done.plan.notes
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "flux.gguf").tensors}
+    assert types["double_blocks.0.img_attn.proj.weight"] == "F16"
+
+
+@pytest.mark.parametrize("word", ["iq4_xs", "tq2_0", "mxfp4", "q8_0,*=iq3_s"])
+def test_types_that_comfyui_gguf_does_not_make_are_refused(word: str, tmp_path: Path) -> None:
     save_file(original(np.float32), tmp_path / "flux.safetensors")
 
-    with pytest.raises(CkconvError, match="which of its tensors must stay floats"):
-        convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize="q8_0"))
+    with pytest.raises(UsageError, match=r"makes no .* of a model that diffuses"):
+        convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize=word))
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("target", ["gguf", "safetensors"])
+def test_fp8_with_scales_becomes_the_products(prefix: str, target: str, tmp_path: Path) -> None:
+    matrix, codes = "double_blocks.0.img_attn.proj", np.arange(48 * 64, dtype=np.uint8) % 127
+    held: Tensors = {f"{prefix}{name}": bf16(array) for name, array in original(np.float32).items()}
+    held[f"{prefix}{matrix}.weight"] = Raw("F8_E4M3", (48, 64), codes.tobytes())
+    held |= {f"{prefix}{matrix}.{name}": np.array(0.3, np.float32) for name in ("scale_weight", "scale_input")}
+    held[f"{prefix}scaled_fp8"] = Raw("F8_E4M3", (2,), bytes(2))
+    source = raw_file(tmp_path / "flux.safetensors", held)
+    with pytest.raises(CkconvError, match="a scale that is not a power of two"):
+        convert(source, tmp_path / "refused.gguf")
+
+    convert(source, f"{tmp_path / 'out'}/", to=target, options=Options(dequantize=True))
+
+    values = fp8_values()[codes].astype(np.float32).reshape(48, 64) * np.float32(0.3)
+    if target == "gguf":
+        made = {it.name: it.data.tobytes() for it in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    else:
+        made = {name.removeprefix(prefix): data for name, (*_, data) in read_safetensors(tmp_path / "out").items()}
+    assert made[f"{matrix}.weight"] == values.tobytes()
+    assert made.keys() == original(np.float32).keys(), "neither scales nor the marker"
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"format": "int8_tensorwise", "convrot": True}, "int8_tensorwise of rotated matrices"),
+        ({"format": "int8_tensorwise", "params": {"convrot": True}}, "int8_tensorwise of rotated matrices"),
+        ({"format": "convrot_w4a4"}, "ComfyUI's convrot_w4a4"),
+        ({"format": "asym_w4a8_int8"}, "ComfyUI's asym_w4a8_int8"),
+    ],
+)
+def test_matrices_of_comfyui_that_no_product_gives_are_named_and_copied(
+    said: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    held: Tensors = dict(original(np.float32))
+    held["double_blocks.0.img_attn.proj.weight"] = np.zeros((48, 64), np.int8)
+    held["double_blocks.0.img_attn.proj.weight_scale"] = np.ones((48, 1), np.float32)
+    held["double_blocks.0.img_attn.proj.comfy_quant"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    source = raw_file(tmp_path / "flux.safetensors", held)
+
+    for target in ("made.gguf", "made.safetensors"):
+        with pytest.raises(CkconvError, match=named):
+            convert(source, tmp_path / target, options=Options(dequantize=True))
+    convert(source, tmp_path / "copy.safetensors")
+    assert diff(source, tmp_path / "copy.safetensors").same
+
+
+def test_a_gguf_of_nothing_is_not_made(tmp_path: Path) -> None:
+    save_file(original(np.float32), tmp_path / "flux.safetensors")
+
+    with pytest.raises(CkconvError, match="no tensor of flux would be in it"):
+        convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(drop=("*",)))
 
 
 @pytest.mark.parametrize("name", ["sdxl", "sd1.5 with VAE and text encoder"])

@@ -20,6 +20,7 @@ from packed_checkpoints import (
     bitnet_model,
     bitsandbytes_int8_model,
     bitsandbytes_model,
+    comfyui_model,
     compressed_model,
     fp8_model,
     gptq_model,
@@ -154,6 +155,30 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
     ),
     "torchao int4": (partial(torchao_model, bits=4, group=32), "torchao, 4-bit, groups of 32: 7 matrices"),
     "torchao int6": (partial(torchao_model, bits=6, group=32, zeros=True), "torchao, 6-bit, groups of 32: 7 matrices"),
+    "ComfyUI FP8": (comfyui_model, "ComfyUI, FP8, one scale a matrix: 7 matrices"),
+    "ComfyUI FP8 of rows": (partial(comfyui_model, rows=True), "ComfyUI, FP8, scales of whole rows: 7 matrices"),
+    "ComfyUI FP8 in the header": (
+        partial(comfyui_model, said="header"),
+        "ComfyUI, FP8, one scale a matrix: 7 matrices",
+    ),
+    "ComfyUI FP8 of before": (partial(comfyui_model, said="old"), "ComfyUI, FP8, one scale a matrix: 7 matrices"),
+    "ComfyUI E5M2": (partial(comfyui_model, kind="float8_e5m2"), "ComfyUI, FP8 (E5M2), one scale a matrix: 7 matrices"),
+    "ComfyUI int8": (partial(comfyui_model, kind="int8_tensorwise"), "ComfyUI, 8-bit, one scale a matrix: 7 matrices"),
+    "ComfyUI int8 of rows": (
+        partial(comfyui_model, kind="int8_tensorwise", rows=True),
+        "ComfyUI, 8-bit, scales of whole rows: 7 matrices",
+    ),
+    "ComfyUI mxfp8": (partial(comfyui_model, kind="mxfp8"), "ComfyUI, mxfp8 8-bit group 32: 7 matrices"),
+    "ComfyUI nvfp4": (partial(comfyui_model, kind="nvfp4"), "ComfyUI, NVFP4, groups of 16: 7 matrices"),
+    "ComfyUI nvfp4 in the header": (
+        partial(comfyui_model, kind="nvfp4", said="header"),
+        "ComfyUI, NVFP4, groups of 16: 7 matrices",
+    ),
+    "FP8 without scales": (partial(comfyui_model, said="nothing"), "FP8, F8_E4M3 without scales: 7 matrices"),
+    "E5M2 without scales": (
+        partial(comfyui_model, kind="float8_e5m2", said="nothing"),
+        "FP8, F8_E5M2 without scales: 7 matrices",
+    ),
     "torchao float8 of rows": (torchao_float8_model, "torchao, 8-bit, scales of whole rows: 7 matrices"),
     "torchao float8": (partial(torchao_float8_model, rows=False), "torchao, 8-bit, one scale a matrix: 7 matrices"),
     "torchao int4 with offsets": (
@@ -426,7 +451,7 @@ def test_scales_of_activations_are_copied_and_left_out_of_what_is_decoded(
     assert one in ckconv("inspect", tmp_path / "copy").out
     result = ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert result.code == 0, result.err
-    assert "a scale of activations, which does not enter the weights" in result.out + result.err
+    assert "about activations, which does not enter the weights" in result.out + result.err
     assert one not in ckconv("inspect", tmp_path / "dense").out
     assert ckconv("diff", "--weights", source, tmp_path / "dense").code == 0
     alone = {name: Raw(*entry) for name, entry in read_safetensors(source).items() if name != one}

@@ -16,6 +16,7 @@ from packed_checkpoints import (
     bitnet_model,
     bitsandbytes_int8_model,
     bitsandbytes_model,
+    comfyui_model,
     compressed_model,
     drawn,
     fp8_model,
@@ -54,6 +55,15 @@ def array(suffix: str, dtype: str, *shape: int) -> Change:
 
     def change(tensors: Tensors, config: dict[str, Any]) -> None:
         tensors[Q + suffix] = Raw(dtype, shape, bytes(int(np.prod(shape)) * size))
+
+    return change
+
+
+def text(suffix: str, words: str) -> Change:
+    """The bytes of a text in the place of an array."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        tensors[Q + suffix] = Raw("U8", (len(words),), words.encode())
 
     return change
 
@@ -138,6 +148,7 @@ THREE = partial(gptq_model, bits=3)
 ROUND = partial(gptq_model, auto_round="auto_round:auto_gptq")
 ROUND_AWQ = partial(awq_model, auto_round=True, bits=5)
 AO = partial(torchao_model, bits=4, group=32, zeros=True)
+COMFY4, COMFY8 = partial(comfyui_model, kind="nvfp4"), partial(comfyui_model, kind="mxfp8")
 AO8, QUARK8 = torchao_float8_model, partial(quark_model, kind="fp8_e4m3")
 OFFSETS, TILES = torchao_offsets_model, partial(torchao_offsets_model, tiles=True)
 MX, NV = partial(torchao_mx_model, kind="mxfp8"), partial(torchao_mx_model, kind="nvfp4", factor=True)
@@ -336,6 +347,45 @@ BROKEN = {
     "HQQ, codes of fewer rows": (HQQ, array(".W_q", "U8", 60, 32), "W_q has shape [60, 32] U8"),
     "HQQ, zero points of other groups": (HQQ, array(".zero", "F16", 64, 1), "zero has shape [64, 1]"),
     "HQQ, another method": (HQQ, says(quant_method="gptq"), "says quant_method 'gptq', and it is stored as HQQ"),
+    "ComfyUI, no scale": (comfyui_model, without(".weight_scale"), "belongs to no quantized matrix"),
+    "ComfyUI, no weight": (comfyui_model, without(".weight"), "belongs to no quantized matrix"),
+    "ComfyUI, what is no JSON": (comfyui_model, array(".comfy_quant", "U8", 7), "comfy_quant is no JSON object"),
+    "ComfyUI, no format": (comfyui_model, text(".comfy_quant", "{}"), "its format is None"),
+    "ComfyUI, a format that is no word": (comfyui_model, text(".comfy_quant", '{"format": [1]}'), "its format is [1]"),
+    "ComfyUI, another format": (
+        comfyui_model,
+        text(".comfy_quant", '{"format": "int8_tensorwise"}'),
+        "its format is int8_tensorwise, and weight is F8_E4M3",
+    ),
+    "ComfyUI, scales of other rows": (comfyui_model, array(".weight_scale", "F32", 32), "weight_scale has shape [32]"),
+    "ComfyUI, scales of columns": (comfyui_model, array(".weight_scale", "F32", 1, 64), "has shape [1, 64]"),
+    "ComfyUI, a scale of bytes": (comfyui_model, array(".weight_scale", "U8", 1), "weight_scale is U8, and a number"),
+    "ComfyUI, a matrix of no rows": (
+        comfyui_model,
+        array(".weight", "F8_E4M3", 0, 64),
+        "has shape [0, 64], and no rows",
+    ),
+    "ComfyUI, nvfp4 without its second scale": (COMFY4, without(".weight_scale_2"), "weight_scale_2 is not there"),
+    "ComfyUI, nvfp4 with scales in rows": (COMFY4, array(".weight_scale", "F8_E4M3", 64, 4), "has [128, 4]"),
+    "ComfyUI, nvfp4 of three axes": (COMFY4, array(".weight", "U8", 2, 32, 32), "and is not a matrix"),
+    "ComfyUI, mxfp8 with scales in rows": (COMFY8, array(".weight_scale", "U8", 64, 2), "has [128, 4]"),
+    "ComfyUI, mxfp8 and a second scale": (COMFY8, array(".weight_scale_2", "F32"), "weight_scale_2 is there"),
+    "ComfyUI, rows that are no groups": (COMFY8, array(".weight", "F8_E4M3", 64, 72), "groups of 32 do not divide"),
+    "ComfyUI, a header without the matrix": (
+        partial(comfyui_model, said="header"),
+        lambda tensors, config: config.update(metadata={"_quantization_metadata": '{"layers": {}}'}),
+        "its format is None, where comfy_quant or _quantization_metadata says one",
+    ),
+    "ComfyUI, a header that is no JSON": (
+        partial(comfyui_model, said="header"),
+        lambda tensors, config: config.update(metadata={"_quantization_metadata": "{"}),
+        "its format is None",
+    ),
+    "ComfyUI, an old scale of other rows": (
+        partial(comfyui_model, said="old"),
+        array(".scale_weight", "F32", 3),
+        "scale_weight has shape [3]",
+    ),
     "torchao float8, scales of other rows": (AO8, array("._weight_scale", "F32", 32, 1), "no block size is declared"),
     "torchao float8, three axes": (AO8, array("._weight_qdata", "F8_E4M3", 8, 8, 64), "and is not a matrix"),
     "Quark, scales of other outputs": (QUARK, array(".weight_scale", "BF16", 2, 32), "which is not 4 bits"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from packed_checkpoints import arrays_of, awq_model, compressed_model, gptq_model, model
+from packed_checkpoints import arrays_of, awq_model, compressed_model, gptq_model, model, torchao_model
 from test_packed_floats import DECODER, MODELOPT, Made, compressed, floats, mxfp4, nvfp4
 
 LIBRARY = {
@@ -291,3 +291,10 @@ def test_scales_of_scales_of_what_vllm_computes_as_one(tmp_path: Path, ckconv, o
         said = "the largest scale of scales of q, k and v" in result.out + result.err
         assert said != one
         assert ("in 2 places" in result.out + result.err) != one
+
+
+def test_codes_that_are_the_same_type_to_two_quantizers_change_hands(tmp_path: Path, ckconv) -> None:
+    torchao_model(tmp_path / "torchao", Decoder(layers=1, hidden=64, ffn=160), wide=True)
+    done = ckconv("convert", tmp_path / "torchao", f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
+    assert done.code == 0, done.err
+    assert ckconv("diff", "--weights", tmp_path / "torchao", tmp_path / "packed").code == 0

@@ -274,6 +274,19 @@ def e4m3() -> Floats:
 
 
 @cache
+def e5m2() -> Floats:
+    """The values of 8-bit float codes ``[256]``: the upper half of a float16.
+
+    Source: OCP 8-bit Floating Point Specification v1.0, 3.1.
+    """
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        values: Floats = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
+    return values
+
+
+@cache
 def e8m0() -> Floats:
     """Powers of two ``[256]``: ``2 ** (code - 127)``.
 

@@ -6,15 +6,15 @@ They have no family: nothing is computed from their sizes, and tensors have the 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from ckconv.core.layouts import plain
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
-from ckconv.families.canonical import Canonical
+from ckconv.core.tensors import StoredTensor, Tensor, matrix_of
+from ckconv.families.canonical import Canonical, Item
 from ckconv.families.merge import FOLDER
 
 
@@ -28,6 +28,7 @@ class Diffusion(NamedTuple):
         ignored: parts of the names of tensors that are no weights.
         in_blocks: matrices are cut into rows of :data:`ROW` elements where their own are no multiple of it.
         five: tensors of five axes are there.
+        stays, ends: see :class:`ckconv.plan.recipes.Picture`.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Diffusion(NamedTuple):
     ignored: tuple[str, ...] = ()
     in_blocks: bool = False
     five: bool = False
+    stays: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
 
 #: Elements of a row that was cut anew; the shape is under this key and the tensor's name (``tools/convert.py``).
@@ -70,8 +73,8 @@ def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
     there = _asked().intersection(own)
     for name, row in _table()["architectures"].items():
         if any(there.issuperset(each) for each in row["holds"]) and there.isdisjoint(row.get("lacks", ())):
-            full, ignored = tuple(row.get("full", ())), tuple(row.get("ignored", ()))
-            return Diffusion(name, prefix, full, ignored, row.get("in_blocks", False), row.get("five", False))
+            parts = {key: tuple(row.get(key, ())) for key in ("full", "ignored", "stays", "ends")}
+            return Diffusion(name, prefix, in_blocks="in_blocks" in row, five="five" in row, **parts)
     return None
 
 
@@ -96,20 +99,24 @@ def has_names_of_diffusers(stored: Collection[StoredTensor]) -> bool:
 
 
 def canonical_diffusion(
-    model: Diffusion,
-    stored: Sequence[StoredTensor],
-    shape: Callable[[StoredTensor], tuple[int, ...]] | None = None,
+    model: Diffusion, items: Iterable[Item], shape: Callable[[StoredTensor], tuple[int, ...]] | None = None
 ) -> Canonical:
     """Tensors of the model under the names of a GGUF; the others are unknown.
 
     Args:
         shape: that a tensor had before its rows were cut anew.
     """
-    own = [one for one in stored if one.name.startswith(model.prefix)]
-    names = {one.name: one.name.removeprefix(model.prefix) for one in own}
-    tensors = {names[one.name]: _shaped(plain_tensor(names[one.name], one), shape(one) if shape else ()) for one in own}
-    others = [one for one in stored if one.name not in names]
-    return Canonical(tensors, {name: (called,) for name, called in names.items()}, (), others)
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    others: list[StoredTensor] = []
+    for tensor, arrays in items:
+        if tensor.name.startswith(model.prefix):
+            name = tensor.name.removeprefix(model.prefix)
+            tensors[name] = _shaped(replace(tensor, name=name), shape(arrays[0]) if shape else ())
+            names |= {array.name: (name,) for array in arrays}
+        else:
+            others += arrays
+    return Canonical(tensors, names, (), others)
 
 
 def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

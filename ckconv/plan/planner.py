@@ -308,7 +308,11 @@ class Planner(ABC):
             return
         from ckconv.quant.reexpress import bits_a_weight, grown
 
-        for (one, other), count in ((pair, n) for pair, n in pairs.items() if grown(*pair)):
+        alike = Counter[tuple[str, str]]()  # rows of other lengths may be other types under one name
+        for (one, other), count in pairs.items():
+            alike[one.name, other.name] += count
+        named = {(one.name, other.name): (one, other) for one, other in pairs if grown(one, other)}
+        for (one, other), count in ((named[key], alike[key]) for key in alike if key in named):
             are = "is" if count == 1 else "are"
             self.notes.append(
                 f"{counted(count, 'tensor')} of {one} ({bits_a_weight(one):.1f} bits a weight) {are} "

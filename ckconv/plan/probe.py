@@ -190,7 +190,9 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     if scheme.factor:
         return _beyond(tensor, files)
     first, large = 0, False
-    for packed in tensor.packed:  # otherwise they are the second of its arrays
+    for packed in tensor.packed:  # otherwise they are the second of its arrays, if any
+        if len(packed.arrays) == 1:
+            continue
         scales = packed.arrays[1]
         assert scales is not None
         start, first = first, first + packed.rows

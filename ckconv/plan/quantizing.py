@@ -13,7 +13,7 @@ from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES
 from ckconv.plan import recipes
-from ckconv.plan.recipes import Matrix, Model
+from ckconv.plan.recipes import Matrix, Model, Picture
 from ckconv.quant import ggml_python
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
 from ckconv.quant.quantize import (
@@ -91,6 +91,21 @@ def parsed(text: str) -> Asked:
     return asked
 
 
+def picture_asked(text: str) -> Asked:
+    """The same for a model that diffuses.
+
+    Raises:
+        UsageError: ``usage.quantize``, its programs do not read the type.
+    """
+    asked = ggml_asked(text)
+    for word in (asked.word, *(word for _, word in asked.rules)):
+        if word not in FLOATS and word not in recipes.of_pictures() and word.upper() not in recipes.of_pictures_types():
+            message = f"--quantize {text}: the quantizer of ComfyUI-GGUF makes no {word} of a model that diffuses"
+            hint = f"one of {', '.join(recipes.of_pictures())}"
+            raise UsageError("usage.quantize", message, hint=hint)
+    return asked
+
+
 def ggml_asked(text: str) -> Asked:
     """The same for a target that has ggml's types.
 
@@ -127,21 +142,29 @@ class Quantized:
         errors: how far values move, once they do.
     """
 
-    def __init__(self, planner: Planner, placed: Sequence[Placed], config: ModelConfig | None) -> None:
+    def __init__(
+        self, planner: Planner, placed: Sequence[Placed], config: ModelConfig | None, picture: Picture | None = None
+    ) -> None:
         self.types: dict[str, DType] = {}
         self.file_type: int | None = None
         self.errors = Errors()
         self._importance: dict[str, Floats] = {}
         self._planner = planner
-        if not planner.options.quantize or config is None:
+        if not planner.options.quantize or (config is None and picture is None):
             return
-        asked = ggml_asked(planner.options.quantize)
+        asked = (picture_asked if picture else ggml_asked)(planner.options.quantize)
         words = {p.matrix.name: asked.of(p.matrix.name, *p.parts) for p in placed}
         given = {name: (GGML_TYPES | FLOATS)[word] for name, word in words.items() if word}
         matrices = [p.matrix for p in placed]
         self._weigh(placed)
         if asked.word in recipes.names():
             self.file_type = recipes.file_type(asked.word)
+        if picture is not None:
+            self.types, left = recipes.pictured(asked.word, matrices, given, picture)
+            for block, told in _by_block(left).items():
+                text = f"rows that are not whole blocks of {block:,} stay floats: {told[0]}"
+                planner.notes.append(f"{text} ({counted(len(told), 'tensor')})")
+        elif config is not None and asked.word in recipes.names():
             self.types = recipes.mixed(asked.word, matrices, given, _model(config, bool(planner.source.importance)))
         else:
             base = GGML_TYPES[asked.word]
@@ -245,6 +268,13 @@ class Quantized:
             for part in item.parts
             for canonical in (of.get(part.source, ()) if part.name not in self._planner.index.tensors else (part.name,))
         }
+
+
+def _by_block(types: Mapping[str, DType]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, dtype in types.items():
+        found.setdefault(dtype.block, []).append(name)
+    return found
 
 
 def _model(config: ModelConfig, importance: bool) -> Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,67 @@ def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], m
             seen[category] += 1
         found[matrix.name] = fallback(dtype, columns)
     return found
+
+
+class Picture(NamedTuple):
+    """Names of a model that diffuses, by parts, or whole behind ``=``.
+
+    Attributes:
+        stays: matrices that stay floats.
+        ends: those of the first block and of the last, where these have more bits.
+    """
+
+    stays: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def of_pictures() -> tuple[str, ...]:
+    """Names of the recipes that a model which diffuses is quantized with."""
+    return tuple(name.lower() for name in table()["pictures"]["recipes"])
+
+
+def of_pictures_types() -> frozenset[str]:
+    """Names of the types that these make."""
+    rows = table()["pictures"]["recipes"]
+    return frozenset(base(name) for name in rows)
+
+
+def pictured(
+    recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], model: Picture
+) -> tuple[dict[str, DType], dict[str, DType]]:
+    """Name -> type of every tensor of such a model that is quantized.
+
+    Args:
+        recipe: or a type, which all of them get.
+        matrices: in the order of the file, by which V counts.
+
+    Returns:
+        The types, and those of matrices whose rows are no whole blocks of it: they stay floats.
+    """
+    rows = table()["pictures"]["recipes"].get(recipe.upper(), {})
+    base_type = base(recipe) if recipe in names() else recipe.upper()
+    seen = Counter[str]()
+    found: dict[str, DType] = {}
+    left: dict[str, DType] = {}
+    for matrix in matrices:
+        lengths = [length for length in matrix.shape if length > 1]
+        if len(lengths) != 2 or not quantized(matrix) or _has(matrix.name, model.stays):
+            continue
+        part = next((part for part, of in table()["pictures"]["parts"].items() if _has(matrix.name, of)), "")
+        ends = "ends" in rows and _has(matrix.name, model.ends)
+        choices = rows.get("ends" if ends else part, ())
+        chosen = next((name for condition, name in choices if _holds(condition, seen[part], 0, _NO_MODEL)), base_type)
+        seen[part] += 1
+        dtype = given.get(matrix.name, DTYPES[chosen])
+        (left if matrix.shape[-1] % dtype.block else found)[matrix.name] = dtype
+    return found, left
+
+
+def _has(name: str, parts: Iterable[str]) -> bool:
+    return any(name == part[1:] if part[:1] == "=" else fnmatchcase(name, f"*{part}*") for part in parts)
+
+
+_NO_MODEL = Model("", 0, 0, 0, 0, importance=False)
 
 
 def _head(rows: Mapping[str, Any], columns: int, instead: Mapping[str, Any]) -> DType:

@@ -3,7 +3,7 @@
 However a quantizer lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
 hashed and be compared without being decoded. A row is, one after the other::
 
-    codes     u8 [columns]      one byte each, unsigned: integers, E4M3, or places in a table of 16 (the low four bits)
+    codes     u8 [columns]      one byte each, unsigned: integers, floats, or places in a table of 16 (low four bits)
     scales    number [groups]   as they are stored
     zeros     u8 [groups]       where integers have them: value = (code - zero) * scale; or as the scales are stored
     factor    F32 [1]           where scales are themselves scaled (NVFP4)
@@ -20,7 +20,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
+from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e5m2, e8m0, round_to
 from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type; of ``SUM`` those are added to the
 #: products: value = (code - 2 ** (bits - 1)) * scale + zero.
 INT, PARTS, REAL, SUM = "int", "int/127", "real", "sum"
-E4M3, E2M1, NF4, FP4 = "E4M3", "E2M1", "NF4", "bitsandbytes FP4"
+E4M3, E5M2, E2M1, NF4, FP4 = "E4M3", "E5M2", "E2M1", "NF4", "bitsandbytes FP4"
 
 #: What the sixteen codes of bitsandbytes stand for (``get_4bit_type`` of its ``functional.py``, 0.50), as float32.
 MAPS = {
@@ -83,6 +83,7 @@ class Scheme(NamedTuple):
 
 
 _SCHEMES: dict[DType, Scheme] = {}
+_TYPES: dict[DType, DType] = {}
 
 
 @cache
@@ -92,7 +93,7 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
     A group is a block, or a whole row where groups are not alike.
     """
     bits = f"int{scheme.bits}"
-    of = {INT: bits, REAL: f"HQQ {bits}", SUM: f"{bits} and sum", E4M3: "FP8", E2M1: "FP4"}.get(
+    of = {INT: bits, REAL: f"HQQ {bits}", SUM: f"{bits} and sum", E4M3: "FP8", E5M2: "FP8 E5M2", E2M1: "FP4"}.get(
         scheme.codes, scheme.codes
     )
     one = columns % scheme.group or scheme.factor or scheme.ordered or scheme.group == 1
@@ -101,8 +102,11 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
     size = block + many * (scheme.number.size + _zero_bytes(scheme)) + 4 * scheme.factor + 4 * block * scheme.ordered
     also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("divisor", scheme.divisor), ("order", scheme.ordered))
     number = scheme.library if scheme.codes in MAPS or scheme.codes == PARTS else scheme.number
-    words = (of, f"group {scheme.group}", str(number), *(word for word, there in also if there))
-    dtype = DType(" ".join(words), Kind.BLOCK, block, size)
+    alone = scheme.codes in (E4M3, E5M2) and scheme.group == columns and number is DTYPES["F8_E8M0"]
+    groups = () if alone else (f"group {scheme.group}", str(number))
+    words = (of, *groups, *(word for word, there in also if there))
+    made = DType(" ".join(words), Kind.BLOCK, block, size)
+    dtype = _TYPES.setdefault(made, made)  # what is equal is one type
     _SCHEMES[dtype] = scheme
     return dtype
 
@@ -133,8 +137,8 @@ def inverse(factor: float) -> float | None:
     return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
 
 
-#: Why arrays of the activations' scales are left out.
-NOT_WEIGHTS = "a scale of activations, which does not enter the weights"
+#: Why arrays that are about activations are left out.
+NOT_WEIGHTS = "about activations, which does not enter the weights"
 
 
 class Numbers(NamedTuple):
@@ -292,7 +296,7 @@ def _table(codes: str) -> Floats:
 
     if codes in MAPS:
         return np.array(MAPS[codes], np.float32)
-    return e4m3() if codes == E4M3 else e2m1()
+    return {E4M3: e4m3, E5M2: e5m2, E2M1: e2m1}[codes]()
 
 
 def _each(values: Floats, groups: Floats, where: Index | None, operation: np.ufunc) -> None:

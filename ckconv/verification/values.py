@@ -179,13 +179,17 @@ def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
 
 
 def _floats8(exponent_bits: int, mantissa_bits: int) -> Doubles:
-    """Values of the 256 codes; of E4M3 the last of either sign is no number."""
+    """Values of the 256 codes; of E4M3 the last of either sign is no number.
+
+    E5M2 has infinities besides.
+    """
     code = np.arange(256)
     bias = (1 << exponent_bits - 1) - 1
     exponent, mantissa = code >> mantissa_bits & (1 << exponent_bits) - 1, code & (1 << mantissa_bits) - 1
     small, whole = mantissa / 2.0**mantissa_bits, 1 + mantissa / 2.0**mantissa_bits
     value = np.where(exponent == 0, small * 2.0 ** (1 - bias), whole * 2.0 ** (exponent - bias))
-    value[code & 127 == 127] = np.nan
+    value[code & 127 == 127 if exponent_bits == 4 else exponent == 31] = np.nan
+    value[code & 127 == 124 if exponent_bits == 5 else []] = np.inf
     return np.where(code > 127, -value, value)
 
 
@@ -306,6 +310,8 @@ def _module(
     for array in packed.arrays:
         place = None if array is None else rows // array.per if array.per else np.zeros_like(rows)
         arrays.append(None if array is None or place is None else RowReader(array.tensor, files).gather(place))
+    if len(arrays) == 1 and arrays[0] is not None:  # numbers without scales
+        return _floats8(5, 2)[arrays[0]] if scheme.codes == "E5M2" else _floats8(4, 3)[arrays[0]]
     first, scaled = packed.arrays[:2]
     if first is None or scaled is None or arrays[0] is None or arrays[1] is None:
         return None
@@ -369,10 +375,11 @@ def _module(
         found = _of_type(arrays[2], scheme.number)
         assert found is not None
         zeros = -found
-    elif scheme.codes == "E4M3":
-        codes = _floats8(4, 3)[raw]
+    elif scheme.codes in ("E4M3", "E5M2"):
+        codes = (_floats8(5, 2) if scheme.codes == "E5M2" else _floats8(4, 3))[raw]
     elif scheme.codes == "E2M1":
-        codes = _E2M1[_codes(raw, 4)]
+        upper = name.endswith(".weight") and not scaled.tensor.layout.in_order  # ComfyUI's, the upper half first
+        codes = _E2M1[_codes(raw >> np.uint8(4) | raw << np.uint8(4) if upper else raw, 4)]
         arrays[1] = _rows_in_blocks(scaled.tensor, files, rows)[:, : columns // scheme.group]
     else:
         return None

@@ -29,7 +29,7 @@ from ckconv.core.config import (
 )
 from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on
+from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf
 from ckconv.families.diffusion import ORIGINAL_SHAPE, Diffusion, canonical_diffusion, diffuses, diffusion_of
 from ckconv.families.expressions import SLIDING
@@ -394,7 +394,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
     tower, named = _tower(path, file) if kind == "mmproj" else (None, None)
     if family is None and diffuses(architecture):
         model = diffusion_of(file.tensors) or Diffusion(architecture)
-        named = canonical_diffusion(model, file.tensors, partial(_original_shape, file))
+        named = canonical_diffusion(model, map(plain_item, file.tensors), partial(_original_shape, file))
     canonical = named or canonical
     return TensorIndex(
         format="gguf",

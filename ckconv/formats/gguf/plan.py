@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import plain
 from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.metadata import array as int_array
 from ckconv.core.tensors import (
     Extent,
-    StoredTensor,
     Tensor,
     TensorIndex,
     Tower,
@@ -98,7 +98,7 @@ from ckconv.plan.planner import (
 )
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantizing import Placed, Quantized
-from ckconv.plan.recipes import Matrix
+from ckconv.plan.recipes import Matrix, Picture
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
@@ -173,7 +173,7 @@ def _in_order(entry: Entry, quantized: DType | None) -> Entry:
 
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
     asked, source = planner.dtype, tensor.dtype
-    if source.block > 1 and planner.decoded(tensor):
+    if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         why = planner.unsound(tensor) if decodable(source) else f"no decoder for {source}"
         return _Choice(target, why, ORIGINAL if why else "")
@@ -183,7 +183,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         return _nvfp4(planner, entry, source)
     if side_by_side(source):
         return _repacked(planner, entry, source)
-    if source.block > 1:
+    if source.kind is Kind.BLOCK:
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
         return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", decode_hint(source))
     if entry.fp32:
@@ -717,32 +717,55 @@ class DiffusionPlanner(GgufPlanner):
         model, names = self._model, self.index.canonical_of
         entries: list[Entry] = []
         of_five: dict[str, Entry] = {}
+        left = {item.stored.name: item.reason for item in self.index.dropped}
+        seen: set[str] = set()
         for stored in self.index.stored:
             name = names[stored.name][0] if stored.name in names else ""
+            if name in seen:
+                continue  # another array of the same matrix
+            seen |= {name} if name else set()
             if self.dropped(stored.name, name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            elif stored.name in left:
+                self.leave_out(stored.name, left[stored.name], stored.extent.nbytes)
             elif not name:
                 self.leave_out(stored.name, f"of another model, beside {model.prefix}*", stored.extent.nbytes)
             elif any(part in name for part in model.ignored):
                 self.leave_out(stored.name, "no weight of the model", stored.extent.nbytes)
-            elif len(stored.shape) <= _MOST_AXES:
-                entries.append(self._entry(name, stored))
-            elif model.five and len(stored.shape) == _MOST_AXES + 1:
-                of_five[name] = self._entry(name, stored)._replace(fp32=True)
+            elif (axes := len(self.index.tensors[name].shape)) <= _MOST_AXES:
+                entries.append(self._entry(name))
+            elif model.five and axes == _MOST_AXES + 1:
+                of_five[name] = self._entry(name)._replace(fp32=True)
             else:
-                axes = f"GGUF has tensors of {_MOST_AXES} axes at most, and {stored.name} has {len(stored.shape)}"
-                self.refuse(axes, "--to safetensors copies the model as it is")
+                text = f"GGUF has tensors of {_MOST_AXES} axes at most, and {stored.name} has {axes}"
+                self.refuse(text, "--to safetensors copies the model as it is")
+        if not entries:
+            self.refuse(f"no tensor of {model.name} would be in it")
         ordered = [one for entry in entries for one in (entry, of_five.pop(_weight_of(entry.name), None)) if one]
         return [*ordered, *of_five.values()]
 
-    def _entry(self, name: str, stored: StoredTensor) -> Entry:
-        tensor, shape, elements = self.index.tensors[name], stored.shape, math.prod(stored.shape)
+    def _entry(self, name: str) -> Entry:
+        tensor = self.index.tensors[name]
+        shape, elements = tensor.shape, math.prod(tensor.shape)
         small = len(shape) <= 1 or elements <= _SMALL
-        fp32 = stored.dtype in (F32, BF16) and (small or any(part in name for part in self._model.full))
+        fp32 = tensor.dtype in (F32, BF16) and (small or any(part in name for part in self._model.full))
         whole = not shape or shape[-1] % ROW == 0 or elements % ROW
         if self._model.in_blocks and len(shape) > 1 and elements >= _CUT and not whole:
             shape = (elements // ROW, ROW)
+            if tensor.dtype.kind is Kind.FLOAT:
+                tensor = replace(tensor, layout=plain(*shape))  # which may become blocks
         return Entry(name, name, (tensor,), shape, tensor.layout, fp32)
+
+    def _quantized(self, entries: Sequence[Entry]) -> Quantized:
+        asked = entries if self.options.quantize else ()
+        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if not e.fp32]
+        self._placed = placed
+        found = Quantized(self, placed, None, Picture(self._model.stays, self._model.ends))
+        for matrix, (part,) in placed:
+            if matrix.name in found.types and matrix.shape != part.shape and part.packed:
+                text = f"{part.source} has rows that are cut anew before they are quantized, and is packed"
+                self.refuse(text, "--to safetensors --dequantize decodes it, and --quantize then quantizes that file")
+        return found
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         said = {"general.architecture": scalar("str", self._model.name)}

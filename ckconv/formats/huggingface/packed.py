@@ -20,7 +20,7 @@ from ckconv.io.files import FileSource, open_source
 from ckconv.io.json import Document, read_object
 from ckconv.quant.mlx import Triple, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, hqq
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui, hqq
 from ckconv.quant.packings.module import MAX_WHOLE, Declared, Misfit, Module, Packing, Unread, check_bounded
 
 # -- Tensors of foreign quantizers in a checkpoint, recognized by name -------------------------------------------------
@@ -236,7 +236,11 @@ def packed_items(
     settings = quantization_config(config, root)
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
+    layers = comfyui.layers_of(headers)
+    method = method or comfyui.METHOD * (layers is not None or any(it.name.endswith(comfyui.SAID) for it in stored))
     modules = dict(_modules(stored, method)) if any(tensor.name.endswith(_OWN) for tensor in stored) else {}
+    if method in ("", comfyui.METHOD):
+        modules |= comfyui.alone(stored, {array.name for _, arrays in modules.values() for array in arrays.values()})
     for key in _ROTATED:
         if modules and settings.get(key):
             words = f"a model whose weights and activations are rotated ({key})"
@@ -258,7 +262,8 @@ def packed_items(
                 raise Misfit(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
-            said = Declared(method, settings_of(module, settings), integers, _said_of(name, headers))
+            header = _said_of(name, headers) if layers is None else comfyui.said_of(module, layers)
+            said = Declared(method, settings_of(module, settings), integers, header)
             found = check_bounded(packing.fit(arrays, said))
         except Misfit as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
@@ -339,7 +344,7 @@ def _found(
     """Packing of the arrays; of several fitting ones the declared."""
     fitting = []
     for packing, required, suffixes in _SUFFIXES:
-        if packing.declared and method not in packing.methods:
+        if (packing.declared or method == comfyui.METHOD) and method not in packing.methods:
             continue
         if not all(module + s in by_name for s in required):
             continue

@@ -124,9 +124,9 @@ def index_checkpoint(
 
         shared = [] if found.items else _shared(checkpoint)
         model, canonical, misfit = fitted(made, rest, drop)
-    elif not (mlx or found.packed or found.unread or left) and (diffusing := diffusion_of(checkpoint.tensors)):
+    elif not (mlx or found.unread) and (diffusing := diffusion_of(checkpoint.tensors)):
         architecture = architecture or diffusing.name
-        canonical = canonical_diffusion(diffusing, checkpoint.tensors)
+        canonical = canonical_diffusion(diffusing, found.items or map(plain_item, checkpoint.tensors))
     index = TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,

@@ -26,6 +26,7 @@ from ckconv.core.tensors import (
     parse,
     plain_tensor,
 )
+from ckconv.errors import counted
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.diffusion import diffuses
@@ -118,7 +119,13 @@ def unpacks(planner: CheckpointPlanner) -> bool:
     left = [name for name, decoded in found.items() if not decoded]
     if left and len(left) < len(found):
         planner.refuse(f"only some packed matrices would be decoded, and not {left[0]}", "--dequantize decodes all")
-    return any(found.values())
+    unpacked = any(found.values())
+    if left and not unpacked and planner.dtype not in ("engine", "keep"):
+        planner.notes.append(
+            f"--dtype is for floats: {counted(len(left), 'packed matrix', 'packed matrices')} stay as they are "
+            "(--dequantize decodes them)"
+        )
+    return unpacked
 
 
 def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
@@ -349,10 +356,12 @@ def class_reasons(
 
 #: What torchao calls the list of a file's tensors in ``__metadata__`` (``flatten_tensor_state_dict``).
 _TENSOR_NAMES = "tensor_names"
+#: What ComfyUI calls the formats of its matrices there.
+_LAYERS = "_quantization_metadata"
 
 
 def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
-    """Metadata of torchao for the tensors that stay as they were.
+    """Metadata of torchao, or of ComfyUI, for the tensors that stay as they were.
 
     transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
 
@@ -361,6 +370,8 @@ def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed:
     """
     made = {key: text for key, text in metadata.items() if key not in gone}
     names = made.pop(_TENSOR_NAMES, "")
+    if not packed:
+        made.pop(_LAYERS, None)
     if packed and names:
         with suppress(ValueError, TypeError):
             made[_TENSOR_NAMES] = json.dumps([name for name in json.loads(names) if name not in gone])
@@ -624,7 +635,8 @@ class CheckpointPlanner(Planner):
             written = {piece.name for module in modules for piece in module}
             gone = {tensor.source for name, tensor in packed.items() if name not in written}
             if gone := gone | {item.name for item in self.left_out}:
-                metadata = _said_of_rest(metadata, gone, packed=any(name in written for name in packed))
+                there = not self.unpacked and any(name in written for name in packed)
+                metadata = _said_of_rest(metadata, gone, packed=there)
         shards = lay_out(
             modules,
             o.file_name or single_name(self.index.files[0].name, kept and self.config is None),

@@ -19,7 +19,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import hqq, torchao
+from ckconv.quant.packings import comfyui, hqq, torchao
 from ckconv.quant.packings.floats import (
     BITSANDBYTES_PACKINGS,
     FP8_PACKINGS,
@@ -35,6 +35,7 @@ from ckconv.quant.packings.integers import (
 )
 
 PACKINGS = (
+    *comfyui.PACKINGS,
     *AWQ_PACKINGS,
     *BITNET_PACKINGS,
     *BITSANDBYTES_PACKINGS,
@@ -62,4 +63,6 @@ ACTIVATIONS = (
     ".k_scale",
     ".v_scale",
     ".q_scale",
+    ".scale_input",
+    "scaled_fp8",
 )

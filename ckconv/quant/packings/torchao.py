@@ -75,7 +75,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
             raise Unread(f"torchao's {_type(declared) or 'tensors'} of several matrices")
         raise Misfit(f"{_CODES[1:]} has shape {list(weight.shape)}, and is not a matrix")
     if scale.dtype in (UE8, FP8):
-        return _fit_mx(weight, scale, stored.get(_FACTOR), declared)
+        return fit_mx(weight, scale, stored.get(_FACTOR), declared)
     if weight.dtype is FP8:
         scale = scale._replace(shape=()) if scale.shape == (1, 1) else scale
         return fit_fp8({".weight": weight, ".scale": scale}, declared, suffix=".scale")
@@ -230,7 +230,8 @@ def _unpack_tiles(tile: Tile) -> Rows:
 # -- Small floats of MX and NVFP4 --------------------------------------------------------------------------------------
 
 
-def _fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: Declared) -> Module:
+def fit_mx(codes: StoredTensor, scale: StoredTensor, factor: StoredTensor | None, declared: Declared) -> Module:
+    """Matrix of MX or NVFP4, whose scales are in rows or in blocks."""
     mode = "nvfp4" if scale.dtype is FP8 else "mxfp8" if codes.dtype is FP8 else "mxfp4"
     kind = _data(declared, "elem_dtype")
     if codes.dtype not in (U8, FP8) or (codes.dtype is FP8 and mode == "nvfp4") or isinstance(kind, str):
