@@ -52,6 +52,7 @@ FILES = {
     ("m", b"\x08\x08\x12\x07pytorch" + bytes(64)): ("ONNX model", "ONNX Runtime"),
     ("model", b"\x08\x0e:\x8d\x01\n\x11\n\x01x" + bytes(64)): ("ONNX model", "ONNX Runtime"),
     ("openvino_model.xml", b'<?xml version="1.0"?>\n<net name="m">'): ("OpenVINO model", "OpenVINO"),
+    ("openvino_model.bin", bytes(600)): ("OpenVINO model", "OpenVINO"),
     ("m.mlmodel", b"\x08\x07" + bytes(64)): ("Core ML model", "Core ML"),
     ("m.keras", b"PK\3\4" + bytes(64)): ("Keras archive", "Keras"),
     ("flax_model.msgpack", b"\x84" + bytes(64)): ("Flax checkpoint", "Flax"),
@@ -77,6 +78,8 @@ DIRECTORIES = {
     ("mp_rank_00/model_optim_rng.pt",): "Megatron",
     ("latest_checkpointed_iteration.txt", "iter_0000010/x"): "Megatron",
     ("openvino_model.xml", "openvino_model.bin", "config.json"): "OpenVINO",
+    ("openvino_tokenizer.bin", "other.bin.txt"): "OpenVINO",
+    ("context/io.json", "context/model.yaml", "weights/__0_0.distcp", "weights/.metadata"): "NeMo 2",
     ("zero_to_fp32.py", "latest"): "DeepSpeed",
     ("qmodel.pt", "config.json"): "HQQ",
     ("onnx/model.onnx", "config.json"): "ONNX",
@@ -121,16 +124,27 @@ def test_ggml_files_without_a_version_are_not_whispers(tmp_path: Path, ckconv: C
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_fp8_of_comfyui_is_refused_with_a_way_out(scaled: bool, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+def test_fp8_that_an_unknown_scale_may_belong_to_is_refused_with_a_way_out(
+    scaled: bool, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
     linear = {"double_blocks.0.img_attn.proj.weight": Raw("F8_E4M3", (64, 64), b"\x38" * 4096)}
-    marks = {"scaled_fp8": Raw("F8_E4M3", (2,), bytes(2))}
-    marks["double_blocks.0.img_attn.proj.scale_weight"] = Raw("F32", (), struct.pack("<f", 0.5))
+    marks = {"double_blocks.0.img_attn.proj.factor_scale": Raw("F32", (), struct.pack("<f", 0.5))}
     save_raw(tmp_path / "flux.safetensors", linear | (marks if scaled else {}))
 
-    done = ckconv("convert", tmp_path / "flux.safetensors", tmp_path / "flux.gguf")
+    done = ckconv("convert", tmp_path / "flux.safetensors", tmp_path / "flux.gguf", "--dequantize")
 
-    assert (done.code, "llama.cpp loads no F8_E4M3 here" in done.err) == (4, True)
-    assert "in BF16 or F16, that it was rounded from" in done.err
+    assert (done.code, "llama.cpp loads no F8_E4M3 here" in done.err) == ((4, True) if scaled else (0, False)), done.err
+    assert ("in BF16 or F16, that it was rounded from" in done.err) == scaled
+
+
+def test_weights_beside_a_model_of_openvino(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    (tmp_path / "model.bin").write_bytes(b"\1" + bytes(99))
+    assert "no sound pickle" in ckconv("inspect", tmp_path / "model.bin").err
+    (tmp_path / "model.xml").write_text('<?xml version="1.0"?>\n<net name="m">')
+
+    done = ckconv("inspect", tmp_path / "model.bin")
+
+    assert (done.code, "is an OpenVINO model, which ckconv does not read (for OpenVINO)" in done.err) == (4, True)
 
 
 def test_a_checkpoint_with_exports_beside_it_is_a_checkpoint(tmp_path: Path, ckconv: Callable[..., Result]) -> None:

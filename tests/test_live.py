@@ -6,7 +6,10 @@ models are held against llama.cpp to the bit, besides the fixtures, which lie in
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +96,22 @@ def test_a_quantized_reference_is_copied_to_the_bit(
     report = ckconv.convert(theirs, tmp_path / "m.gguf", options=Options(max_shard_bytes=200_000))
 
     assert np.array_equal(llama_cpp.logits(report.files[0].path, PROMPT), llama_cpp.logits(theirs, PROMPT))
+
+
+def test_a_run_of_fsdp_computes_what_its_model_did(
+    transformers: consumers.Consumer, llama_cpp: consumers.Consumer, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    model = FIXTURES / "hf" / "llama-untied-f16-sharded"
+    script = Path(__file__).with_name("fsdp_run.py")
+    subprocess.run([sys.executable, script, model, run, json.dumps(PROMPT)], check=True, capture_output=True)
+    assert len(list(run.glob("*.distcp"))) == 2, "each process has saved its shards"
+    theirs, before = np.load(run / "logits.npy"), transformers.logits(model, PROMPT)
+
+    ckconv.convert(run, f"{tmp_path / 'hf'}/", to="safetensors")
+    ckconv.convert(run, tmp_path / "m.gguf")
+
+    assert np.abs(theirs - before).max() > 0.01, "the step has changed it"
+    assert np.abs(transformers.logits(tmp_path / "hf", PROMPT) - theirs).max() < EXACT
+    assert np.abs(llama_cpp.logits(tmp_path / "m.gguf", PROMPT) - theirs).max() < EXACT

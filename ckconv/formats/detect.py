@@ -80,6 +80,9 @@ _GGML = "llama.cpp up to August 2023"
 _REQUANTIZED = "llama.cpp's convert_llama_ggml_to_gguf.py makes a GGUF of it"
 
 _NEMO = "NeMo's exporters write a Hugging Face checkpoint"
+_NEMO_2 = (
+    "nemo.collections.llm.export_ckpt(..., target='hf') writes one of Hugging Face; weights/ is read under own names"
+)
 
 #: What is told by its content goes first: a name may be any.
 FOREIGN: tuple[Foreign, ...] = (
@@ -98,6 +101,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("an xz archive", "xz", "xz -dc FILE | ckconv convert - DST", _at(0, rb"\xfd7zXZ\x00")),
     Foreign("a TensorRT engine", "TensorRT", head=_at(0, b"[pf]trt"), names=("*.engine", "*.trt")),
     Foreign("a NeMo archive", "NVIDIA NeMo", _NEMO, names=("*.nemo",)),
+    Foreign("a NeMo 2 checkpoint", "NVIDIA NeMo", _NEMO_2, names=("context/io.json", "context/model.yaml")),
     Foreign("an ONNX model", "ONNX Runtime", head=_at(0, rb"\x08[\x03-\x1f](?:\x12[\x01-\x7f][ -~]{2}|\x3a)"),
             names=("*.onnx", "*.onnx_data", "onnx")),
     Foreign("an OpenVINO model", "OpenVINO", head=rb"<\?xml[^>]*>\s*<net\b",
@@ -193,6 +197,8 @@ def detect(path: Path, source: ByteSource) -> str:
             return format.name
     own = next((format.name for format in FORMATS if name.endswith(format.endings)), None)
     foreign = foreign_file(path, source.read_at(0, HEAD), by_name=own is None)
+    if own is not None and foreign is None and source.size is not None:
+        foreign = _weights_of_openvino(path)
     if foreign is not None and not (foreign.code == POINTER and name.endswith((".gguf", SUFFIX))):  # own codes
         raise foreign
     if own is not None:
@@ -204,6 +210,20 @@ def detect(path: Path, source: ByteSource) -> str:
         path=path,
         hint="--from FORMAT reads it as that format and says what is wrong with it",
     )
+
+
+def _weights_of_openvino(path: Path) -> CkconvError | None:
+    """Refusal of bytes that nothing tells, called like OpenVINO's or beside its model."""
+    if path.suffix != ".bin" or path.name.startswith("openvino_"):
+        return foreign_file(path, b"") if path.suffix == ".bin" else None
+    model = path.with_suffix(".xml")
+    if not model.is_file():
+        return None
+    with open_source(model) as file:
+        found = foreign_file(model, file.read_at(0, HEAD), by_name=False)
+    if found is not None:
+        found.path = shown(path)
+    return found
 
 
 def open_index(
@@ -414,7 +434,8 @@ def _model_in(path: Path, format: str | None) -> Path | None:
             return path / models[0]
         if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             _check_pipeline(path, names)
-            if it := foreign_directory(path, (*names, path.name)):
+            inner = [f"context/{it.name}" for it in (path / "context").glob("*")]  # of NeMo
+            if it := foreign_directory(path, (*names, path.name, *inner)):
                 raise it
         if format is not None:
             raise InputError("input.directory", f"is a directory without a {format} file", path=path)
