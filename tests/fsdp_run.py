@@ -1,7 +1,7 @@
 """A step of training in two processes, sharded by FSDP2 and saved by torch.distributed.checkpoint, with its logits.
 
 ``python fsdp_run.py MODEL FOLDER PROMPT``: MODEL is a checkpoint of transformers, PROMPT a list in JSON. FOLDER gets
-what ``torch.distributed.checkpoint`` saves of model and optimizer, config.json, and ``logits.npy`` of the trained model.
+what ``torch.distributed.checkpoint`` saves of model and optimizer, config.json, and ``logits.npy`` of what was trained.
 """
 
 from __future__ import annotations

@@ -443,19 +443,27 @@ def test_a_pipeline_is_named_part_by_part_and_each_converts(tmp_path: Path) -> N
     assert diff(tmp_path / "transformer", tmp_path / "made").same
 
 
-def test_a_text_encoder_says_where_the_tokenizer_of_its_pipeline_is(tmp_path: Path) -> None:
-    source = tmp_path / "pipeline" / "text_encoder_2"
-    shutil.copytree(FIXTURES / "hf" / "qwen2-tied-bf16", source)
-    (tmp_path / "pipeline" / "tokenizer_2").mkdir()
+@pytest.mark.parametrize("number", ["", "_2"])
+@pytest.mark.parametrize("target", ["gguf", "safetensors", "mlx"])
+def test_a_text_encoder_takes_the_tokenizer_of_its_pipeline(target: str, number: str, tmp_path: Path) -> None:
+    pipeline, whole = tmp_path / "pipeline", tmp_path / f"text_encoder{number}"
+    shutil.copytree(FIXTURES / "hf" / "qwen2-tied-bf16", whole)
+    source, words = pipeline / whole.name, pipeline / f"tokenizer{number}"
+    shutil.copytree(whole, source)
+    words.mkdir()
     for file in source.glob("*token*"):
-        file.rename(tmp_path / "pipeline" / "tokenizer_2" / file.name)
-    (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+        file.rename(words / file.name)
+    (pipeline / "model_index.json").write_text("{}")
 
-    before = convert(source, tmp_path / "before.gguf")
-    for file in (tmp_path / "pipeline" / "tokenizer_2").iterdir():
+    made = convert(source, f"{tmp_path / 'made'}/", to=target)
+    convert(whole, f"{tmp_path / 'expected'}/", to=target)
+
+    (said,) = [note for note in made.plan.notes if "tokenizer" in note]
+    assert said.startswith("the tokenizer is that of the pipeline, in ")
+    made_files, expected = (
+        {it.name: it.read_bytes() for it in (tmp_path / name).iterdir()} for name in ("made", "expected")
+    )
+    assert made_files == expected
+    for file in words.iterdir():
         shutil.copy(file, source)
-    convert(source, tmp_path / "after.gguf")
-
-    (said,) = [note for note in before.plan.notes if "tokenizer" in note]
-    assert said.endswith("tokenizer_2; its files belong beside config.json; llama.cpp then works with token ids only")
-    assert "tokenizer.ggml.tokens" in gguf.GGUFReader(tmp_path / "after.gguf").fields
+    assert not [note for note in convert(source, f"{tmp_path / 'own'}/", to=target).plan.notes if "pipeline" in note]

@@ -128,6 +128,15 @@ def shape(value: Any) -> Change:
     return change
 
 
+def told(**data: Any) -> Change:
+    """Other words in what the file says of the query projection."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["metadata"] = {f"{Q}.weight": json.dumps({"_data": data})}
+
+    return change
+
+
 STATE = ".weight.quant_state.bitsandbytes__nf4"
 
 
@@ -316,6 +325,20 @@ BROKEN = {
     "tiles, a larger shape": (TILES, shape([64, 4096]), "tiles have 64 rows of 1,024 columns"),
     "tiles, a shape of one": (TILES, shape([64]), "says shape [64], and a matrix has two lengths"),
     "tiles, a negative shape": (TILES, shape([64, -1]), "says shape [64, -1], and a matrix has two lengths"),
+    "MX, a block of another size": (MX, told(block_size=64), "says block_size 64, and the arrays have 32"),
+    "MX, blocks of rows": (MX, told(block_size=[1, 64]), "says block_size [1, 64], and the arrays have [1, 32]"),
+    "MX, other elements": (
+        MX,
+        told(elem_dtype={"_type": "torch.dtype", "_data": "float8_e5m2"}),
+        "says elem_dtype float8_e5m2, and _weight_qdata is F8_E4M3",
+    ),
+    "NVFP4, a block of another size": (NV, told(block_size=32), "says block_size 32, and the arrays have 16"),
+    "torchao int4, blocks of another size": (AO, told(block_size=[1, 64]), "[1, 64], and the arrays have [1, 32]"),
+    "torchao int4, blocks of all rows": (AO, told(block_size=[64, 32]), "[64, 32], and the arrays have [1, 32]"),
+    "torchao float8, blocks of another size": (AO8, told(block_size=[1, 8]), "[1, 8], and the arrays have [1, 64]"),
+    "offsets, blocks of another size": (OFFSETS, told(block_size=[1, 64]), "[1, 64], and the arrays have [1, 32]"),
+    "offsets, another shape": (OFFSETS, told(shape=[64, 32]), "says shape [64, 32], and the arrays have [64, 64]"),
+    "tiles, blocks of another size": (TILES, told(block_size=[1, 64]), "[1, 64], and the arrays have [1, 32]"),
     "MX, scales of other groups": (MX, array("._weight_scale", "F8_E8M0", 64, 4), "_weight_scale has shape [64, 4]"),
     "MX, scales of three axes": (MX, array("._weight_scale", "F8_E8M0", 2, 64, 2), "scale has shape [2, 64, 2]"),
     "MX, scales in blocks of more rows": (MX, array("._weight_scale", "F8_E8M0", 64, 16), "scale has shape [64, 16]"),

@@ -170,6 +170,15 @@ def test_a_snapshot_of_the_cache(snapshot: Path) -> None:
     assert files.tensors[0].extent.path == snapshot / ONE
 
 
+def test_a_part_of_a_pipeline_in_a_snapshot(snapshot: Path) -> None:
+    part = snapshot / "text_encoder"
+    part.mkdir()
+    for path in [path for path in snapshot.iterdir() if path.is_symlink()]:
+        (part / path.name).symlink_to(Path("..") / path.readlink())
+        path.unlink()
+    assert len(read_checkpoint_files(part).tensors) == 6
+
+
 def test_a_snapshot_through_a_link(snapshot: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(snapshot)
     assert len(read_checkpoint_files(tmp_path / "latest").tensors) == 6

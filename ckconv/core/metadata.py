@@ -338,6 +338,30 @@ def root_of(index: TensorIndex) -> Path:
     return index.path if index.path.is_dir() else index.path.parent
 
 
+#: Files by which a checkpoint has a tokenizer of its own.
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "vocab.json", "vocab.txt", "tekken.json",
+)  # fmt: skip
+
+
+def pipeline_tokenizer(root: Path) -> Path | None:
+    """The tokenizer of a text encoder without one, in a pipeline of diffusers.
+
+    It is in ``tokenizer_2`` beside ``text_encoder_2`` (``from_pretrained`` of its ``pipeline_utils.py``).
+    """
+    part = root.absolute()
+    folder = (root if root.name else part).parent / part.name.replace("text_encoder", "tokenizer", 1)
+    if folder.name == part.name or any((root / name).is_file() for name in _TOKENIZERS):
+        return None
+    return folder if (part.parent / "model_index.json").is_file() and folder.is_dir() else None
+
+
+def tokenizer_root(index: TensorIndex) -> Path:
+    """The directory of a checkpoint's tokenizer."""
+    return pipeline_tokenizer(root_of(index)) or root_of(index)
+
+
 def beside(index: TensorIndex) -> dict[str, Path]:
     """Side files by name, with the directory of those in one."""
     parts = {f"{path.parent.name}/{path.name}": path for path in index.part_files}

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckconv.core.metadata import document_of, root_of, text_key
+from ckconv.core.metadata import document_of, root_of, text_key, tokenizer_root
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.errors import InputError, shown
+from ckconv.errors import InputError
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
@@ -403,7 +403,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         words = index.facts.get("tokenizer")
         return TokenizerFiles(why="a bump file holds its words, not how a text is cut into them" if words else "")
-    root = root_of(index)
+    root = tokenizer_root(index)
     config = document_of(index.metadata)
     nested = config.get(text_key(config))
     named = next((name for name in _MODELS if (root / name).is_file()), "")
@@ -419,8 +419,6 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
             why = str(error)
         if tokenizer is None and not why and (own := _versioned(root)) is not None:
             model = _bytes(own)
-        if not (tokenizer or model or why) and (folder := _of_pipeline(root)) is not None:
-            why = f"the source has none, and the pipeline's is in {shown(folder)}; its files belong beside config.json"
     return TokenizerFiles(
         tokenizer=tokenizer,
         model=model,
@@ -428,23 +426,12 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         versioned=own is not None,
         settings=settings,
         config={**config, **nested} if isinstance(nested, dict) else config,
-        generation=_json(root / "generation_config.json") or {},
+        generation=_json(root_of(index) / "generation_config.json") or {},
         chat_template=chat_template(root, settings),
         added=_json(root / "added_tokens.json") or {},
         why=why,
         others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
-
-
-def _of_pipeline(root: Path) -> Path | None:
-    """Tokenizer of a text encoder in a pipeline of diffusers.
-
-    It is in ``tokenizer_2`` beside ``text_encoder_2``.
-    """
-    part = root.absolute()
-    folder = (root if root.name else part).parent / part.name.replace("text_encoder", "tokenizer", 1)
-    listed = (part.parent / "model_index.json").is_file()
-    return folder if listed and folder.name != part.name and folder.is_dir() else None
 
 
 def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
@@ -476,7 +463,7 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
     Raises:
         InputError: ``tokenizer.json``, the document is malformed.
     """
-    root = root_of(index)
+    root = tokenizer_root(index)
     if (words := _json(root / _VOCABULARY)) is not None:
         return words
     model = (_json(root / "tokenizer.json") or {}).get("model")

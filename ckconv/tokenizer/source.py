@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.metadata import root_of
+from ckconv.core.metadata import tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.tokenizer.files import LeftOut, equal_tokens
@@ -173,7 +173,7 @@ def _default_template(index: TensorIndex) -> object:
         return None
     from ckconv.tokenizer.checkpoint import chat_template
 
-    template = chat_template(root_of(index), settings_of(index))
+    template = chat_template(tokenizer_root(index), settings_of(index))
     named = template if isinstance(template, list) else []
     default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
     return template if isinstance(template, str) else next(default, None)
@@ -192,7 +192,7 @@ def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
     if index.metadata_kind is MetadataKind.DOCUMENT:
         from ckconv.tokenizer.checkpoint import chat_template
 
-        found = chat_template(root_of(index), settings_of(index))
+        found = chat_template(tokenizer_root(index), settings_of(index))
         for item in found if isinstance(found, list) else [{"template": found}]:
             if isinstance(item, dict) and isinstance(item.get("template"), str):
                 yield f"chat_template {item.get('name', '')}".rstrip(), item["template"]
@@ -237,8 +237,7 @@ def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
     """A JSON document of a checkpoint, if it is there."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    root = root_of(index)
-    return _read(root / name)
+    return _read(tokenizer_root(index) / name)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:

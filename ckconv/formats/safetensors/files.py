@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.metadata import CONFIG_NAME, pipeline_tokenizer
 from ckconv.core.tensors import StoredTensor, chained
-from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, unreadable
+from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
 from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.container import (
     INDEX_NAME,
@@ -304,6 +304,11 @@ def read_checkpoint_files(
     tensors = chained([shard.tensors for shard in shards])
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
+    if belong and (folder := pipeline_tokenizer(root)):
+        own = {path.name for path in side_files}
+        theirs = _side_files(folder, names_in(folder), follow_links)
+        side_files += tuple(path for path in theirs if path.name not in own)
+        notes = (*notes, f"the tokenizer is that of the pipeline, in {shown(folder)}")
     return CheckpointFiles(root, chosen.index_path, shards, tensors, config, side_files, notes)
 
 
@@ -541,14 +546,14 @@ def _is_inside(target: str, root: str) -> bool:
     Both are resolved.
 
     The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
-    caching"). A ``blobs`` that is itself a link, or a blob that is one, has another resolved directory.
+    caching"), or ``REVISION/PART/FILE``. A ``blobs`` that is itself a link, or a blob that is one, has another resolved directory.
     """
     if os.path.commonpath([target, root]) == root:
         return True
-    snapshots = os.path.dirname(root)
-    repository = os.path.dirname(snapshots)
-    is_snapshot = os.path.basename(snapshots) == "snapshots" and os.path.basename(repository).startswith("models--")
-    return is_snapshot and os.path.dirname(target) == os.path.join(repository, "blobs")
+    for snapshots in Path(root).parents:  # a part of a pipeline is a directory in the snapshot
+        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+            return os.path.dirname(target) == str(snapshots.parent / "blobs")
+    return False
 
 
 def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Path, ...]:

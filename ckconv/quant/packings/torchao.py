@@ -64,7 +64,31 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
 _CODES, _SCALE, _ZERO, _FACTOR = (f"._weight_{name}" for name in ("qdata", "scale", "zero_point", "per_tensor_scale"))
+#: Types of the codes of MX, and what the metadata calls them.
+_ELEMENTS = {FP8: "float8_e4m3fn", U8: "float4_e2m1fn_x2"}
 _TILES, _BEFORE = "._weight_scale_and_zero", "._weight_act_pre_scale"
+
+
+def _checked(stored: Arrays, declared: Declared) -> Module:
+    """The matrix, if what the file says of its blocks is what its arrays have."""
+    tiles = _TILES in stored
+    found = (_fit_tiles if tiles else _fit)(stored, declared)
+    scheme = found.scheme
+    group = scheme.group if isinstance(scheme, Scheme) else scheme.quantization.group_size
+    one = not tiles and stored[_SCALE].shape in ((), (1,), (1, 1))
+    said, rows = _data(declared, "block_size"), found.shape[0]
+    has = group if type(said) is int else [rows if one else 1, group]
+    if said is not None and said != has:
+        raise Misfit(f"the file's metadata says block_size {said}, and the arrays have {has}")
+    said = _data(declared, "elem_dtype")
+    said = said.get("_data") if isinstance(said, dict) else None
+    codes = stored[_CODES].dtype
+    if said is not None and codes in _ELEMENTS and said != _ELEMENTS[codes]:
+        raise Misfit(f"the file's metadata says elem_dtype {said}, and {_CODES[1:]} is {codes}")
+    said = _data(declared, "shape")
+    if said is not None and not tiles and said != list(found.shape):
+        raise Misfit(f"the file's metadata says shape {said}, and the arrays have {list(found.shape)}")
+    return found
 
 
 def _fit(stored: Arrays, declared: Declared) -> Module:
@@ -286,7 +310,7 @@ PACKINGS = (
             f"{_BEFORE}?": FLOATS,
             f"{_FACTOR}?": (F32,),
         },
-        _fit,
+        _checked,
     ),
-    Packing("torchao", _METHODS, {_CODES: (I32, U8), _TILES: FLOATS, f"{_BEFORE}?": FLOATS}, _fit_tiles),
+    Packing("torchao", _METHODS, {_CODES: (I32, U8), _TILES: FLOATS, f"{_BEFORE}?": FLOATS}, _checked),
 )
