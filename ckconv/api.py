@@ -16,8 +16,9 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
-from ckconv.formats import format_of, named, names, whole_format
+from ckconv.formats import ALIASES, format_of, named, names, whole_format
 from ckconv.formats.destination import (
+    ARCHIVED,
     STDOUT,
     Destination,
     destination,
@@ -108,6 +109,7 @@ def prepare(
         index: the source, where it has been opened before.
     """
     check_values(options)
+    target = ARCHIVED if target == STDOUT and to in ALIASES else target  # a directory of the hub, not one file of it
     to = named(to) if to else None
     if to is not None and to not in names():
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")

@@ -230,6 +230,8 @@ def test_a_model_through_a_pipe(tmp_path: Path, ckconv: Run) -> None:
         done = piped(data, "convert", "-", out)
         assert (done.returncode, f"read from a pipe: {len(data):,} bytes" in done.stdout.decode()) == (0, True), done
         assert ckconv("verify", out, (GGUF, HF)[number]).code == 0
+    done = piped((tmp_path / "m.tar").read_bytes(), "inspect", "-")
+    assert (done.returncode, b"hint: ckconv convert - DST reads it" in done.stderr) == (3, True)
     done = piped(b"", "convert", "-", tmp_path / "no.gguf")
     assert (done.returncode, b"nothing came through the pipe" in done.stderr) == (3, True)
     done = piped(b"hello, world", "convert", "-", tmp_path / "no.gguf", "--from", "gguf")

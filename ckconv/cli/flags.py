@@ -14,7 +14,7 @@ import click
 
 from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.errors import InputError, UsageError
-from ckconv.formats import ALIASES, named, names
+from ckconv.formats import ALIASES, names
 from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS, Option, Options, Takes
 
@@ -318,7 +318,3 @@ class FormatName(Word):
 
     def __init__(self) -> None:
         super().__init__([*names(), *ALIASES])
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Name of the format."""
-        return named(super().convert(value, param, ctx))

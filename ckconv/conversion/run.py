@@ -30,7 +30,7 @@ from ckconv.conversion.write import Losses, digested, holes, write_archive, writ
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
+from ckconv.errors import InputError, VerifyError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
@@ -279,10 +279,6 @@ def run(
     container = plan.contents()
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     beside = {name: it for name, it in container.side_files.items() if name not in container.on_request}
-    if target.parent is None and not target.archived and plan.index.adapter is not None and beside:
-        raise UsageError(
-            "usage.target", "an adapter is two files, and stdout takes one", hint="tar:- is a tar archive of both"
-        )
     if target.parent is None and not target.archived and beside:
         note = f"not written: {', '.join(sorted(beside))}; tar:- is a tar archive with them"
         plan = replace(plan, notes=(*plan.notes, note))

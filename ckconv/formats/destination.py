@@ -54,7 +54,8 @@ class Destination(NamedTuple):
     def archived(self) -> bool:
         """Say whether stdout gets a tar archive: no loader reads such a file."""
         alone = format_of(self.format)
-        return self.parent is None and (self.name == ARCHIVED or not (alone.suffix or alone.file))
+        directory = alone.read is None or not (alone.suffix or alone.file)
+        return self.parent is None and (self.name == ARCHIVED or directory)
 
     @property
     def file_name(self) -> str:

@@ -204,12 +204,12 @@ def detect(path: Path, source: ByteSource) -> str:
     if own is not None:
         return own
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
-    raise InputError(
-        "input.format",
-        f"{what} is not a format that ckconv reads ({', '.join(names())})",
-        path=path,
-        hint="--from FORMAT reads it as that format and says what is wrong with it",
-    )
+    message = f"{what} is not a format that ckconv reads ({', '.join(names())})"
+    hint = "--from FORMAT reads it as that format and says what is wrong with it"
+    if _AROUND["tar"].match(source.read_at(0, HEAD)):
+        message = "is a tar archive, and of a pipe only a header is read here"
+        hint = "ckconv convert - DST reads it, and every command does where it is a file"
+    raise InputError("input.format", message, path=path, hint=hint)
 
 
 def _weights_of_openvino(path: Path) -> CkconvError | None:

@@ -546,7 +546,8 @@ def _is_inside(target: str, root: str) -> bool:
     Both are resolved.
 
     The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
-    caching"), or ``REVISION/PART/FILE``. A ``blobs`` that is itself a link, or a blob that is one, has another resolved directory.
+    caching"), or ``REVISION/PART/FILE``. A ``blobs`` that is itself a link, or a blob that is one, has another resolved
+    directory.
     """
     if os.path.commonpath([target, root]) == root:
         return True
