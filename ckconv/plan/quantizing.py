@@ -85,7 +85,10 @@ def parsed(text: str) -> Asked:
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
             made = UNLIKE.get(word.upper(), f"nothing here quantizes floats to {word.upper()} as llama-quantize does")
             why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
-            raise UsageError("usage.quantize", f"--quantize {text}: {why}", hint=hint)
+            near = "iq1_s and iq2_xxs, with --imatrix FILE, are the types next to it"
+            raise UsageError(
+                "usage.quantize", f"--quantize {text}: {why}", hint=near if word.upper() in UNLIKE else hint
+            )
     if asked.word in FLOATS:
         raise UsageError("usage.quantize", f"--quantize {text}: --dtype {asked.word} makes all tensors {asked.word}")
     return asked
