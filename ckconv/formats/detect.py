@@ -213,7 +213,7 @@ def detect(path: Path, source: ByteSource) -> str:
 
 
 def _weights_of_openvino(path: Path) -> CkconvError | None:
-    """Refusal of bytes that nothing tells, called like OpenVINO's or beside its model."""
+    """Refusal of unknown bytes called like OpenVINO's or beside its model."""
     if path.suffix != ".bin" or path.name.startswith("openvino_"):
         return foreign_file(path, b"") if path.suffix == ".bin" else None
     model = path.with_suffix(".xml")

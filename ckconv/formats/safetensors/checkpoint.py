@@ -361,7 +361,7 @@ _LAYERS = "_quantization_metadata"
 
 
 def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed: bool) -> dict[str, str]:
-    """Metadata of torchao, or of ComfyUI, for the tensors that stay as they were.
+    """Metadata of torchao or ComfyUI for tensors that stay as they were.
 
     transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
 

@@ -73,7 +73,7 @@ _PREFIX = "model.diffusion_model."
 
 
 def layers_of(headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any] | None:
-    """What the files' metadata says of each matrix; ``None`` where it says nothing."""
+    """Facts of the metadata about matrices; ``None`` where there are none."""
     for header in headers:
         if HEADER in header:
             try:
@@ -86,7 +86,7 @@ def layers_of(headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any] | None:
 
 
 def said_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the metadata says of a matrix; empty where it says nothing."""
+    """Facts of the metadata about one matrix; empty for none."""
     found = layers.get(module, layers.get(module.removeprefix(_PREFIX)))
     return found if isinstance(found, dict) else {}
 

@@ -70,7 +70,7 @@ _TILES, _BEFORE = "._weight_scale_and_zero", "._weight_act_pre_scale"
 
 
 def _checked(stored: Arrays, declared: Declared) -> Module:
-    """The matrix, if what the file says of its blocks is what its arrays have."""
+    """Matrix whose arrays agree with the file's metadata."""
     tiles = _TILES in stored
     found = (_fit_tiles if tiles else _fit)(stored, declared)
     scheme = found.scheme
