@@ -718,11 +718,12 @@ def test_an_offset_of_jamba_outside_of_its_period_is_refused(tmp_path: Path, key
     ("target", "step", "listed", "said"),
     [
         ("m.gguf", 2, [1, 3], ""),
-        ("m.gguf", 1, [1, 3], "in every layer of a step"),
+        ("m.gguf", 1, [1, 3], ""),
+        ("m.gguf", 1, [0, 3], "llama4"),
         ("m.gguf", 2, [1, 3, 4], "experts"),
         ("m.gguf", 2, [1, 99], "moe_layers"),
         ("m.gguf", 2, "all", "moe_layers"),
-        ("mlx", 1, [1, 3], "in every layer of a step|takes one expert"),
+        ("mlx", 1, [1, 3], "takes one expert"),
     ],
 )
 def test_layers_of_llama4_with_experts_are_those_of_the_list(
@@ -741,3 +742,13 @@ def test_layers_of_llama4_with_experts_are_those_of_the_list(
         ckconv.convert(made, tmp_path / target, **options)
         found = gguf.GGUFReader(tmp_path / target).fields["llama4.interleave_moe_layer_step"]
         assert found.contents() == 2
+        assert ckconv.diff(made, tmp_path / target).same
+
+
+def test_mlx_lm_is_told_the_step_of_a_list_of_layers_with_experts(tmp_path: Path) -> None:
+    case = next(case for case in family_cases.cases("llama4") if case.name == "every_other_layer_has_experts")
+    changes = {"moe_layers": [1, 3], "interleave_moe_layer_step": 1, "num_experts_per_tok": 1}
+    recorded = {**case.recorded, "config": case.recorded["config"] | changes}
+    made = family_cases.checkpoint(recorded, tmp_path / "hf", case.tokenizer)
+
+    assert config_of(convert(made, "mlx"))["text_config"]["interleave_moe_layer_step"] == 2

@@ -124,8 +124,7 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
     if not same_words:
         pairs = ((ours, theirs), (theirs, ours))
         ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
-    if same_words:
-        ours, theirs = without_aids(ours), without_aids(theirs)
+    ours, theirs = without_aids(ours), without_aids(theirs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
     return config_differences(ours, theirs, same_words=same_words, worded=(_worded(a, theirs), _worded(b, ours)))

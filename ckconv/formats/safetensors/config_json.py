@@ -24,7 +24,7 @@ from ckconv.families.keys import MLX_LM as MLX_LM_READER
 from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
-from ckconv.families.words import family_of, said, without_noted
+from ckconv.families.words import family_of, said, without_aids, without_noted
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, engine_of
@@ -131,10 +131,11 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     windowless = consumer == MLX_LM_READER and mlx is not None and "window" in mlx.ignores
     kept = _WINDOW if windowless and config.sliding_window else ()
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *kept)}
-    mine = without_noted(replace(config, modifiers=(), context_length=read.context_length))
-    found = config_differences(mine, without_noted(replace(read, **same)), same_words=True)
+    pair = replace(config, modifiers=(), context_length=read.context_length), replace(read, **same)
+    mine, theirs = (without_aids(without_noted(each)) for each in pair)
+    found = config_differences(mine, theirs, same_words=True)
     return [
-        f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
+        f"{name}{said(config, name)} is {ours!r}, {consumer} reads {other!r}" for name, (ours, other) in found.items()
     ]
 
 
