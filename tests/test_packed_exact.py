@@ -15,6 +15,7 @@ import pytest
 from checkpoints import Decoder
 from packed_checkpoints import (
     awq_model,
+    bitsandbytes_model,
     compressed_model,
     drawn,
     fp8_model,
@@ -32,6 +33,7 @@ from ckconv.core.dtypes import DTYPES, F16, F32
 from ckconv.options import Options
 from ckconv.quant.affine import Affine, to_blocks, to_triple, unfit
 from ckconv.quant.mlx import Quantization, Triple
+from ckconv.quant.packed import MAPS, Scheme, nearest, packed_type
 
 #: Rows are whole blocks and whole groups of every model here.
 DECODER = Decoder(layers=1, hidden=128, ffn=256, head_dim=32, kv_heads=4)
@@ -239,6 +241,8 @@ def test_the_checkpoint_comes_back_out_of_a_bump_file_of_blocks(tmp_path: Path, 
         (partial(compressed_model, scattered=True), "gguf", "columns that share a scale are scattered over the row"),
         (partial(gptq_model, bits=8), "gguf", "groups have numbers that no Q8_0 block holds"),
         (partial(gptq_model, group=16), "gguf", "no GGUF block holds int4 group 16 F16 zeros"),
+        (bitsandbytes_model, "gguf", "nearest, --dequantize --quantize q8_0, moves values by 0.5 %"),
+        (bitsandbytes_model, "mlx", "nearest, --dequantize --quantize affine:8:32, moves values by 0.4 %"),
         (partial(fp8_model, block=(64, 64)), "gguf", "groups have a scale that is not a power of two"),
         (partial(fp8_model, block=(64, 64)), "mlx", "scales are not powers of two, as MLX's mxfp8 wants them"),
     ],
@@ -255,6 +259,25 @@ def test_what_no_type_holds_is_refused_and_decoded_when_asked_to(
     if target == "gguf":
         kind, values = blocks_of(out)["blk.0.ffn_down.weight"]
         assert (kind, np.array_equal(values, expected[f"{DOWN}.weight"].astype(np.float32))) == ("F32", True)
+
+
+@pytest.mark.parametrize("codes", ["NF4", "bitsandbytes FP4"])
+def test_the_nearest_types_move_values_by_as_much_as_is_said(codes: str) -> None:
+    table = np.array(MAPS[codes], np.float32)
+    drawn = np.random.default_rng(0).standard_normal((4096, 64), np.float32)
+    scales = np.abs(drawn).max(1, keepdims=True)
+    values = table[np.abs((drawn / scales)[..., None] - table).argmin(-1)] * scales
+
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
+    groups = values.reshape(-1, 32)
+    low, step = groups.min(1, keepdims=True), np.ptp(groups, axis=1, keepdims=True) / 255
+    triples = (np.round((groups - low) / step) * step + low).reshape(values.shape)
+
+    dtype = packed_type(Scheme(codes, 4, 64, F32, library=F32), 64)
+    for made, mlx in ((blocks, False), (triples, True)):
+        lost = 100 * np.sqrt(np.mean((made - values) ** 2) / np.mean(values**2))
+        assert f"moves values by {lost:.1f} %" in nearest(dtype, mlx=mlx)
 
 
 @pytest.mark.parametrize("make", [gptq_model, awq_model, partial(gptq_model, bits=8)])

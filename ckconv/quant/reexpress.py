@@ -12,7 +12,7 @@ from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
 from ckconv.quant.mlx import Quantization, Triple, split_planes, triple_of
-from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, SUM, Scheme, is_scaled, numbers, rows_of, scheme_of
+from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, SUM, Scheme, is_scaled, nearest, numbers, rows_of, scheme_of
 from ckconv.quant.repack import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ def no_block(source: DType, columns: int) -> str:
         return SCATTERED
     if blocks_for(source, 0):
         return f"rows of {columns:,} elements are not whole blocks"
-    return f"no GGUF block holds {source}"
+    return f"no GGUF block holds {source}{nearest(source)}"
 
 
 def none_of(blocks: Sequence[DType]) -> str:

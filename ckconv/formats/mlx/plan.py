@@ -24,7 +24,7 @@ from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization, triple_of, triple_type
-from ckconv.quant.packed import is_scaled
+from ckconv.quant.packed import is_scaled, nearest
 from ckconv.quant.quantize import Errors, Quantizing
 from ckconv.quant.repack import BY_BLOCK, SUPERBLOCKS
 
@@ -179,6 +179,7 @@ class MlxPlanner(CheckpointPlanner):
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
             why = f"{tensor.dtype} {'has no exact form in MLX' if triple is None else 'is another type in MLX'}"
+            why += nearest(tensor.dtype, mlx=True) if triple is None else ""
             if not decodable(tensor.dtype):
                 why = f"ckconv neither decodes {tensor.dtype} nor packs it for MLX"
             self._fault(SCATTERED if scattered(tensor.dtype) else why, decode_hint(tensor.dtype), tensor.source)
