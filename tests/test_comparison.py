@@ -130,7 +130,7 @@ def test_shapes_that_differ_are_not_compared(tmp_path: Path) -> None:
             np.array([1, 2, 4], np.int32),
             "1 row differs, and there is no decoder for I32",
         ),
-        (Raw("F8_E4M3", (2,), b"\1\2"), Raw("F8_E5M2", (2,), b"\1\2"), "F8_E4M3 and F8_E5M2"),
+        (Raw("F8_E8M0", (2,), b"\1\2"), np.array([1, 2], np.uint8), "F8_E8M0 and U8"),
     ],
 )
 def test_types_without_float32_values_are_compared_as_bytes(
@@ -140,6 +140,13 @@ def test_types_without_float32_values_are_compared_as_bytes(
     assert (item.reason, item.values) == (reason, 0)
     assert math.isnan(item.max_error)
     assert compared(tmp_path / "same", one, one).same
+
+
+def test_fp8_without_scales_is_compared_by_its_values(tmp_path: Path) -> None:
+    one, other = Raw("F8_E4M3", (2,), b"\x38\x30"), Raw("F8_E5M2", (2,), b"\x3c\x38")
+    assert compared(tmp_path / "same", one, other).same
+    assert compared(tmp_path / "floats", one, np.array([1, 0.5], np.float32)).same
+    assert only_difference(compared(tmp_path / "not", one, np.array([1, 0.25], np.float32))).max_error == 0.25
 
 
 def test_blocks_without_a_decoder_are_compared_as_bytes(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from checkpoints import Decoder
 from packed_checkpoints import (
     awq_model,
     bitsandbytes_model,
+    comfyui_model,
     compressed_model,
     drawn,
     fp8_model,
@@ -259,6 +260,26 @@ def test_what_no_type_holds_is_refused_and_decoded_when_asked_to(
     if target == "gguf":
         kind, values = blocks_of(out)["blk.0.ffn_down.weight"]
         assert (kind, np.array_equal(values, expected[f"{DOWN}.weight"].astype(np.float32))) == ("F32", True)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ({"said": "nothing"}, "BF16"),
+        ({"said": "nothing", "kind": "float8_e5m2"}, "BF16"),
+        ({"kind": "mxfp8"}, "BF16"),
+        ({"kind": "nvfp4"}, "NVFP4"),
+    ],
+)
+def test_what_comfyui_stores_is_exact_in_a_gguf_where_a_type_holds_it(
+    tmp_path: Path, ckconv, how: dict[str, Any], kind: str
+) -> None:
+    comfyui_model(tmp_path / "packed", DECODER, **how)
+    done = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales")
+    assert done.code == 0, done.err
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert types["blk.0.ffn_down.weight"] == kind
+    assert ckconv("diff", "--weights", tmp_path / "packed", tmp_path / "m.gguf").code == 0
 
 
 @pytest.mark.parametrize("codes", ["NF4", "bitsandbytes FP4"])

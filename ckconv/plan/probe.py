@@ -324,7 +324,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     from ckconv.io.rows import RowReader, numbers_alone
     from ckconv.quant.affine import unfit
     from ckconv.quant.packed import is_scaled
-    from ckconv.quant.reexpress import beyond_bf16, numbers_of, products, scale_bytes
+    from ckconv.quant.reexpress import beyond_bf16, is_wide_fp8, numbers_of, products, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 
     triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)
@@ -332,7 +332,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
         for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
             if numbers is None:
                 found, fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)
-                held = fits & ~beyond_bf16(found)
+                held = fits & ~beyond_bf16(found, wide=is_wide_fp8(tensor.dtype))
                 yield lambda block, whatever, each={BF16: held}, fits=fits: int((~each.get(block, fits)).sum())
             else:
                 parts = numbers.parts(rows, codes=False)

@@ -12,7 +12,20 @@ from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
 from ckconv.quant.mlx import Quantization, Triple, split_planes, triple_of
-from ckconv.quant.packed import DIVISOR, E4M3, FACTOR, INT, SUM, Scheme, is_scaled, nearest, numbers, rows_of, scheme_of
+from ckconv.quant.packed import (
+    DIVISOR,
+    E4M3,
+    E5M2,
+    FACTOR,
+    INT,
+    SUM,
+    Scheme,
+    is_scaled,
+    nearest,
+    numbers,
+    rows_of,
+    scheme_of,
+)
 from ckconv.quant.repack import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:
@@ -337,7 +350,7 @@ def way_between(source: DType, target: DType) -> Way | None:
 def blocks_for(source: DType, columns: int) -> tuple[DType, ...]:
     """GGUF types that may hold rows of this length, the first choice first."""
     triple = triple_of(source)
-    if is_fp8(source) or is_mxfp8(source):
+    if is_fp8(source) or is_mxfp8(source) or is_wide_fp8(source):
         return (BF16,)
     found = [recipe.block for recipe in repack.candidates(triple.quantization)] if triple else _OF_PACKED
     return tuple(block for block in found if way_between(source, block) and columns % block.block == 0)
@@ -349,20 +362,27 @@ def is_fp8(dtype: DType) -> bool:
     return scheme is not None and scheme.codes == E4M3 and not (scheme.factor or scheme.ordered)
 
 
+def is_wide_fp8(dtype: DType) -> bool:
+    """E5M2 codes and a scale for each group of a row."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.codes == E5M2
+
+
 def is_mxfp8(dtype: DType) -> bool:
     """E4M3 codes, and powers of two for the scales of their groups."""
     triple = triple_of(dtype)
     return triple is not None and triple.quantization == _MXFP8
 
 
-def beyond_bf16(scales: Rows) -> Flags:
-    """E8M0 bytes whose product with some E4M3 code is no BF16 number.
+def beyond_bf16(scales: Rows, *, wide: bool = False) -> Flags:
+    """E8M0 bytes whose product with some code is no BF16 number.
 
-    Codes are from 2**-9 to 448.
+    Codes of E4M3 are from 2**-9 to 448, ``wide`` ones of E5M2 from 2**-16 to 57,344.
     """
     import numpy as np
 
-    return np.asarray((scales < 3) | (scales > 246))
+    least, most = (10, 239) if wide else (3, 246)
+    return np.asarray((scales < least) | (scales > most))
 
 
 def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
