@@ -237,8 +237,10 @@ def packed_items(
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
     layers = comfyui.layers_of(headers)
-    method = method or comfyui.METHOD * (layers is not None or any(it.name.endswith(comfyui.SAID) for it in stored))
-    modules = dict(_modules(stored, method)) if any(tensor.name.endswith(_OWN) for tensor in stored) else {}
+    own = any(tensor.name.endswith(_OWN) for tensor in stored)
+    marked = layers is not None or (own and any(tensor.name.endswith(comfyui.SAID) for tensor in stored))
+    method = method or comfyui.METHOD * marked
+    modules = dict(_modules(stored, method)) if own else {}
     if method in ("", comfyui.METHOD):
         modules |= comfyui.alone(stored, {array.name for _, arrays in modules.values() for array in arrays.values()})
     for key in _ROTATED:

@@ -201,21 +201,18 @@ def alone(stored: Sequence[StoredTensor], taken: Collection[str]) -> dict[str, t
 
     A tensor beside it that is called a scale of any kind may be one.
     """
-    places = [one.name.rpartition(".") for one in stored]
-    beside: dict[str, set[str]] = {}
-    for place, _, last in places:
-        if "scale" in last:
-            beside.setdefault(place, set()).add(last)
-    return {
-        one.name: (ALONE, {"": one})
-        for one, (place, _, last) in zip(stored, places, strict=True)
-        if one.dtype in (FP8, FP8_WIDE)
-        and one.shape
-        and one.extent.nbytes
-        and last != "scaled_fp8"
-        and not beside.get(place, set()) - {last}
-        and one.name not in taken
-    }
+    if not any(one.dtype in (FP8, FP8_WIDE) for one in stored):
+        return {}
+    beside: dict[str, int] = {}
+    for place, _, last in (one.name.rpartition(".") for one in stored if "scale" in one.name):
+        beside[place] = beside.get(place, 0) + ("scale" in last)
+    found: dict[str, tuple[Packing, dict[str, StoredTensor]]] = {}
+    for one in stored:
+        if one.dtype in (FP8, FP8_WIDE) and one.shape and one.extent.nbytes and one.name not in taken:
+            place, _, last = one.name.rpartition(".")
+            if last != "scaled_fp8" and beside.get(place, 0) <= ("scale" in last):
+                found[one.name] = ALONE, {"": one}
+    return found
 
 
 _ANY = (FP8, FP8_WIDE, I8, U8)
