@@ -129,9 +129,10 @@ def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
     scheme, own = scheme_of(target), with_zeros(source)
     if scheme is None:
         return None
+    scheme = scheme._replace(library=None)  # what a library computes in is no part of the numbers
     if INTEGERS.get(source) == scheme:
         return partial(_of_blocks, block=source)
-    same = own is not None and own == scheme._replace(number=own.number, zeros=True)
+    same = own is not None and own._replace(library=None) == scheme._replace(number=own.number, zeros=True)
     return partial(_to_zeros, dtype=source, scheme=scheme) if same else None
 
 
