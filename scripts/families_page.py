@@ -134,9 +134,9 @@ REST = {
     "it drafts for another model: refused with what it drafts for": "dflash gemma4-assistant",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
-        "arctic arwkv7 bailingmoe3 bitnet chameleon codeshell cogvlm deci deepseek4 dots3note eurobert glm5-next "
-        "graniteswitch grok hrm_text hunyuan_vl hy_v4 kimi-k3 laguna llada llama-embed maple mimo2 "
-        "minimax-01 minimax-m3 muse-glimmer neo-bert openelm paddleocr plamo qwen qwen4exp rwkv6qwen2 spark2_5 step35"
+        "arctic arwkv7 bailingmoe3 bitnet chameleon cogvlm deci deepseek4 dots3note glm5-next "
+        "graniteswitch grok hrm_text hunyuan_vl hy_v4 kimi-k3 laguna maple mimo2 "
+        "minimax-01 minimax-m3 muse-glimmer neo-bert openelm paddleocr plamo qwen4exp rwkv6qwen2 step35"
     ),
 }
 

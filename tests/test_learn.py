@@ -150,6 +150,7 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
         ("glm4_moe", "parameters.use_qk_norm.gguf", [{"present": "blk.0.attn_k_norm.weight"}]),
         ("exaone4", "engines.llama_cpp.optional", ["rope_frequencies"]),
         ("lfm2_moe", "config.seen.intermediate_size", "any"),
+        ("gpt2", "parameters.n_ctx.value", "context"),
         ("granite_swa", "parameters.layer_rope_theta.value", "leading(layers, layers, 10000.0, 10000.0)"),
         pytest.param(
             *("xverse", "parameters.kv_heads.gguf"),
@@ -167,6 +168,7 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
         "a switch",
         "a scaled RoPE",
         "a size of tensors",
+        "two keys of one number",
         "one value for all",
         "where stated",
         "where scaled",
@@ -309,6 +311,86 @@ def test_a_quantized_gguf_is_named_with_its_types(pair: tuple[Path, Path], tmp_p
     with pytest.raises(CkconvError, match=r"tensors? of \d+ are Q5_0, Q8_0, not F32, F16 or BF16") as caught:
         learn([(pair[0], FIXTURES / "kquants/llama64.Q4_K_M.gguf")], "new")
     assert caught.value.code == "learn.type"
+
+
+# Quantized GGUFs, by values that are near
+
+
+@pytest.fixture
+def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """A checkpoint, its GGUF in Q4_0, and the GGUF that was quantized."""
+    source, model = next(pairs_of("nemotron", tmp_path))
+    ckconv.convert(model, tmp_path / "small.gguf", options=Options(quantize="q4_0"))
+    hide("nemotron", monkeypatch)
+    return source, tmp_path / "small.gguf", model
+
+
+def test_a_file_is_learned_from_values_that_are_near(quantized: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """It makes the GGUF that was quantized, byte for byte."""
+    source, small, model = quantized
+
+    found = learn([(source, small)], "new", approximate=True)
+
+    assert {"Q4_0", "F32"} <= {tensor.dtype.name for tensor in open_index(small).stored}
+    (of,) = found.checked
+    assert 0.05 < of.forth.apart**0.5 < 0.2
+    assert "learned from near values (F16, F32, Q4_0, Q8_0)" in found.questions[-1].text
+    assert "open: learned from near values" in found.text
+    (tmp_path / "new.toml").write_text(found.text)
+    assert check(tmp_path / "new.toml", Pair(open_index(source), open_index(model))).right
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda name, array: array + np.float32(0.2) * np.sign(array) * ("q_proj" in name), "blk.N.attn_q.weight"),
+        (lambda name, array: array[::-1].copy() if "up_proj" in name else array, "blk.N.ffn_up.weight"),
+        (lambda name, array: array * np.float32(1.001) if "norm" in name else array, "blk.N.attn_norm"),
+        (lambda name, array: array * np.float32(2) if "up_proj" in name else array, "blk.N.ffn_up.weight"),
+    ],
+    ids=["merged", "another order", "norms are equal", "another scale"],
+)
+def test_what_is_not_near_is_not_taken(change: Any, said: str, quantized: tuple[Path, Path, Path]) -> None:
+    source, small, _ = quantized
+    changed(source, change)
+    with pytest.raises(InputError, match=said):
+        learn([(source, small)], "new", approximate=True)
+
+
+def test_one_row_that_is_another_is_seen(quantized: tuple[Path, Path, Path]) -> None:
+    source, small, _ = quantized
+
+    def swap(name: str, array: np.ndarray) -> np.ndarray:
+        if "embed_tokens" not in name:
+            return array
+        array[[0, 1]] = array[[1, 0]]
+        return array
+
+    changed(source, swap)
+    with pytest.raises(InputError, match=r"token_embd\.weight has other values"):
+        learn([(source, small)], "new", approximate=True)
+
+
+def test_scales_that_are_no_numbers_are_near_nothing(quantized: tuple[Path, Path, Path]) -> None:
+    source, small, _ = quantized
+    tensor = next(one for one in open_index(small).stored if one.name == "blk.0.ffn_up.weight")
+    with small.open("r+b") as file:
+        file.seek(tensor.extent.offset)
+        file.write(np.float16(np.nan).tobytes())
+    with pytest.raises(InputError, match=r"blk\.N\.ffn_up\.weight"):
+        learn([(source, small)], "new", approximate=True)
+
+
+def test_the_way_to_a_quantized_gguf_is_said(quantized: tuple[Path, Path, Path], tmp_path: Path, ckconv) -> None:
+    command = ("learn", *quantized[:2], "-o", tmp_path / "new.toml")
+
+    plain = ckconv(*command)
+    asked = ckconv(*command, "--approximate")
+    both = ckconv(*command, "--force", "--approximate", "--check", "all")
+
+    assert (plain.code, "hint: --approximate matches" in plain.err) == (4, True)
+    assert (asked.code, "near the blocks' values: GGUF 24/24" in asked.err + asked.out) == (7, True)
+    assert (both.code, "--check pair or none expected" in both.err) == (2, True)
 
 
 # The command

@@ -41,6 +41,11 @@ _ANSWERS = ("harmless", "any", "fixed")
     "--mlx", type=PATH, metavar="DIR", help="An MLX directory of the first model: its names are learned, too."
 )
 @click.option(
+    "--approximate",
+    is_flag=True,
+    help="Take a quantized GGUF: names and orders of rows are learned from values that are near.",
+)
+@click.option(
     "--confirm",
     multiple=True,
     metavar="KEY=ANSWER",
@@ -57,6 +62,7 @@ def command(
     rows: int,
     check: str,
     mlx: Path | None,
+    approximate: bool,
     confirm: tuple[str, ...],
 ) -> int:
     """Make a family file out of a checkpoint and its GGUF.
@@ -80,6 +86,9 @@ def command(
         raise UsageError("usage.target", f"-o {shown(output)}: a name of letters, digits, '_', '-' in .toml expected")
     if base and base not in FAMILIES:
         raise UsageError("usage.flag", f"--base {base}: no family (ckconv formats lists them)")
+    if approximate and check == "all":
+        message = "--approximate: logits of a quantized GGUF are others; --check pair or none expected"
+        raise UsageError("usage.flag", message)
     place = followed(output, force=force)
     check_target(place, None, force=force, inputs=())
     answers = dict(one.rpartition("=")[::2] for one in confirm)
@@ -96,6 +105,7 @@ def command(
             confirmed=answers,
             logits=convert if check == "all" else None,
             mlx=mlx,
+            approximate=approximate,
         )
         write_whole(place, found.text.encode())
     _print(found, output, settings, checked=check != "none")
@@ -123,7 +133,8 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
     forth, back = found.checked[0].forth, found.checked[0].back
     tensors = f"{found.traced}/{found.total} tensors traced"
     lines = [f"{shown(output)}  extends {found.family}, {tensors}, {found.same} kinds as there"]
-    what = "byte for byte" if checked else "by names and shapes"
+    blocks = any(way.apart for each in found.checked for way in (each.forth, each.back))
+    what = "by names and shapes" if not checked else "near the blocks' values" if blocks else "byte for byte"
     for number, each in enumerate(found.checked, 1):
         forth, back = each.forth, each.back
         pair = f"pair {number}: " if len(found.checked) > 1 else ""
@@ -172,6 +183,7 @@ def _document(found: Learned, output: Path) -> dict[str, Any]:
                     "tensors": one.tensors,
                     "of": one.total,
                     "near": len(one.near),
+                    "apart": one.apart,
                     "keys": one.keys,
                     "of_keys": one.of,
                 }

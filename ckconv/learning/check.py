@@ -25,10 +25,10 @@ from ckconv.families.keys import Kind
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
-from ckconv.learning.pair import FLOATS, NEAR, Pair, floats, value_of
+from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, value_of
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Step
-from ckconv.system import read_at
+from ckconv.quant.convert import decode
 from ckconv.verification.content import parameter_differences
 
 #: Keys of config.json that say who wrote it, not what the model is.
@@ -43,6 +43,7 @@ class Direction:
         error: why nothing is made.
         tensors, total: equal ones of all.
         different: names of others, with what is wrong.
+        apart: the largest part of a row's square that quantizing took, of tensors that are quantized on either side.
         near: equal ones that are computed (1 + w, -exp(w)), and differ in the last bits: of another library's rounding.
         keys, of: equal ones of all.
         left_out: tensors of the source for which the other format has no place -> why.
@@ -53,6 +54,7 @@ class Direction:
     tensors: int = 0
     total: int = 0
     different: list[str] = field(default_factory=list)
+    apart: float = 0.0
     near: set[str] = field(default_factory=set)
     keys: int = 0
     of: int = 0
@@ -93,10 +95,11 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
         with own_families([family]):
             checkpoint = open_index(pair.checkpoint.path)
             model = open_index(pair.model.path)
-            forth = _made(checkpoint, model, "gguf", family, values, {})
-            back = (
-                Direction() if forth.error else _made(model, checkpoint, "safetensors", family, values, forth.left_out)
-            )
+            forth = _made(checkpoint, model, "gguf", family, values, {}, near=pair.near)
+            lost = forth.left_out
+            back = Direction()
+            if not forth.error:
+                back = _made(model, checkpoint, "safetensors", family, values, lost, near=pair.near)
             names = {field: name for name, field in FIELD_OF.items()}
             apart = {names.get(name, name): pair for name, pair in parameter_differences(checkpoint, model).items()}
     except CkconvError as error:
@@ -126,12 +129,24 @@ def check_names(family: Path, checkpoint: Path, directory: Path) -> Checked:
 
 
 def _made(
-    source: TensorIndex, there: TensorIndex, to: str, family: Path, values: bool, lost: Mapping[str, str]
+    source: TensorIndex,
+    there: TensorIndex,
+    to: str,
+    family: Path,
+    values: bool,
+    lost: Mapping[str, str],
+    *,
+    near: bool = False,
 ) -> Direction:
-    """Make one direction without tensors ``lost`` on the way to the source."""
+    """Make one direction without tensors ``lost`` on the way to the source.
+
+    Args:
+        near: either side may be rounded.
+    """
     found = Direction()
     try:
-        plan = make_plan(source, to, Options(families=(family,), dtype=_dtype(there)))
+        options = Options(families=(family,), dtype=_dtype(there, source), dequantize=near and to != "gguf")
+        plan = make_plan(source, to, options)
         plan.check()
         container = plan.contents()
     except CkconvError as error:
@@ -139,7 +154,7 @@ def _made(
         return found
     found.left_out = {item.name: item.reason for item in plan.left_out}
     meant = {tensor.name: tensor for tensor in there.stored if tensor.name not in lost}
-    _compare(plan, source, there, meant, values, found)
+    _compare(plan, source, there, meant, values, near, found)
     if to == "gguf":
         prefix = f"{there.architecture}."
         typed = as_read({key: value for key, value in container.keys.items() if key.startswith(prefix)})
@@ -178,6 +193,7 @@ def _compare(
     there: TensorIndex,
     meant: Mapping[str, StoredTensor],
     values: bool,
+    near: bool,
     found: Direction,
 ) -> None:
     steps = {step.target.name if step.target.source == "" else step.target.source: step for step in plan.steps}
@@ -189,7 +205,7 @@ def _compare(
         if math.prod(one.shape) != math.prod(other.shape):
             bad[name] = f"has the shape {list(one.shape)}, and {list(other.shape)} is made"
     if values and not bad:
-        bad |= _bytes(plan, source, there, meant, steps, found)
+        bad |= _bytes(plan, source, there, meant, steps, near, found)
     found.different = [f"{name} {why}" for name, why in sorted(bad.items())]
     found.tensors = found.total - len(bad.keys() & meant.keys())
 
@@ -200,6 +216,7 @@ def _bytes(
     there: TensorIndex,
     meant: Mapping[str, StoredTensor],
     steps: Mapping[str, Any],
+    rounded: bool,
     found: Direction,
 ) -> dict[str, str]:
     """Tensors of which some byte is another one."""
@@ -210,17 +227,23 @@ def _bytes(
     with Files(source.identities) as inputs, Files(there.identities) as outputs:
         for file in plan.files:
             starts = {offset: name for (offset, of), name in places.items() if of == id(file)}
-            begin, name = 0, ""
+            begin, name, rows = 0, "", Rows()
             for offset, data, _ in chunks(file, inputs, Losses(plan)):
                 if offset in starts:
-                    begin, name = offset, starts[offset]
+                    begin, name, rows = offset, starts[offset], Rows()
                 tensor, view = meant[name], memoryview(data).cast("B")
+                if rounded and any(one.dtype is not tensor.dtype for one in steps[name].sources):
+                    found.apart = max(found.apart, rows.apart(view, steps[name].target.dtype, tensor, outputs))
+                    if rows.most > APART:
+                        bad[name] = "has other values"
+                    continue
                 if steps[name].target.dtype.name != tensor.dtype.name:
                     bad.setdefault(name, f"is {tensor.dtype}, and {steps[name].target.dtype} is made")
                     continue
                 at = tensor.extent.offset + offset - begin
-                there_is = read_at(outputs.fd(tensor.extent.path), len(view), at)
-                if name not in bad and there_is != bytes(view):
+                there_is = bytearray(len(view))
+                outputs.read_into(tensor.extent.path, at, there_is)
+                if name not in bad and there_is != view:
                     if name not in near or not _alike(there_is, bytes(view), tensor.dtype):
                         bad[name] = "has other values"
                     else:
@@ -228,21 +251,50 @@ def _bytes(
     return bad
 
 
+class Rows:
+    """Compares a tensor with one that is rounded, or was, row by row.
+
+    Attributes:
+        most: how far the farthest row is, as a part of its square.
+    """
+
+    def __init__(self) -> None:
+        self.most, self._done, self._rest = 0.0, 0, b""
+
+    def apart(self, made: memoryview, dtype: DType, there: StoredTensor, files: Files) -> float:
+        """Take the next bytes of what is made, and return ``most``."""
+        data, columns = self._rest + bytes(made), there.shape[-1]
+        count = len(data) // (columns * dtype.size)
+        self._rest = data[count * columns * dtype.size :]
+        if count:
+            width = there.dtype.nbytes(columns)
+            raw = bytearray(count * width)
+            files.read_into(there.extent.path, there.extent.offset + self._done * width, raw)
+            rows = np.frombuffer(data, np.uint8, count * columns * dtype.size).reshape(count, -1)
+            ours, theirs = decode(rows, dtype), decode(np.frombuffer(raw, np.uint8).reshape(count, -1), there.dtype)
+            self.most = max(self.most, float(apart(theirs, ours).max()))
+            self._done += count
+        return self.most
+
+
 def _computed(step: Step) -> bool:
     """The values are no copies."""
     return any(tensor.layout.shift != step.target.layout.shift for tensor in step.sources)
 
 
-def _alike(one: bytes, other: bytes, dtype: DType) -> bool:
+def _alike(one: bytes | bytearray, other: bytes, dtype: DType) -> bool:
     there, made = (floats(np.frombuffer(raw, np.uint8), dtype) for raw in (one, other))
     return bool(np.allclose(there, made, rtol=NEAR, atol=NEAR))
 
 
-def _dtype(there: TensorIndex) -> str:
-    """The type of most matrices."""
-    kinds = Counter(tensor.dtype.name for tensor in there.stored if len(_squeezed(tensor.shape)) > 1)
-    found = kinds.most_common(1)[0][0].lower() if kinds else "f32"
-    return found if found.upper() in FLOATS else "source"
+def _dtype(there: TensorIndex, source: TensorIndex) -> str:
+    """The type of most matrices; the source's, where they are quantized."""
+    for index in (there, source):
+        kinds = Counter(tensor.dtype.name for tensor in index.stored if len(_squeezed(tensor.shape)) > 1)
+        found = kinds.most_common(1)[0][0] if kinds else "F32"
+        if found in FLOATS:
+            return found.lower()
+    return "source"
 
 
 def _squeezed(shape: Iterator[int] | tuple[int, ...]) -> tuple[int, ...]:

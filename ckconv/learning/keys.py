@@ -24,6 +24,9 @@ from ckconv.learning.rows import Rows
 #: What a number is compared as: the metadata holds float32.
 _NEAR = 1e-6
 
+#: From here on two keys of one number are no coincidence, though every pair has the same.
+_TELLING = 32
+
 #: Words of a key that say nothing of what it is.
 _PLAIN = {"", "num", "n", "count", "attention", "length", "size"}
 
@@ -626,12 +629,32 @@ class Keys:
                 if not row.written:
                     self.modifiers[key] = {"neutral": values, "written": True}
                 continue
+            twin = self._twin(key) if len(self._pairs) > 1 and key not in self._confirmed else ""
+            if twin:
+                self._follows(key, key, twin)
+                self._open.add(key)
+                continue
             self.modifiers[key] = {"neutral": values, "written": True}
             shown = " and ".join(map(_shown, values))
             if row is not None:
                 self._ask(key, f"{key} = {shown}, where {self._base.name} has {_shown(row.neutral[0])}")
             elif len(values) > 1 or self._confirmed.get(key) != "fixed":
                 self._ask(key, f"{key} = {shown}: no key of the metadata says it; another value is refused")
+
+    def _twin(self, key: str) -> str:
+        """Parameter whose key alone has the same number in every pair."""
+        said = [pair.document.get(key) for pair in self._pairs]
+        if not all(isinstance(value, int | float) and value not in (0, 1) for value in said):
+            return ""
+        if len(set(said)) == 1 and (said[0] or 0) < _TELLING:
+            return ""
+        keys = {name: [_key(cell) for cell in self._own(name).get("hf", ())] for name in self.parameters
+                if self._own(name).get("gguf")}  # fmt: skip
+        keys |= {name: [cell.key for cell in self._keyed(row)] for name, row in self._base.parameters.items()
+                 if name not in self.parameters and self._stated(name)}  # fmt: skip
+        found = [name for name, mine in keys.items() if any(
+            [pair.flat.get(other) for pair in self._pairs] == said for other in mine)]  # fmt: skip
+        return found[0] if len(found) == 1 else ""
 
     def _seen(self) -> dict[str, Any]:
         found: dict[str, Any] = {}

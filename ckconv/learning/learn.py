@@ -28,6 +28,7 @@ from ckconv.learning.logits import Convert, Measured, measured, require
 from ckconv.learning.pair import FLOATS, Numbers, Pair
 from ckconv.learning.rows import Rows, ranked
 from ckconv.learning.trace import Traced, Tracer
+from ckconv.quant.convert import decodable
 
 #: How many of the nearest families are tried.
 _TRIED = 16
@@ -91,6 +92,7 @@ def learn(
     confirmed: Mapping[str, str] | None = None,
     logits: Convert | None = None,
     mlx: Path | None = None,
+    approximate: bool = False,
 ) -> Learned:
     """Make a family file of some pairs. Nothing is written.
 
@@ -103,6 +105,7 @@ def learn(
         confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
         logits: what converts; logits are compared with it, of the pairs and of a model of other sizes.
         mlx: a directory of the first pair's model, whose names are learned, too.
+        approximate: GGUFs may be quantized: their tensors are those that are near the decoded values.
 
     Raises:
         InputError: ``learn.values``, the two files are no pair; ``learn.untraced``; ``learn.check``, the file does
@@ -112,7 +115,7 @@ def learn(
     if logits is not None:
         require()
     directory = names.opened(mlx) if mlx is not None else None
-    opened = [_opened(checkpoint, model) for checkpoint, model in pairs]
+    opened = [_opened(checkpoint, model, approximate) for checkpoint, model in pairs]
     _check_answers(opened, confirmed or {})
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
     families = {one: family for one, family in families.items() if _of_text(family)}
@@ -221,7 +224,7 @@ def _of_text(family: Family) -> bool:
     return bool(family.gguf and "layers" in family.parameters and family.in_huggingface.names)
 
 
-def _opened(checkpoint: Path, model: Path) -> Pair:
+def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
     """The two files of a pair.
 
     Raises:
@@ -234,6 +237,9 @@ def _opened(checkpoint: Path, model: Path) -> Pair:
         raise InputError("learn.pair", message, path=checkpoint)
     for path, index, taken in ((model, theirs, FLOATS), (checkpoint, ours, (*FLOATS, *_INDICES))):
         odd = [tensor for tensor in index.stored if tensor.dtype.name not in taken]
+        near = index is theirs and all(decodable(tensor.dtype) for tensor in odd)
+        if near and approximate:
+            continue
         if odd:
             kinds = ", ".join(sorted({tensor.dtype.name for tensor in odd}))
             raise UnsupportedError(
@@ -241,8 +247,9 @@ def _opened(checkpoint: Path, model: Path) -> Pair:
                 f"{counted(len(odd), 'tensor')} of {len(index.stored)} are {kinds}, not F32, F16 or BF16",
                 path=path,
                 tensor=odd[0].name,
+                hint="--approximate matches names and orders of rows by decoded values" if near else None,
             )
-    pair = Pair(ours, theirs)
+    pair = Pair(ours, theirs, near=approximate)
     for path, number, most, what in (
         (checkpoint, len(pair.source), _MOST_KINDS, "kinds of tensors"),
         (model, len(pair.target), _MOST_KINDS, "kinds of tensors"),
@@ -388,8 +395,19 @@ class _Draft:
         counts = [sum(len(pair.target[pattern]) for pattern in pair.target) for pair in self._pairs]
         closed = [key for key, values in self._keys.seen.items() if ANY not in listed(values)]
         questions = [*self._keys.questions, *(Question("", one) for one in self._rows.open)]
+        questions += [Question("", self._approximate(found))] if self._pairs[0].near else []
         return Learned(
             self.text(), self._base.name, sum(counts), sum(counts), self._rows.same, found, questions, closed
+        )
+
+    def _approximate(self, found: Sequence[Checked] = ()) -> str:
+        """Say what a file is based on that was learned of rounded values."""
+        types = {tensor.dtype.name for pair in self._pairs for tensor in pair.model.stored}
+        most = max((way.apart for each in found for way in (each.forth, each.back)), default=0.0)
+        rows = f"rows differ by up to {100 * most**0.5:.2g} % of their norm; " if most else ""
+        return (
+            f"learned from near values ({', '.join(sorted(types))}): names and orders of rows are those of what is"
+            f" nearest; {rows}types and equal values are not known"
         )
 
     def add_names(self, family: Family, directory: TensorIndex, same: Mapping[str, str]) -> None:
@@ -416,7 +434,8 @@ class _Draft:
         pair, rows, keys = self._pairs[0], self._rows, self._keys
         classes = pair.document.get("architectures") or ["?"]
         loaded = [name for name in rows.loaded if name not in rows.optional]
-        why = "the file was learned from a conversion, and no logits were compared"
+        what = "quantized conversion, by near values," if pair.near else "conversion,"
+        why = f"the file was learned from a {what} and no logits were compared"
         seen = ["logits compared: llama.cpp's and transformers', and of a model of other sizes"] if measured else []
         engine: dict[str, Any] = {} if measured else {"unmeasured": why}
         own = self._base.engines.get("llama_cpp")
@@ -435,6 +454,7 @@ class _Draft:
                 f"Learned by ckconv {__version__} from {' and from '.join(one.name for one in self._pairs)}.",
                 *(f"sha256 of headers: {_digest(one)}" for one in self._pairs),
                 *(f"open: {question.text}" for question in keys.questions),
+                *([f"open: {self._approximate()}"] if pair.near else []),
                 *seen,
             ],
             {

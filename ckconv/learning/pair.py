@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from ckconv.core.metadata import document_of
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.families.huggingface_config import flat, text_config
 from ckconv.io.files import Files
-from ckconv.system import read_at
+from ckconv.quant.convert import decode
 
 #: Types whose values are compared.
 FLOATS = ("F32", "F16", "BF16")
@@ -23,8 +24,11 @@ FLOATS = ("F32", "F16", "BF16")
 #: How far -exp, and 1 added and taken away, of two libraries are apart.
 NEAR = 2e-6
 
-#: What is read at once, and how much of it is kept in memory.
-_PAGE, _PAGES = 1 << 14, 2048
+#: What is read at once, and how much of it is kept in memory; bytes of the largest block.
+_PAGE, _PAGES, _BLOCK = 1 << 14, 2048, 512
+
+#: How far rows of a quantized tensor, and all that was sampled of it, may be from the values: part of their square.
+APART = 0.19
 
 #: ``a.layers.3.b.experts.7.c`` -> its pattern, layer and expert.
 _LAYER = re.compile(r"(.*?\.)(\d+)(\..*)$")
@@ -76,10 +80,11 @@ class Pair:
         keys, types: metadata of the architecture, without its prefix, and their types as family files write them.
         source, target: tensors of the checkpoint and of the GGUF.
         doubled: the GGUF has a head of its own, though the checkpoint ties it to the embedding.
+        near: its values are not the checkpoint's, but rounded.
     """
 
-    def __init__(self, checkpoint: TensorIndex, model: TensorIndex) -> None:
-        self.checkpoint, self.model = checkpoint, model
+    def __init__(self, checkpoint: TensorIndex, model: TensorIndex, *, near: bool = False) -> None:
+        self.checkpoint, self.model, self.near = checkpoint, model, near
         self.document = dict(text_config(document_of(checkpoint.metadata)))
         self.flat = {key: value for key, value in flat(self.document).items() if value is not None}
         self.architecture = model.architecture
@@ -127,11 +132,19 @@ class Numbers:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._pages: dict[tuple[Path, int], bytes] = {}
+        self._pages: dict[tuple[Path, int], bytearray] = {}
         self.nbytes = 0
 
     def at(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
-        """Float32 of the elements at these places of the stored order."""
+        """Float32 values, decoded where quantized, at places in the stored order."""
+        if tensor.dtype.block > 1:
+            blocks, mine = np.unique(places // tensor.dtype.block, return_inverse=True)
+            decoded = decode(self._stored(tensor, blocks), tensor.dtype)
+            return np.asarray(decoded[mine, places % tensor.dtype.block])
+        return floats(self._stored(tensor, places).reshape(-1), tensor.dtype)
+
+    def _stored(self, tensor: StoredTensor, places: np.ndarray) -> np.ndarray:
+        """Bytes of blocks, or of elements: ``[n, bytes]``."""
         width, path = tensor.dtype.size, tensor.extent.path
         starts = places.astype(np.int64) * width + tensor.extent.offset
         out = np.empty((len(places), width), np.uint8)
@@ -139,16 +152,19 @@ class Numbers:
             mine = np.flatnonzero(starts // _PAGE == page)
             raw = np.frombuffer(self._page(path, page), np.uint8)
             out[mine] = raw[(starts[mine] - page * _PAGE)[:, None] + np.arange(width)]
-        return floats(out.reshape(-1), tensor.dtype)
+        return out
 
-    def _page(self, path: Path, page: int) -> bytes:
-        """A page, and the first bytes behind it: an element may lie in both."""
+    def _page(self, path: Path, page: int) -> bytearray:
+        """A page, and the first bytes behind it: a block may lie in both."""
         key = (path, page)
         if key not in self._pages:
             if len(self._pages) >= _PAGES:
                 self._pages.pop(next(iter(self._pages)))
-            self._pages[key] = read_at(self._files.fd(path), _PAGE + 8, page * _PAGE)
-            self.nbytes += len(self._pages[key])
+            end = os.fstat(self._files.fd(path)).st_size
+            data = bytearray(min(_PAGE + _BLOCK, end - page * _PAGE))
+            self._files.read_into(path, page * _PAGE, data)
+            self._pages[key] = data
+            self.nbytes += len(data)
         return self._pages[key]
 
 
@@ -157,6 +173,14 @@ def floats(raw: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.name == "BF16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     return raw.view({"F32": "<f4", "F16": "<f2"}[dtype.name]).astype(np.float32)
+
+
+def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Distance of rows from decoded ones, as a part of their variance."""
+    mean = ours.mean(axis=-1, keepdims=True)
+    whole = np.square(ours - mean).sum(axis=-1) + np.square(ours).sum(axis=-1) * 1e-3
+    found = np.square(ours - theirs).sum(axis=-1) / np.maximum(whole, np.finfo(np.float32).tiny)
+    return np.asarray(np.where(np.isnan(found), np.inf, found))
 
 
 def stored_as(values: np.ndarray, dtype: DType) -> np.ndarray:

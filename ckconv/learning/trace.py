@@ -18,10 +18,13 @@ from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError, Shape
 from ckconv.families.schema import Cell, Family
 from ckconv.learning.guess import Guess
-from ckconv.learning.pair import FLOATS, NEAR, NO_LAYER, Numbers, Pair, stored_as
+from ckconv.learning.pair import APART, FLOATS, NEAR, NO_LAYER, Numbers, Pair, apart, stored_as
 
 #: Elements of each sampled row that are compared.
 _COLUMNS = 64
+
+#: So many times more of a quantized tensor: what is near may be so by chance.
+_MORE = 8
 
 
 #: Both moves of a form in a pair, and the number of experts.
@@ -266,18 +269,21 @@ class Tracer:
             return False
         if _squeezed(theirs.shape) != _squeezed(other.stored) or (theirs.shape[0] == 1) != (other.stored[0] == 1):
             return False
-        if not all(tensor.dtype.name in FLOATS for tensor in (*ours, theirs)):
+        if not all(tensor.dtype.name in FLOATS for tensor in ours):
             return False
+        blocks = theirs.dtype.block > 1
         count = math.prod(size for size, _ in other.axes)
         if count != experts * math.prod(size for size, _ in one.axes):
             return False
-        places = sampled(count, self._rows)
+        places = sampled(count, self._rows * (_MORE if blocks else 1))
         meant = self._read(theirs, places, other)
         per = count // experts
         found = np.empty(len(places), np.float32)
         for expert in np.unique(places // per).tolist():
             mine = places // per == expert
             found[mine] = self._read(ours[expert], places[mine] % per, one)
+        if blocks:
+            return not value and bool(apart(found, meant) <= APART)
         if value == "neg_exp":
             return bool(np.allclose(-np.exp(found), meant, rtol=NEAR, atol=0))
         found = found + np.float32(1) if value == "add_one" else found

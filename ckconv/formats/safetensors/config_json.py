@@ -248,13 +248,19 @@ def _rope(
     config: ModelConfig, family: Family, scaling: Mapping[str, Any] | None, scope: Mapping[str, Any]
 ) -> dict[str, Any]:
     parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
-    for path, (_, value) in write(family, scope, "hf").entries.items():
+    entries = write(family, scope, "hf").entries
+    for path, (_, value) in entries.items():
         table_name, _, key = path.partition(".")
         if table_name == "rope_parameters" and value is not None and "." not in key:
             parameters.setdefault(key, value)
     if family.document.rope.by_layer:
         local = {"rope_theta": scope["local_theta"], "rope_type": "default"}
         parameters = {"full_attention": parameters, "sliding_attention": local}
+        for path, (_, value) in entries.items():
+            table_name, _, rest = path.partition(".")
+            kind, _, key = rest.partition(".")
+            if table_name == "rope_parameters" and kind in parameters and key and value is not None:
+                parameters[kind].setdefault(key, value)
         if family.document.rope.mlx_lm == "only_rope_parameters":
             return {"rope_parameters": parameters}  # no class reads the older table
     table = dict(scaling) if scaling else None
