@@ -143,7 +143,7 @@ REST = {
 
 def rest() -> str:
     """What llama.cpp's converter knows, and no family is written for."""
-    known = {family.gguf for family in FAMILIES.values()}
+    known = {family.gguf for family in FAMILIES.values() if str(family.in_gguf.condition) != "false"}
     lines = []
     for why, names in REST.items():
         assert not known & set(names.split()), known & set(names.split())

@@ -25,6 +25,7 @@ FILES = {
     "granitehybrid": "granite-hybrid", "falcon-h1": "falcon-h1", "granite_swa": "granite-swa",
     "hy_v3": "hy-v3", "nemotron_h": "nemotron-h",
     "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss", "pangu-embedded": "pangu-embed",
+    "spark2_5": "spark2-5", "llama-embed": "llama",
 }  # fmt: skip
 
 #: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.

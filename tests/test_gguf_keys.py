@@ -95,6 +95,7 @@ UNREAD = {
     "modernbert": {"attention.layer_norm_rms_epsilon"},
     "modernbert_classifier": {"attention.layer_norm_rms_epsilon"},
     "orion": {"tensor_data_layout"},
+    "qwen": {"attention.layer_norm_epsilon"},
     "qwen2_5_vl": {"attention.layer_norm_rms_epsilon"},
     "qwen2_vl": {"attention.layer_norm_rms_epsilon"},
     "t5": {"attention.layer_norm_epsilon"},
