@@ -36,7 +36,7 @@ DRAFTED = {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
 RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
-NEWER = {"cohere2moe", "deepseek32", "granite_swa", "hy_v3", "mellum", "nanbeige", "spark2_5"}
+NEWER = {"cohere2moe", "deepseek32", "granite_swa", "hy_v3", "maple", "mellum", "nanbeige", "spark2_5"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

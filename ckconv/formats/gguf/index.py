@@ -193,7 +193,8 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
             except ExpressionError:  # of a number that is none
                 neutral = ()
             if isinstance(value, ArrayRef):
-                modifiers.append(f"{name}, an array,")
+                if _decoded(file, name) not in neutral:
+                    modifiers.append(f"{name}, an array,")
             elif value not in neutral:
                 modifiers.append(f"{name} = {value}")
     own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}

@@ -360,7 +360,9 @@ class GgufPlanner(Planner):
             self.reasons.append(unknown_architecture(self.index))
             return []
         if not family.gguf:
-            self.refuse(f"llama.cpp has no architecture for {family.name}")
+            row = family.engines.get("llama_cpp")
+            why = row.why if row is not None and row.absent else ""
+            self.refuse(why or f"llama.cpp has no architecture for {family.name}")
             return []
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
