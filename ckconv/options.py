@@ -62,7 +62,7 @@ class Options:
             empty leaves it as it is.
         source_record: write the record that makes the source of a bump file again, ``"always"`` also a large one and
             that of a GGUF, and use the one that lies beside SRC.
-        base: the model that an adapter was made for.
+        base: the model that an adapter was made for, or that a drafter drafts for.
         families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
         strict: a model that carries code or hidden characters is refused: :mod:`ckconv.formats.hazards`.
@@ -281,7 +281,7 @@ OPTIONS: tuple[Option, ...] = (
         "base",
         "--base",
         Takes.PATH,
-        "The model that the adapter was made for, or its config.json.",
+        "The model that the adapter was made for, or its config.json; of a drafter, its model.",
         records=Records.NEITHER,
     ),
     Option(

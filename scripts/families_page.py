@@ -134,7 +134,7 @@ REST = {
     "its values are rounded to three on the way": "bitnet",
     "a norm of each head is the first's on the way": "chameleon",
     "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
-    "it drafts for another model: refused with what it drafts for": "dflash gemma4-assistant",
+    "it drafts for another model: refused with what it drafts for": "gemma4-assistant",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
         "arwkv7 bailingmoe3 cogvlm deci deepseek4 dots3note glm5-next "

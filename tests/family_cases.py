@@ -76,7 +76,7 @@ class Case:
         stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
         tokenizer: name of each file -> where it lies in fixtures.
         renamed: what save_pretrained calls tensors otherwise than released checkpoints -> theirs, parts of names.
-        reference: the engine whose logits the others are held against.
+        reference: the engine whose logits the others are held against; ``none`` of a drafter, which has none alone.
         ranks: the logits by whose softmax llama.cpp ranks texts, where it gives no others.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """

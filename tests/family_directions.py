@@ -198,6 +198,8 @@ class Run:
         found = {key: tuple(value) if isinstance(value, list) else value for key, value in self.case.options.items()}
         if direction not in ("", "hf->gguf", "hf->mlx"):
             found.pop("drop", None)
+        if found.pop("base", None) and direction in ("", "hf->gguf"):
+            found["base"] = self.source
         return found
 
     def outcome(self, direction: str) -> str:
@@ -229,7 +231,7 @@ class Run:
     def outcomes(self, engines: Mapping[str, consumers.Consumer]) -> dict[str, str]:
         """What became of every direction, and of what engines compute of the right ones."""
         found = {direction: self.outcome(direction) for direction in DIRECTIONS}
-        for name, directions in ENGINES.items():
+        for name, directions in ENGINES.items() if self.case.reference != "none" else ():
             for direction in directions:
                 if name in engines and found[direction] == "right":
                     found[f"{name} {direction}"] = self.computes(name, engines[name], direction)

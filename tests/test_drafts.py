@@ -166,9 +166,12 @@ def test_bump_has_no_place_for_their_families(family: str, tmp_path: Path) -> No
 DRAFTERS = [
     (
         {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-        "for another model (LlamaForCausalLMEagle3)",
+        "for another model (LlamaForCausalLMEagle3), and ckconv has no rules for such a drafter",
     ),
-    ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "for another model (DFlashDraftModel)"),
+    (
+        {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+        "for another model (DFlashDraftModel), and has that model's tokenizer",
+    ),
     (
         {
             "architectures": ["Gemma4AssistantForCausalLM"],
@@ -199,3 +202,83 @@ def test_a_drafter_is_refused_with_what_it_drafts_for(document: dict[str, Any], 
             ckconv.convert(root, f"{tmp_path}/{target}", to=format)
         assert (refused.value.exit_code, f"it drafts tokens {said}" in refused.value.message) == (4, True)
     assert ckconv.convert(root, f"{tmp_path}/copy/", to="safetensors").verified
+
+
+def drafter(root: Path, family: str = "dflash", case: str = "plain", **more: Any) -> Path:
+    """The checkpoint of a drafter, without a tokenizer, with these keys besides."""
+    one = next(one for one in cases(family) if one.name == case)
+    made = checkpoint(one.recorded, root, {})
+    config = json.loads((made / "config.json").read_text())
+    config |= {key: {**config[key], **said} if isinstance(said, dict) else said for key, said in more.items()}
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling", ""])
+def test_a_drafter_has_the_tokenizer_of_its_model_and_turns_by_the_first_part_of_its_positions(
+    key: str, nested: bool, tmp_path: Path, ckconv
+) -> None:
+    """The parts of Qwen 3.5's positions; a text model has none."""
+    target, draft = source(tmp_path / "target", "qwen3", "untied"), drafter(tmp_path / "draft")
+    config = json.loads((target / "config.json").read_text())
+    config |= {key: {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}} if key else {}
+    (target / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+
+    done = ckconv("convert", draft, tmp_path / "m.gguf", "--base", target)
+
+    assert done.code == 0, done.err
+    found = keys(tmp_path / "m.gguf", "target_layers", "block_size", "rope.dimension_sections", "ggml.mask_token_id")
+    assert found == [[2, 4, 5], 16, [4, 0, 0, 0] if key else None, 248]
+    assert len(keys(tmp_path / "m.gguf", "ggml.tokens")[0]) == config["vocab_size"]
+    assert ckconv("verify", tmp_path / "m.gguf", draft, "--base", target).code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", draft).code == 5
+
+
+def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:
+    draft = drafter(tmp_path / "draft")
+    target = source(tmp_path / "target", "qwen3", "untied")
+    ckconv("convert", draft, tmp_path / "m.gguf", "--base", target)
+
+    reads = ", of whose layers it reads 1, 3, 4"
+    for args, said in (
+        ((draft,), "drafts tokens for a model of 6 layers (DFlashDraftModel)"),
+        ((draft, "--base", target), f"drafts tokens for a model of 6 layers (DFlashDraftModel){reads}"),
+        ((tmp_path / "m.gguf",), f"drafts tokens for another model (dflash){reads}"),
+    ):
+        assert ckconv("inspect", "--json", *args).json["overview"]["heads"] == [said]
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "more", "said"),
+    [
+        ("dflash", "plain", {"dflash_config": {"use_swa": True}}, "other keys of dflash_config"),
+        (
+            "dflash",
+            "plain",
+            {"layer_types": ["sliding_attention"] * 3, "sliding_window": 16},
+            "layers slide without use_sliding_window",
+        ),
+        ("dspark", "confident", {"draft_vocab_size": 100}, "drafts of fewer words than the model has"),
+        ("dspark", "confident", {"dflash_config": {"markov_head_type": "gated"}}, "the plain one (markov_head_type)"),
+        ("dflash", "plain", {"architectures": ["Eagle3DraftModel"]}, "no rules for such a drafter"),
+    ],
+)
+def test_what_ckconv_has_no_rules_for_of_a_drafter_is_refused_by_its_key(
+    family: str, case: str, more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    draft, target = drafter(tmp_path / "draft", family, case, **more), source(tmp_path / "target", "qwen3", "untied")
+
+    with pytest.raises(ckconv.CkconvError) as refused:
+        ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=target))
+    assert refused.value.exit_code == 4
+    assert said in " ".join((refused.value.message, *refused.value.details))
+
+
+def test_the_model_of_a_drafter_is_named_by_a_directory_with_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(InputError, match=r"no config\.json of the model that it drafts for"):
+        ckconv.convert(
+            drafter(tmp_path / "draft"), tmp_path / "m.gguf", options=ckconv.Options(base=tmp_path / "empty")
+        )

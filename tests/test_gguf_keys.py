@@ -80,6 +80,7 @@ def value(path: Path, key: str) -> Any:
 UNREAD = {
     "deepseek": {"expert_gating_func"},
     "deepseek_v32": {"attention.temperature_length"},
+    "dspark": {"has_confidence_head", "sample_from_anchor"},
     "ernie4_5_moe": {"expert_shared_count"},
     "falcon": {"tensor_data_layout"},
     "gemma3n": {
@@ -135,6 +136,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
     }
     llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
     llama_cpp_only |= {f"attention.indexer.{of}" for of in ("head_count", "key_length", "top_k", "types")}
+    llama_cpp_only |= set(RECORDED["read"]["dflash"]) | {"has_confidence_head", "sample_from_anchor"}
     llama_cpp_only |= {"attention.rope_pattern", "num_loops", "skip_loop_final_norm"}
     llama_cpp_only |= {"hidden_activation"} | {f"dense_{n}_feat_{end}" for n in (2, 3) for end in ("in", "out")}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only

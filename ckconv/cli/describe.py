@@ -18,6 +18,7 @@ from ckconv.core.metadata import Card, document_of
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, counted, listed, shown
+from ckconv.families.elsewhere import drafts_for
 from ckconv.families.parameters import FILE_TYPES, directory_name
 from ckconv.families.schema import DRAFTS
 from ckconv.formats import Output, adapter_outputs, model_outputs
@@ -552,13 +553,18 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
     if labels := own.get("labels"):
         yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
+    document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
+    if drafts := drafts_for(document, index.architecture):
+        read = (
+            f", of whose layers it reads {', '.join(map(str, own['target_layers']))}" if "target_layers" in own else ""
+        )
+        yield drafts.removeprefix("it ") + read
     if index.tower is not None:
         yield f"the tower of a {index.tower.family}: {counted(len(index.tensors), 'tensor')}"
     elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
         from ckconv.families.names import is_beside_text
         from ckconv.families.towers import tower_of_document
 
-        document = document_of(index.metadata)
         if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):
             family = tower_of_document(document)
             whose = f"the tower of a {family.name}" if family else "a tower that ckconv does not know"

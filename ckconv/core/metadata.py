@@ -124,6 +124,8 @@ def string(text: str) -> bytes:
 # A configuration and a header's own metadata as one mapping: that of an index.
 
 #: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
+#: Key of a drafter's configuration, as it is read -> that of the model that it drafts for.
+TARGET = "target"
 CONFIG_NAME = "config.json"
 
 #: The key of a safetensors header's own metadata.
@@ -358,8 +360,8 @@ def pipeline_tokenizer(root: Path) -> Path | None:
 
 
 def tokenizer_root(index: TensorIndex) -> Path:
-    """The directory of a checkpoint's tokenizer."""
-    return pipeline_tokenizer(root_of(index)) or root_of(index)
+    """The directory of a checkpoint's tokenizer; of a drafter, its model's."""
+    return index.target or pipeline_tokenizer(root_of(index)) or root_of(index)
 
 
 def beside(index: TensorIndex) -> dict[str, Path]:

@@ -680,6 +680,7 @@ class TensorIndex:
         metadata_kind: what ``metadata`` is.
         metadata: the format's own key/value pairs, lazily decoded where they are long.
         facts, checksums: what `inspect` prints about the container, in order; what the file says of its own bytes.
+        target: directory of the model that this one drafts for, whose tokenizer it has.
         side_files, part_files: what belongs to the model: files beside it, by name, and in directories there.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
@@ -709,6 +710,7 @@ class TensorIndex:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
+    target: Path | None = None
     side_files: tuple[Path, ...] = ()
     part_files: tuple[Path, ...] = ()
     shard_index: Path | None = None

@@ -546,6 +546,11 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
     return FAMILIES[found[0]] if len(found) == 1 else None
 
 
+def has_class(name: str) -> bool:
+    """Whether a family has a class of this name."""
+    return next(_naming(name, "class"), None) is not None
+
+
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:
     """Parameter and key of all metadata of an architecture, unprefixed.
 

@@ -54,17 +54,23 @@ _DRAFTERS = re.compile(r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(ea
 _TAKEN = ("target_hidden_size", "backbone_hidden_size")
 
 
+def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
+    """Class, or architecture, of a speculative drafter; empty for a model."""
+    return next((name for name in (*classes_of(document), architecture) if _DRAFTERS.search(name)), "")
+
+
 def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
-    """Refusal of a speculative drafter, and its model; empty for a model."""
-    named = [*classes_of(document), architecture]
-    drafter = next((name for name in named if _DRAFTERS.search(name)), "")
+    """Words about a speculative drafter and its model; empty for a model."""
+    drafter = drafter_of(document, architecture)
     said = document.get("speculators_config")
     verifier = said.get("verifier") if isinstance(said, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     size = next((document[key] for key in _TAKEN if isinstance(document.get(key), int)), None)
-    whose = f"a model whose hidden size is {size:,}" if size else "another model"
+    layers = document.get("num_target_layers")
+    whose = f"a model of {layers:,} layers" if isinstance(layers, int) else "another model"
+    whose = f"a model whose hidden size is {size:,}" if size else whose
     whose = quoted(target) if isinstance(target, str) else whose
-    return f"it drafts tokens for {whose} ({drafter}), and ckconv converts no drafter" if drafter else ""
+    return f"it drafts tokens for {whose} ({drafter})" if drafter else ""
 
 
 def tower_known_by(classes: Iterable[str]) -> str:

@@ -176,6 +176,11 @@ def yarn_attention(stored: float, taken: float) -> float | None:
     return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
 
 
+def moved(items: list[int], by: int) -> list[int]:
+    """Numbers of a list, each with another added."""
+    return [item + by for item in items]
+
+
 def lines(items: list[str]) -> str:
     """Join lines to a text, with line feeds between them."""
     return "\n".join(items)
@@ -189,6 +194,11 @@ def classifies(classes: object) -> bool:
 def mentions(table: object, part: str) -> bool:
     """A text of a table, as ``auto_map`` is one, has this part."""
     return isinstance(table, dict) and any(part in str(text) for text in table.values())
+
+
+def others(table: object, known: list[str]) -> list[str]:
+    """Keys of a table that are not among known ones, and say something."""
+    return sorted(key for key, said in table.items() if key not in known and said) if isinstance(table, dict) else []
 
 
 def items(table: object) -> list[str]:
@@ -233,9 +243,11 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "moved": moved,
     "lines": lines,
     "classifies": classifies,
     "mentions": mentions,
+    "others": others,
     "items": items,
     "labels_of": labels_of,
     "indexed": indexed,

@@ -187,7 +187,9 @@ FORMATS: tuple[Format, ...] = (
                 apart=("ckconv.formats.huggingface.plan", "planner_of"),
             ),
         ),
-        read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links", "drop"})),
+        read=Reader(
+            ("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "base", "follow_links", "drop"})
+        ),
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),

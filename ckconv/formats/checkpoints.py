@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.families.elsewhere import drafter_of
 from ckconv.formats.huggingface.read import index_checkpoint, with_modules
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.safetensors.container import SafetensorsFile, is_pickle, read_safetensors
-from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, part_files, read_checkpoint_files
+from ckconv.formats.safetensors.files import (
+    CONFIG_DOCUMENT,
+    CheckpointFiles,
+    part_files,
+    read_checkpoint_files,
+    with_target,
+)
 from ckconv.io.files import ByteSource
 from ckconv.io.json import parse_object
 
@@ -31,6 +38,7 @@ def open_checkpoint(
     *,
     source: ByteSource | None = None,
     mlx: bool = False,
+    base: Path | None = None,
     follow_links: bool = False,
     drop: Sequence[str] = (),
 ) -> TensorIndex:
@@ -40,6 +48,7 @@ def open_checkpoint(
 
     Args:
         mlx: it is MLX's, whether its files say so or not.
+        base: directory of the model that a drafter drafts for, whose tokenizer it has.
         follow_links: links out of the directory are followed.
         drop: globs of tensors that need not fit the family's rules.
 
@@ -51,6 +60,8 @@ def open_checkpoint(
         file = read_safetensors(path, source=source)
         return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx, drop=drop)
     checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=_read_pytorch)
+    if base is not None and drafter_of(checkpoint.config or {}):
+        checkpoint = with_target(checkpoint, base, follow_links=follow_links)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
     return with_modules(replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts))
 

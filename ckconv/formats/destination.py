@@ -166,8 +166,10 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
         if given.option.limited and output not in outputs:
             message = f"{given.flag} is for {_listed(outputs)}, and {said}"
             raise UsageError("usage.flag", message, found=given.option.name)
-    if options.base is not None and index.adapter is None:
-        raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
+    if options.base is not None and index.adapter is None and (index.target is None or to == index.format):
+        what = "is copied" if index.target else "is a model"
+        message = f"--base is for an adapter or a drafter to be converted, and {index.path.name} {what}"
+        raise UsageError("usage.flag", message)
     if index.adapter is None:
         _check_globs(index, options)
 

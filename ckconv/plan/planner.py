@@ -19,7 +19,7 @@ from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
-from ckconv.families.catalog import FAMILIES, families_of_gguf
+from ckconv.families.catalog import FAMILIES, families_of_gguf, has_class
 from ckconv.families.elsewhere import classes_of, drafts_for, known_by
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
@@ -110,7 +110,10 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         return Reason(why, f"--to safetensors {'--dequantize decodes' if decoded else 'copies'} its values")
     document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
     if why := drafts_for(document, index.architecture):
-        return Reason(why, "--to safetensors copies it as it is" if document else "")
+        known = any(map(has_class, classes_of(document)))
+        base = "--to gguf with --base DIR, the directory of that model, converts it; " if known else ""
+        why += ", and has that model's tokenizer" if known else ", and ckconv has no rules for such a drafter"
+        return Reason(why, f"{base}--to safetensors copies it as it is" if document else "")
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
         if index.architecture

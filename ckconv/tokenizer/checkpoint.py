@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckconv.core.metadata import document_of, root_of, text_key, tokenizer_root
+from ckconv.core.metadata import TARGET, document_of, root_of, text_key, tokenizer_root
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
@@ -405,6 +405,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         return TokenizerFiles(why="a bump file holds its words, not how a text is cut into them" if words else "")
     root = tokenizer_root(index)
     config = document_of(index.metadata)
+    config = config[TARGET] if index.target else config
     nested = config.get(text_key(config))
     named = next((name for name in _MODELS if (root / name).is_file()), "")
     own = None

@@ -29,7 +29,7 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.diffusion import canonical_diffusion, diffusion_of
-from ckconv.families.elsewhere import classes_of, drafts_for, tower_known_by
+from ckconv.families.elsewhere import classes_of, drafter_of, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -87,8 +87,10 @@ def index_checkpoint(
         # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
-    is_model = config and not found.unread and not drafts_for(config)
+    drafter = drafter_of(config or {})
+    is_model = config and not found.unread and (checkpoint.target or not drafter)
     family = huggingface_family({**(config or {}), "called": _called(checkpoint)}) if is_model else None
+    family = None if family and drafter and drafter not in family.in_huggingface.classes else family
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     left = {item.stored.name for item in found.dropped}
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
@@ -145,6 +147,7 @@ def index_checkpoint(
         packed=found.packed,
         quantizer=found.unread,
         side_files=checkpoint.side_files,
+        target=checkpoint.target,
         shard_index=checkpoint.index_path,
         notes=(*checkpoint.notes, *_stale(config or {}, checkpoint.tensors, mlx=mlx), *notes_on(misfit)),
         misfit=misfit,

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.metadata import CONFIG_NAME, pipeline_tokenizer
+from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
 from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
@@ -252,6 +252,7 @@ class CheckpointFiles(NamedTuple):
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
         notes: what there is to say of the index and of the configuration.
+        target: directory of the model that a drafter drafts for.
     """
 
     root: Path
@@ -261,6 +262,7 @@ class CheckpointFiles(NamedTuple):
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
+    target: Path | None = None
 
 
 def read_checkpoint_files(
@@ -310,6 +312,20 @@ def read_checkpoint_files(
         side_files += tuple(path for path in theirs if path.name not in own)
         notes = (*notes, f"the tokenizer is that of the pipeline, in {shown(folder)}")
     return CheckpointFiles(root, chosen.index_path, shards, tensors, config, side_files, notes)
+
+
+def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) -> CheckpointFiles:
+    """A drafter's checkpoint with the configuration of its model.
+
+    Raises:
+        InputError: ``model.config``, there is none, or it is malformed.
+    """
+    root = base if base.is_dir() else base.parent
+    if not regular_file(root, CONFIG_NAME, follow_links=follow_links):
+        raise InputError("model.config", f"--base: no {CONFIG_NAME} of the model that it drafts for", path=root)
+    said = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
+    said |= said.get(text_key(said), {}) if text_key(said) else {}
+    return checkpoint._replace(config={**(checkpoint.config or {}), TARGET: said}, target=root)
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
