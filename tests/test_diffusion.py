@@ -260,6 +260,24 @@ def test_a_quantized_model_keeps_as_floats_what_comfyui_gguf_keeps(name: str, co
     assert verify(tmp_path / "made.gguf", source, options=options).tensors == len(made)
 
 
+@pytest.mark.parametrize("recipe", ["q8_0", "q4_k_m"])
+@pytest.mark.parametrize("name", ["sd1.5", "sdxl", "qwen-image", "wan"])
+def test_a_gguf_of_floats_becomes_the_blocks_that_its_source_becomes(name: str, recipe: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "model.safetensors", MODELS[name][1](), "F16")
+    convert(source, tmp_path / "floats.gguf")
+
+    convert(source, tmp_path / "direct.gguf", options=Options(quantize=recipe))
+    convert(tmp_path / "floats.gguf", tmp_path / "again.gguf", options=Options(quantize=recipe))
+
+    direct, again = (gguf.GGUFReader(tmp_path / f"{stem}.gguf") for stem in ("direct", "again"))
+    assert [(t.name, t.tensor_type, *t.shape) for t in direct.tensors] == [
+        (t.name, t.tensor_type, *t.shape) for t in again.tensors
+    ]
+    assert all(np.array_equal(one.data, two.data) for one, two in zip(direct.tensors, again.tensors, strict=True))
+    said = ({key: field.contents() for key, field in it.fields.items()} for it in (direct, again))
+    assert next(said) == next(said)
+
+
 def test_rows_that_are_no_whole_blocks_stay_floats(tmp_path: Path) -> None:
     save_file(original(np.float16), tmp_path / "flux.safetensors")
 

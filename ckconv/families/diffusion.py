@@ -13,7 +13,7 @@ from typing import Any
 
 from ckconv.core.layouts import plain
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import StoredTensor, Tensor, matrix_of
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, matrix_of
 from ckconv.families.canonical import Canonical, Item
 from ckconv.families.merge import FOLDER
 
@@ -76,6 +76,12 @@ def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
             parts = {key: tuple(row.get(key, ())) for key in ("full", "ignored", "stays", "ends")}
             return Diffusion(name, prefix, in_blocks="in_blocks" in row, five="five" in row, **parts)
     return None
+
+
+def diffusion_in(index: TensorIndex) -> Diffusion | None:
+    """Diffusion architecture of a file, or ``None``; a GGUF says whether it is one."""
+    asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
+    return diffusion_of(index.stored) if asked else None
 
 
 def _prefix(stored: Collection[StoredTensor]) -> str:

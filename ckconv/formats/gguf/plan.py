@@ -30,7 +30,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
-from ckconv.families.diffusion import ORIGINAL_SHAPE, ROW, Diffusion, diffusion_of
+from ckconv.families.diffusion import ORIGINAL_SHAPE, ROW, Diffusion, diffusion_in
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import interleaves, names_of
 from ckconv.families.parameters import (
@@ -325,6 +325,9 @@ class GgufPlanner(Planner):
         No file is made of a family that nobody knows how to quantize.
         """
         asked = entries if self.options.quantize else ()
+        if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
+            self._placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries]
+            return Quantized(self, self._placed, None, Picture(model.stays, model.ends))
         placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
@@ -711,7 +714,7 @@ class DiffusionPlanner(GgufPlanner):
 
     @cached_property
     def _model(self) -> Diffusion:
-        found = diffusion_of(self.index.stored)
+        found = diffusion_in(self.index)
         assert found is not None
         return found
 
@@ -759,11 +762,8 @@ class DiffusionPlanner(GgufPlanner):
         return Entry(name, name, (tensor,), shape, tensor.layout, fp32)
 
     def _quantized(self, entries: Sequence[Entry]) -> Quantized:
-        asked = entries if self.options.quantize else ()
-        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if not e.fp32]
-        self._placed = placed
-        found = Quantized(self, placed, None, Picture(self._model.stays, self._model.ends))
-        for matrix, (part,) in placed:
+        found = super()._quantized(entries)
+        for matrix, (part, *_) in self._placed:
             if matrix.name in found.types and matrix.shape != part.shape and part.packed:
                 text = f"{part.source} has rows that are cut anew before they are quantized, and is packed"
                 self.refuse(text, "--to safetensors --dequantize decodes it, and --quantize then quantizes that file")
@@ -793,6 +793,6 @@ def planner_of(index: TensorIndex) -> type[Planner] | None:
         return None
     if index.tower is not None:
         return TowerPlanner
-    if not index.quantizer and diffusion_of(index.stored):
+    if not index.quantizer and diffusion_in(index):
         return DiffusionPlanner
     return None
