@@ -33,7 +33,7 @@ def main(tools: Path) -> None:
     vars(fix_5d_tensors)["get_file_type"] = lambda reader: LlamaFileType(reader.get_field(file_type).contents())
     lines = []
     for name, (_, shapes) in models.MODELS.items():
-        for dtype in models.TYPES:
+        for dtype in (*models.TYPES, *(["F8_E4M3"] if name in models.IN_FP8 else [])):
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
                 source = models.save_model(Path(folder) / "model.safetensors", shapes(), dtype)
                 made = Path(folder) / "made.gguf"
