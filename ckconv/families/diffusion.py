@@ -79,7 +79,10 @@ def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
 
 
 def diffusion_in(index: TensorIndex) -> Diffusion | None:
-    """Diffusion architecture of a file, or ``None``; a GGUF says whether it is one."""
+    """Diffusion architecture of a file, or ``None``.
+
+    A GGUF says whether it is one.
+    """
     asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
     return diffusion_of(index.stored) if asked else None
 
