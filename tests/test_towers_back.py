@@ -469,8 +469,7 @@ def seen(root: Path) -> np.ndarray:
     typed = {
         "gemma3": "token_type_ids",
         "gemma4": "mm_token_type_ids",
-        "qwen2_5_vl": "mm_token_type_ids",
-        "qwen3_vl": "mm_token_type_ids",
+        **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"), "mm_token_type_ids"),
     }
     kinds = {typed[kind]: (ids == token).long() for kind in typed if kind == document["model_type"]}
     with torch.no_grad():

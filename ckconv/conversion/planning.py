@@ -17,8 +17,9 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text
+from ckconv.families.schema import TOWER
 from ckconv.families.words import said_of
-from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
+from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
 from ckconv.options import Options
@@ -63,10 +64,9 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
         return replace(plan, notes=(*plan.notes, *notes))
-    if target.holds_towers and index.format != to and not format_of(index.format).single:
-        from ckconv.formats.huggingface.read import with_tower
-
-        index = with_tower(index)
+    if target.holds_towers and not format_of(index.format).single and TOWER not in options.drop:
+        same = index.format == to and not (target.towers_of and (options.quantize or options.dequantize))
+        index = index if same else _with_tower(index, target)
     if not target.keeps_source:
         plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
         return _keeping(plan) if options.source_record == "always" and not plan.restores else plan
@@ -80,6 +80,16 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     from ckconv.record.keep import with_record
 
     return with_record(plan)
+
+
+def _with_tower(index: TensorIndex, target: Format) -> TensorIndex:
+    """The index with its tower, where the target holds that."""
+    from ckconv.families.towers import tower_family
+    from ckconv.formats.huggingface.read import with_tower
+
+    whole = with_tower(index)
+    known = whole.tower and (not target.towers_of or target.towers_of in tower_family(whole.tower.family).engines)
+    return whole if known else index
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:

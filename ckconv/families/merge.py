@@ -167,16 +167,17 @@ _ENGINE = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
         **dict.fromkeys(("model_type", "head", "rotates", "rope"), _text),
-        "slots": _table_of(_text),
+        **dict.fromkeys(("slots", "names"), _table_of(_text)),
+        "says": _table_of(_scalar),
         "written": _table_of(_plain),
         **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
         **dict.fromkeys(
-            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"),
+            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "text"),
             _many(_text),
         ),
         **dict.fromkeys(("as", "absent", "unmeasured"), _text),
         "biases": _many(_text),
-        **dict.fromkeys(("slides", "scaled", "transposed", "unnamed"), _flag),
+        **dict.fromkeys(("slides", "scaled", "transposed", "unnamed", "at_top"), _flag),
     },
 )
 

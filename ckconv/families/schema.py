@@ -47,12 +47,19 @@ class Loader(NamedTuple):
         row: its row in a family file.
         column: the cells of a parameter that it reads.
         has: what it has of a family.
+        like: the engine whose classes it has where a family file says nothing of its own.
     """
 
     name: str
     row: str
     column: str
     has: str = "class"
+    like: Loader | None = None
+
+    @property
+    def alike(self) -> Loader:
+        """The engine that reads the same keys."""
+        return self.like or self
 
     @property
     def of_metadata(self) -> bool:
@@ -62,6 +69,7 @@ class Loader(NamedTuple):
 
 LLAMA_CPP = Loader("llama.cpp", "llama_cpp", "gguf", "architecture")
 MLX_LM = Loader("mlx-lm", "mlx_lm", "hf")
+MLX_VLM = Loader("mlx-vlm", "mlx_vlm", "hf", like=MLX_LM)
 TRANSFORMERS = Loader("transformers", "transformers", "hf")
 
 #: Format -> the engine that such a file was written for.
@@ -139,6 +147,11 @@ class Engine(NamedTuple):
         scaled: of llama.cpp: it multiplies products of NVFP4 matrices with the scales beside them.
         transposed: of transformers: its class declares parameters of experts ``[in, out]`` (``is_transposed``).
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
+        text: of a tower: families of text models that the engine has within it; all that the tower has, without any.
+        names: of a tower: what the names of the text model's tensors begin with -> what they begin with in the whole.
+        says: of a tower: key of the document -> what it says: parameters of the text model, in ``text_config``, or of
+            the tower.
+        at_top: of a tower: keys of the text model stand in the document itself.
     """
 
     name: str
@@ -171,12 +184,17 @@ class Engine(NamedTuple):
     slots: tuple[tuple[str, tuple[str, ...]], ...] = ()
     floats: tuple[str, ...] = ()
     transposed: bool = False
+    text: tuple[str, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+    says: Mapping[str, Expression] = {}
+    at_top: bool = False
 
 
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head", "optional", "required",
         "unadapted", "narrow", "scaled", "transposed", "absent", "unmeasured", "as", "rope", "written",
+        "text", "names", "says", "at_top",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "rotates", "slides", "biased", "biases", "unnamed", "slots"})
@@ -223,6 +241,10 @@ def engine(path: Path, name: str, row: object) -> Engine:
         tuple((slot.partition(":")[0], tuple(expanded(names))) for slot, names in slots.items()),
         tuple(slot.removesuffix(":f32") for slot in slots if slot.endswith(":f32")),
         bool(fields.get("transposed")),
+        texts(fields.get("text")),
+        tuple(fields.get("names", {}).items()),
+        {key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
+        bool(fields.get("at_top")),
     )
 
 
@@ -515,6 +537,9 @@ FAMILIES_KEPT = 256
 #: The parameter that says whether layers behind the last are there, which predict further tokens; ``--drop`` calls them
 #: so.
 DRAFTS, MTP = "drafts", "mtp"
+
+#: What ``--drop`` calls the tower beside a text model.
+TOWER = "tower"
 
 #: Parameters of RoPE's scaling, which the readers' own rules make: those that every type has, and one for each key of
 #: a type.

@@ -101,6 +101,7 @@ class Format(NamedTuple):
         described_beside: the files beside its weights are of use without them: programs read them beside weights of
             another format.
         holds_towers: one model of it may be a text model and a tower, which other formats hold in two files.
+        towers_of: the engine whose row a tower's family has where the format holds it; any tower where it is empty.
         class_defaults: a class of transformers reads its ``config.json``: a key may be missing where that class has a
             default for it.
         widens: values of ``dtype`` with which matrices are stored as float32.
@@ -131,6 +132,7 @@ class Format(NamedTuple):
     place_beside: Place | None = None
     described_beside: bool = False
     holds_towers: bool = False
+    towers_of: str = ""
     class_defaults: bool = False
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
@@ -210,6 +212,7 @@ FORMATS: tuple[Format, ...] = (
                 options=_CHECKPOINTS | {"quantize"},
                 blocks=("ckconv.formats.mlx.plan", "HELD"),
                 general=True,
+                apart=("ckconv.formats.mlx.plan", "planner_of"),
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter", "MlxAdapterPlanner"), adapter=True),
         ),
@@ -219,6 +222,8 @@ FORMATS: tuple[Format, ...] = (
         ),
         adapter_files=(MLX_NAME,),
         blocks=("ckconv.formats.mlx.plan", "BLOCKS"),
+        holds_towers=True,
+        towers_of="mlx_vlm",
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.content", "takes_along"),

@@ -13,8 +13,8 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.names import names_of
-from ckconv.families.schema import DRAFTS, MTP
+from ckconv.families.names import beside_text, names_of
+from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
 from ckconv.formats.safetensors.files import read_shard_index
 from ckconv.options import OPTIONS, Options, asked
@@ -196,6 +196,8 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
     known.update(name for found in index.canonical_of.values() for name in found)
+    config = index.config
+    known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()
     known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
         known.update(read_shard_index(index.shard_index).weight_map)

@@ -295,7 +295,7 @@ class Planner(ABC):
 
     def doubles_head(self, loader: Loader) -> bool:
         """Whether the engine loads the embedding twice, as it ties no heads."""
-        row = FAMILIES[self.index.config.family].engines.get(loader.row) if self.index.config else None
+        row = engine_of(FAMILIES[self.index.config.family], loader) if self.index.config else None
         return row is not None and row.head == "written"
 
     def note_growth(self, types: Iterable[tuple[DType, DType]]) -> None:
@@ -385,8 +385,8 @@ def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:
-    """The row; ``None`` where there is none."""
-    return family.engines.get(loader.row)
+    """The row, or that of an engine whose models it has; ``None`` if none."""
+    return family.engines.get(loader.row) or family.engines.get(loader.alike.row)
 
 
 def row_reasons(
@@ -489,7 +489,7 @@ def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) ->
         cells = parameter.cells.get(loader.column, ())
         return bool(parameter.cells.get("hf")) and all(cell.kind == "key" and cell.unread for cell in cells)
     return not any(
-        set(READERS[loader.row]) & set(cell.readers) and not cell.unread for cell in parameter.key_cells("hf")
+        set(READERS[loader.alike.row]) & set(cell.readers) and not cell.unread for cell in parameter.key_cells("hf")
     )
 
 
@@ -511,7 +511,7 @@ def _ignored(
                 f"--context {value} makes them the same",
             )
         return
-    default = parameter.defaults.get(loader.row)
+    default = parameter.defaults.get(loader.alike.row)
     taken = default.value(scope_of(family, config)) if default is not None else None
     if value is not None and (value if taken is None else differ(value, taken)):
         key = _key(name, config, format)

@@ -45,7 +45,7 @@ from ckconv.families.names import (
     scheme_names,
 )
 from ckconv.families.parameters import ConfigSource
-from ckconv.families.schema import Family
+from ckconv.families.schema import MLX_VLM, Family
 from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.families.words import said, said_of
@@ -117,6 +117,7 @@ def index_checkpoint(
                 drop=globs,
             )
             nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
+            nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
             canonical = read(nested=nested)
             for start in _starts(items) if not canonical.tensors and canonical.unknown else ():
                 inner = read(nested=((start, ""),))
@@ -154,6 +155,13 @@ def index_checkpoint(
     )
     ranking = _embeddings(index, family.in_huggingface.embeddings) if family and model else {}
     return replace(index, tensors={**index.tensors, **ranking}) if ranking else index
+
+
+def _nested_in_mlx(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where mlx-vlm's class has a text model's tensors, by the family of its tower."""
+    seeing = tower_of_document(document)
+    row = seeing.engines.get(MLX_VLM.row) if seeing else None
+    yield from ((inside, start) for start, inside in (row.names if row else ()))
 
 
 def with_modules(index: TensorIndex) -> TensorIndex:

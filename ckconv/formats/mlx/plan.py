@@ -1,4 +1,4 @@
-"""Planning of MLX directories as mlx-lm loads them."""
+"""Planning of MLX directories as mlx-lm, or of models that see mlx-vlm, loads them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
-from ckconv.core.tensors import Tensor
+from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
+from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import InputError, UsageError
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
-from ckconv.families.schema import MLX_LM, Engine, Family
+from ckconv.families.parameters import nested, scope_of
+from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
+from ckconv.formats.safetensors.config_json import complete
+from ckconv.formats.safetensors.whole import BESIDE, OF_THE_CLASS, WholePlanner
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
@@ -115,26 +119,26 @@ _YARN_CONTEXT = 4096
 _NAMES = frozenset({"rope_type", "type", "rope_theta"})
 
 
-def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -> Iterator[Reason]:
-    """Why mlx-lm would rotate by other angles than the configuration says."""
-    kind = str(scaling.get("rope_type"))
+def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine, loader: Loader) -> Iterator[Reason]:
+    """Why the engine would rotate by other angles than the configuration says."""
+    kind, engine = str(scaling.get("rope_type")), loader.name
     if row.scaling is not None and kind not in row.scaling:
-        yield Reason(f"{scaled(kind, config)}, which mlx-lm's {config.family} does not do")
+        yield Reason(f"{scaled(kind, config)}, which {engine}'s {config.family} does not do")
         return
     if kind not in _KEYS:
-        yield Reason(f"{scaled(kind, config)}, which mlx-lm does not do as transformers does")
+        yield Reason(f"{scaled(kind, config)}, which {engine} does not do as transformers does")
         return
     if kind == "longrope" and not same_factors_always(scaling):
         original = scaling["original_max_position_embeddings"]
-        yield Reason(f"{scaled(kind, config)}; mlx-lm uses the long factors for the first {original:,} tokens, too")
+        yield Reason(f"{scaled(kind, config)}; {engine} uses the long factors for the first {original:,} tokens, too")
     if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
         yield Reason(
-            f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"
+            f"{scaled(kind, config)} and names no original_max_position_embeddings: {engine} takes {_YARN_CONTEXT}"
         )
     known = _KEYS[kind] | _NAMES | {*row.reads, *FAMILIES[config.family].document.rope.noted}
     for key, value in sorted(scaling.items()):
         if key not in known and not ROPE_KEYS[kind].idle(key, value):
-            yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which mlx-lm does not read")
+            yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which {engine} does not read")
 
 
 class MlxPlanner(CheckpointPlanner):
@@ -213,12 +217,14 @@ class MlxPlanner(CheckpointPlanner):
             module, _, kind = entry.name.rpartition(".")
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
-            chosen = default_of(module, self.config.model_type if self.config else "", general, columns)
+            kind = self.within or (self.config.model_type if self.config else "")
+            chosen = default_of(module, kind, general, columns)
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
             if chosen is not None and not chosen.divides(columns):
-                hint = "" if word else "mlx-lm's class asks for that; --quantize GLOB=TYPE asks for another type"
+                own = f"{self.loader.name}'s class asks for that; --quantize GLOB=TYPE asks for another type"
+                hint = "" if word else own
                 self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
             for part in parts:
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
@@ -289,17 +295,21 @@ class MlxPlanner(CheckpointPlanner):
         return source.dtype is dtype or source.dtype.kind is not Kind.BLOCK or self.decoded(source)
 
     def _check_class(self, family: Family) -> None:
-        """mlx-lm's class computes what the configuration says."""
+        """The loader's class computes what the configuration says."""
         super()._check_class(family)
         config = self.config
         assert config is not None
         if self.options.names in ("canonical", "gguf"):
             return
         if "norm_eps" in family.parameters and not config.norm_eps:
-            self.refuse("mlx-lm wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
-        row = engine_of(family, MLX_LM)
+            self.refuse(f"{self.loader.name} wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
+        row = self._row(family)
         if self.rope_scaling and row is not None:
-            self.reasons += rope_reasons(config, self.rope_scaling, row)
+            self.reasons += rope_reasons(config, self.rope_scaling, row, self.loader)
+
+    def _row(self, family: Family) -> Engine | None:
+        """What the loader does with the model."""
+        return engine_of(family, self.loader)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """The most common quantization, and by name the modules that have another."""
@@ -314,6 +324,86 @@ class MlxPlanner(CheckpointPlanner):
         if self.options.quantize:
             common = quantization_of(asked_of(self.options.quantize).word, self.options.quantize)
         return {**_entry(common), **{name: _entry(q) for name, q in sorted(found.items()) if q != common}}
+
+
+# Planning of a text model and its tower, under the names of mlx-vlm's classes.
+
+
+def planner_of(index: TensorIndex) -> type[MlxWholePlanner] | None:
+    """Planner of a text model with its tower; else ``None``."""
+    return MlxWholePlanner if index.tower is not None and index.config is not None else None
+
+
+#: What stands before the names of a text model's tensors.
+_TEXT = "language_model."
+
+
+class MlxWholePlanner(WholePlanner, MlxPlanner):
+    """Planner of directories that mlx-vlm loads."""
+
+    loader = MLX_VLM
+
+    def _row(self, family: Family) -> Engine | None:
+        """What mlx-vlm does with the whole: it says which scalings the text model may have."""
+        return self.seeing.engines.get(self.loader.row)
+
+    def check_seen_by(self, config: ModelConfig) -> None:
+        """Check that mlx-vlm computes both as transformers does."""
+        row, text = self.seeing.engines.get(self.loader.row), "--drop tower writes the text model alone, for mlx-lm"
+        if row is None:
+            self.refuse(f"ckconv does not know what mlx-vlm computes of a {self.within} (model_type)", text)
+            return
+        if row.text and config.family not in row.text:
+            self.refuse(f"mlx-vlm's {self.within} has no {config.family} within it ({', '.join(row.text)})", text)
+        scope = self._scope(config)
+        for condition in row.right_if:
+            if not condition.expression.value(scope):
+                self.refuse(condition.said(scope), condition.hint or text)
+        self.notes += [one.said(scope) for one in row.same_if if not one.expression.value(scope)]
+        self.notes.append(f"mlx-vlm loads the text model and the tower; {text}")
+
+    def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
+        """Parameters of the tower, and with ``text_`` those of the text model."""
+        text = scope_of(FAMILIES[config.family], config)
+        return {**{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
+
+    def text_name(self, name: str) -> str:
+        """A text tensor's name within the class of both."""
+        row = self.seeing.engines.get(self.loader.row)
+        for start, instead in row.names if row else ():
+            if name.startswith(start):
+                return instead + name.removeprefix(start)
+        return name if name.startswith(_TEXT) else _TEXT + name
+
+    def encoded(self, whole: dict[str, Any], text: Mapping[str, Any], modules: Sequence[Module]) -> bytes:
+        """Bytes of the document: every key is said, as mlx-vlm's classes have defaults of their own."""
+        row, config = self.seeing.engines[self.loader.row], self.config
+        assert config is not None
+        quantized = {key: text[key] for key in QUANTIZATION_KEYS if key in text}
+        key = text_key(whole)
+        inner, own = whole.get(key, {}), text.get(key, text)
+        own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
+        tables = {name: {**table, **own[name]} for name, table in inner.items() if isinstance(own.get(name), dict)}
+        kind = {name: inner[name] for name in ("model_type",) if name in inner}
+        made = {**complete(self.index, config, self.said(modules, False)), **own, **tables, **kind}
+        made = {name: value for name, value in made.items() if name not in (*OF_THE_CLASS, *QUANTIZATION_KEYS)}
+        table = made.get("rope_parameters")
+        if "rope_scaling" in row.needs and isinstance(table, dict) and not made.get("rope_scaling"):
+            scaling = {name: value for name, value in table.items() if name != "rope_theta"}
+            made["rope_scaling"] = {**scaling, "type": scaling.get("rope_type", "default")}
+        for name, value in nested(self.written.entries).items():
+            if isinstance(value, dict) and name not in BESIDE:
+                said = {inner: number for inner, number in value.items() if number is not None}
+                whole[name] = {**said, **whole.get(name, {})}
+        if row.at_top:
+            whole = {**made, **whole, **({} if key else own), "model_type": whole["model_type"]}
+        if key:
+            whole[key] = made
+        scope = self._scope(config)
+        for path, expression in row.says.items():
+            table, _, name = path.rpartition(".")
+            (whole[table] if table else whole)[name] = expression.value(scope)
+        return super().encoded({**whole, **quantized}, text, modules)
 
 
 def _entry(quantization: Quantization) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from ckconv.families.names import (
     scheme_names,
 )
 from ckconv.families.parameters import own_document
-from ckconv.families.schema import Family, Loader
+from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
 from ckconv.families.words import of_source, said, tensors_said
 from ckconv.formats.safetensors.arrays import (
@@ -438,7 +438,7 @@ class CheckpointPlanner(Planner):
             return True
         if source.format not in CHECKPOINTS and self.config is None and diffuses(source.architecture):
             return bool(o.dequantize) or all(stored.dtype.kind is Kind.FLOAT for stored in source.stored)
-        if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
+        if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged or TOWER in o.drop:
             return False
         if self.config is None:
             if source.misfit is not None and source.format != self.format:
@@ -611,7 +611,7 @@ class CheckpointPlanner(Planner):
     def _check_class(self, family: Family) -> None:
         """Check that the tensors are those of the class that loads them."""
         assert self.config is not None
-        if CONSUMERS.get(self.index.format) not in (None, self.loader.name):
+        if CONSUMERS.get(self.index.format) not in (None, self.loader.alike.name):
             self.reasons += surplus_reasons(self.index, self.dropped)
             for modifier in self.config.modifiers:
                 self.reasons.append(modifier_reason(modifier, f"; {self.loader.name} does not know it"))
@@ -677,13 +677,17 @@ class CheckpointPlanner(Planner):
         return with_edits(plan)
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
+        return config_json(self.index, self.said(modules, kept))
+
+    def said(self, modules: Sequence[Module], kept: bool) -> Said:
+        """What the output's own tensors add to the document."""
         pieces = chained(modules)
         as_they_were = all(
             c is not None and c.action is Action.COPY
             for p in pieces
             for c in (p.conversion, *(run.conversion for run in p.runs))
         )
-        said = Said(
+        return Said(
             format=self.format,
             kept=kept,
             unpacked=kept and self.unpacked,
@@ -695,7 +699,6 @@ class CheckpointPlanner(Planner):
             rope_scaling=self.rope_scaling,
             context=self.options.context,
         )
-        return config_json(self.index, said)
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Names of the float types of what is written."""

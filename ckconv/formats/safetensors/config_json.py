@@ -335,6 +335,11 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
 
 
+def complete(index: TensorIndex, config: ModelConfig, said: Said) -> dict[str, Any]:
+    """Every key of a text model, whether the source's own document has it or not."""
+    return build_document(config, _facts(index, config, said))
+
+
 def _quantized(said: Said) -> dict[str, Any]:
     """Keys of the loader about types of blocks."""
     found = said.quantization if not said.kept else None
