@@ -102,10 +102,13 @@ TOWERS = """
 `--mmproj` writes a file of each of these, every tensor and key as llama.cpp's own converter has them; where it rounds,
 leaves something out or misnames it, `tests/test_towers.py` says so. *back*: the file and its text model become the
 checkpoint again, every tensor and every key that a class reads, and transformers computes the same logits of a picture
-or a sound (of Llama 4 its class computes none); or why not.
+or a sound (of Llama 4 its class computes none); or why not. *mlx-vlm*: a directory of it is written and read, every
+tensor as its own loader makes it of the checkpoint, and its logits of a picture are within 1e-4 of transformers'
+(`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of transformers, and of `internvl_chat`, Qwen 3 VL MoE and Qwen 3.5
+MoE the tensors alone). `--drop tower` writes the text model by itself, for mlx-lm.
 
-| tower | of | clip.projector_type | configurations | back |
-|---|---|---|---|---|
+| tower | of | clip.projector_type | configurations | back | mlx-vlm |
+|---|---|---|---|---|---|
 """
 
 
@@ -121,7 +124,8 @@ def towers() -> str:
         if text and not any(one in FAMILIES for one in text):
             back = f"its text model ({', '.join(text)}) is not known"
         assert projector is not None
-        cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes")
+        both = "yes" if "mlx_vlm" in family.engines else "-"
+        cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes", both)
         lines.append(f"| {' | '.join(cells)} |")
     return TOWERS + "\n".join(sorted(lines)) + "\n"
 

@@ -1,11 +1,12 @@
-"""A directory of mlx-vlm: its text model and its tower are those of the checkpoint that it was made of."""
+"""Directories of mlx-vlm, both ways: a text model and a tower under its names, and the checkpoint that they are of."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,123 +14,274 @@ from checkpoints import Raw, save
 from conftest import Result
 from family_directions import differing, read_gguf
 from safetensors import deserialize
-from test_towers_back import seen
-from tower_cases import MLX_VLM, recordings, with_tokens
+from test_towers_back import arrays, pictured, seen
+from tower_cases import MLX_VLM, seen_by_mlx_vlm, with_tokens
 
-from ckconv.api import convert, diff
+from ckconv.api import convert, diff, verify
 from ckconv.conversion.towers import convert_tower
 from ckconv.errors import CkconvError
+from ckconv.options import Options
 
-RECORDED = recordings()
-MADE: dict[str, dict[str, tuple[str, list[int]]]] = json.loads(MLX_VLM.read_text())["tensors"]
+MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors"]
 
-#: Those whose text part is known.
-WHOLE = [name for name in MADE if not name.startswith("qwen2_5_vl")]
+#: Those that transformers has a class for.
+BOTH = [name for name in MADE if not name.startswith("internvl_chat")]
+
+#: Layers behind the one that the text model sees: they are in no output of a tower, and mlx-vlm's has none either.
+BEHIND = {"llava-f16": 2}
 
 
-def mlx_vlm(name: str, source: Path, root: Path) -> Path:
-    """The directory that mlx-vlm makes of a checkpoint."""
-    stored = dict(deserialize((source / "model.safetensors").read_bytes()))
-    tensors = {}
-    for called, (old, axes) in MADE[name].items():
-        one = stored[old]
-        kind = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}[one["dtype"]]
-        array = np.frombuffer(one["data"], kind).reshape(one["shape"]).transpose(axes)
-        tensors[called] = Raw(one["dtype"], array.shape, np.ascontiguousarray(array).tobytes())
-    save(root, json.loads((source / "config.json").read_text()), tensors, metadata={"format": "mlx"})
-    for path in source.iterdir():
-        if path.suffix != ".safetensors":
-            shutil.copy(path, root)
-    return root
+def made(name: str, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What mlx-vlm makes of a checkpoint's tensors."""
+    found: dict[str, np.ndarray] = {}
+    for called, (old, axes, *more) in MADE[name].items():
+        old, _, half = old.partition("|")
+        for at, numbers in _places(old, stored):
+            one = np.stack([stored[each] for each in at]) if "{e}" in old else stored[at[0]]
+            one = np.split(one, 2, axis=-1)[int(half)] if half else one
+            found[called.replace("{n}", numbers)] = one.transpose(axes) + sum(more)
+    return found
+
+
+def _places(pattern: str, stored: dict[str, np.ndarray]) -> Iterator[tuple[list[str], str]]:
+    """Names of one pattern, those of every layer together."""
+    shape = re.escape(pattern).replace(r"\{n\}", r"(\d+)").replace(r"\{e\}", r"\d+")
+    found: dict[str, list[str]] = {}
+    for name in sorted(stored):
+        if match := re.fullmatch(shape, name):
+            found.setdefault(match[1] if match.groups() else "", []).append(name)
+    yield from ((names, number) for number, names in found.items())
 
 
 def both(name: str, root: Path) -> tuple[Path, Path]:
-    source = with_tokens(RECORDED[name], root / "hf" / "model")
-    return source, mlx_vlm(name, source, root / "mlx" / "model")
+    """A checkpoint, and the directory of mlx-vlm."""
+    source = with_tokens(seen_by_mlx_vlm(name), root / "hf" / "model")
+    convert(source, f"{root}/mlx/", to="mlx")
+    return source, root / "mlx"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_checkpoint_becomes_what_mlx_vlm_makes_of_it(name: str, tmp_path: Path) -> None:
+    source, directory = both(name, tmp_path)
+
+    found, wanted = arrays(directory), made(name, arrays(source))
+
+    zeros = {key for key in wanted if name in BEHIND and "post_layernorm" in key}
+    behind = {key for key in wanted if f".encoder.layers.{BEHIND.get(name)}." in key}
+    assert found.keys() == wanted.keys() - behind
+    exact = {key: array for key, array in wanted.items() if key not in behind | zeros}
+    assert [key for key, array in exact.items() if not np.array_equal(array, found[key])] == []
+    assert [key for key in zeros if found[key].any()] == []
+    verify(directory, source)
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_its_tower_is_the_mmproj_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    source, made = both(name, tmp_path)
+    source, directory = both(name, tmp_path)
 
     convert_tower(source, tmp_path / "hf.gguf")
-    convert_tower(made, tmp_path / "mlx.gguf")
+    convert_tower(directory, tmp_path / "mlx.gguf")
 
-    assert (tmp_path / "mlx.gguf").read_bytes() == (tmp_path / "hf.gguf").read_bytes()
-    assert diff(tmp_path / "hf.gguf", made).same
+    wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
+    assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
+    verify(tmp_path / "mlx.gguf", directory)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_its_text_model_is_that_of_the_checkpoint(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
-    source, made = both(name, tmp_path)
+@pytest.mark.parametrize("name", MADE)
+def test_its_text_model_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    source, directory = both(name, tmp_path)
 
-    assert ckconv("convert", source, tmp_path / "hf.gguf").code == 0
-    done = ckconv("convert", made, tmp_path / "mlx.gguf", "--mmproj", tmp_path / "mmproj.gguf")
+    convert(source, tmp_path / "hf.gguf")
+    done = convert(directory, tmp_path / "mlx.gguf")
 
-    assert done.code == 0, done.err
     wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
     if name.startswith("gemma3"):  # mlx-vlm stores the embedding twice
-        del found["tensors"]["output.weight"]
+        found["tensors"].pop("output.weight", None)
     assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
-    assert "only the text part is written" in done.out
-    assert ckconv("verify", tmp_path / "mmproj.gguf", made).code == 0
+    assert any("only the text part is written" in note for note in done.plan.notes)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_it_becomes_a_checkpoint_of_transformers(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
-    source, made = both(name, tmp_path)
+@pytest.mark.parametrize("name", BOTH)
+def test_it_becomes_the_checkpoint_again(name: str, tmp_path: Path) -> None:
+    source, directory = both(name, tmp_path)
 
-    done = ckconv("convert", made, f"{tmp_path}/out/", "--to", "hf")
+    convert(directory, f"{tmp_path}/out/", to="hf")
 
-    assert done.code == 0, done.err
-    assert diff(source, tmp_path / "out").same
-    wanted, said = (json.loads((root / "config.json").read_text()) for root in (source, tmp_path / "out"))
-    assert {**said, "tie_word_embeddings": None} == {**wanted, "tie_word_embeddings": None}
-    assert ckconv("verify", tmp_path / "out", made).code == 0
-    names = {name for name, _ in deserialize((tmp_path / "out" / "model.safetensors").read_bytes())}
-    assert names - {"language_model.lm_head.weight"} == {*RECORDED[name]["tensors"]}
+    wanted, found = arrays(source), arrays(tmp_path / "out")
+    behind = {key for key in wanted if f".encoder.layers.{BEHIND.get(name)}." in key or "post_layernorm" in key}
+    left = {"lm_head.weight", "language_model.lm_head.weight"} if name.startswith("gemma3") else set()
+    assert found.keys() - left == wanted.keys() - (behind if name in BEHIND else set()) | (found.keys() & behind)
+    assert [key for key in wanted.keys() - behind if not np.array_equal(wanted[key], found[key])] == []
+    verify(tmp_path / "out", directory)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_two_files_become_the_directory_and_it_two_files(name: str, tmp_path: Path) -> None:
+    _, directory = both(name, tmp_path)
+    convert(directory, tmp_path / "text.gguf")
+    convert_tower(directory, tmp_path / "mmproj.gguf")
+
+    convert(tmp_path / "text.gguf", f"{tmp_path}/out/", to="mlx", mmproj=tmp_path / "mmproj.gguf")
+
+    wanted, found = arrays(directory), arrays(tmp_path / "out")
+    assert found.keys() == wanted.keys()
+    assert [key for key in wanted if not np.array_equal(wanted[key], found[key])] == []
+    verify(tmp_path / "out", tmp_path / "text.gguf", mmproj=tmp_path / "mmproj.gguf")
 
 
 def test_a_copy_keeps_the_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:
-    _, made = both("gemma3-f16", tmp_path)
+    _, directory = both("smolvlm-f16", tmp_path)
 
-    assert ckconv("convert", made, f"{tmp_path}/copy/", "--to", "mlx").code == 0
-    assert diff(made, tmp_path / "copy").same
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("name", ["gemma3-f16", "gemma3-bf16", "qwen3_vl-f16"])
-def test_transformers_sees_with_it(name: str, tmp_path: Path) -> None:
-    source, made = both(name, tmp_path)
-    convert(made, f"{tmp_path}/out/", to="safetensors")
-
-    assert np.abs(seen(source) - seen(tmp_path / "out")).max() == 0
+    assert ckconv("convert", directory, f"{tmp_path}/copy/", "--to", "mlx").code == 0
+    assert diff(directory, tmp_path / "copy").same
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_its_two_files_become_the_checkpoint_again(name: str, tmp_path: Path) -> None:
-    source, made = both(name, tmp_path)
+@pytest.mark.parametrize("back", ["hf", "mlx"])
+def test_a_flag_leaves_the_tower_out(back: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, directory = both("smolvlm-f16", tmp_path)
 
-    convert(made, tmp_path / "text.gguf")
-    convert_tower(made, tmp_path / "mmproj.gguf")
-    convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "mmproj.gguf")
+    made_of = {"hf": source, "mlx": directory}[back]
+    done = ckconv("convert", made_of, f"{tmp_path}/text/", "--to", "mlx", "--drop", "tower")
 
-    assert diff(source, tmp_path / "out", weights=True).same
+    assert (done.code, "only the text part is written" in done.out) == (0, True), done.err
+    names = arrays(tmp_path / "text").keys()
+    assert {name.partition(".")[0] for name in names} == {"model", "lm_head"}
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["model_type"] == "llama"
+    assert ckconv("verify", tmp_path / "text", made_of).code == 0
+
+
+def raw(root: Path) -> dict[str, Any]:
+    """Every tensor as it is stored."""
+    return dict(deserialize((root / "model.safetensors").read_bytes()))
+
+
+def wide(root: Path) -> Path:
+    """A SmolVLM whose rows are whole groups."""
+    recorded = seen_by_mlx_vlm("smolvlm-f16")
+    sizes = {24: 64, 40: 96, 12: 32}
+    for key, (kind, shape) in recorded["tensors"].items():
+        if "vision_model" not in key:
+            recorded["tensors"][key] = [kind, [sizes.get(size, size) for size in shape]]
+    recorded["config"]["text_config"] |= {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    return with_tokens(recorded, root)
+
+
+def test_the_text_model_is_quantized_and_the_tower_is_not(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = wide(tmp_path / "wide")
+    convert(source, f"{tmp_path}/plain/", to="mlx")
+
+    asked = ("--quantize", "affine:4:32,*lm_head*=affine:8:32")
+    done = ckconv("convert", source, f"{tmp_path}/four/", "--to", "mlx", *asked)
+
+    assert done.code == 0, done.err
+    plain, stored = (raw(tmp_path / name) for name in ("plain", "four"))
+    scaled = {name.removesuffix(".scales") for name in stored if name.endswith(".scales")}
+    assert {name.partition(".")[0] for name in scaled} == {"language_model"}
+    assert len(scaled) == 2 * 7 + 2
+    dense = {name for name in plain if name.removesuffix(".weight") not in scaled}
+    assert [name for name in dense if plain[name]["data"] != stored[name]["data"]] == []
+    general = {"group_size": 32, "bits": 4, "mode": "affine"}
+    said = json.loads((tmp_path / "four" / "config.json").read_text())["quantization"]
+    assert said == {**general, "language_model.lm_head": {**general, "bits": 8}}
+    assert ckconv("verify", tmp_path / "four", source, *asked).code == 0
+    for flags in (("--to", "hf", "--dequantize"), ("--to", "mlx", "--dequantize")):
+        out = tmp_path / flags[1]
+        assert ckconv("convert", tmp_path / "four", f"{out}/", *flags).code == 0
+        assert len(arrays(out)) == len(plain)
+        assert ckconv("verify", out, tmp_path / "four").code == 0
+    two = (tmp_path / "x.gguf", "--mmproj", tmp_path / "m.gguf", "--dequantize")
+    assert ckconv("convert", tmp_path / "four", *two).code == 0
+    assert ckconv("convert", tmp_path / "plain", f"{tmp_path}/again/", "--to", "mlx", *asked).code == 0
+    assert raw(tmp_path / "again") == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "why"),
+    [
+        ("llava-f32", {}, "mlx-vlm's llava has no mistral within it (llama, qwen2)"),
+        ("pixtral-f16", {"vision_config": {"hidden_act": "gelu"}}, "mlx-vlm computes silu"),
+        ("gemma3-f16", {"text_config": {"tie_word_embeddings": False}}, "takes the embedding for the output head"),
+        (
+            "gemma4-f16",
+            {"vision_config": {"use_clipped_linears": True}},
+            "limits of linear layers (use_clipped_linears)",
+        ),
+    ],
+)
+def test_what_mlx_vlm_computes_otherwise_is_refused(
+    name: str, keys: dict[str, Any], why: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    recorded = seen_by_mlx_vlm(name)
+    for key, value in keys.items():
+        recorded["config"][key] |= value
+    if name.startswith("gemma3"):
+        embedding = recorded["tensors"]["language_model.model.embed_tokens.weight"]
+        recorded["tensors"]["language_model.lm_head.weight"] = embedding
+        recorded["config"]["tie_word_embeddings"] = False
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert (done.code, why in done.err) == (4, True), done.err
+
+
+def test_a_tower_of_another_text_model_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    one, _ = both("qwen2_vl-f16", tmp_path / "one")
+    other, _ = both("smolvlm-f16", tmp_path / "other")
+    convert(one, tmp_path / "text.gguf")
+    convert_tower(other, tmp_path / "mmproj.gguf")
+
+    done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/out/", "--to", "mlx")
+
+    assert (done.code, "the tower is of a smolvlm, and the text model is a qwen2" in done.err) == (4, True), done.err
 
 
 def test_a_tower_that_is_quantized_is_refused(tmp_path: Path) -> None:
-    _, made = both("qwen3_vl-f16", tmp_path)
+    _, directory = both("qwen3_vl-f16", tmp_path)
     stored = {
         name: Raw(one["dtype"], tuple(one["shape"]), bytes(one["data"]))
-        for name, one in deserialize((made / "model.safetensors").read_bytes())
+        for name, one in deserialize((directory / "model.safetensors").read_bytes())
     }
     module = "vision_tower.blocks.0.mlp.linear_fc1"
     stored[f"{module}.weight"] = Raw("U32", (20, 2), bytes(160))
     stored |= {f"{module}.{kind}": Raw("F16", (20, 1), bytes(40)) for kind in ("scales", "biases")}
-    config = json.loads((made / "config.json").read_text()) | {"quantization": {"group_size": 16, "bits": 4}}
-    save(made, config, stored, metadata={"format": "mlx"})
+    config = json.loads((directory / "config.json").read_text()) | {"quantization": {"group_size": 16, "bits": 4}}
+    save(directory, config, stored, metadata={"format": "mlx"})
 
     with pytest.raises(CkconvError) as caught:
-        convert_tower(made, tmp_path / "mmproj.gguf")
+        convert_tower(directory, tmp_path / "mmproj.gguf")
     assert (caught.value.code, caught.value.exit_code) == ("tower.quantized", 4)
     assert "vision_tower.blocks.0.mlp.linear_fc1.weight of the tower is quantized" in caught.value.message
+
+
+#: Whose classes compute heads of these sizes, of either.
+SEEN = [name for name in BOTH if name not in ("gemma3-f16", "gemma3-bf16", "qwen3_vl-bf16", "qwen3_5_moe-bf16")]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", SEEN)
+def test_transformers_sees_with_what_comes_back(name: str, tmp_path: Path) -> None:
+    source, directory = both(name, tmp_path)
+    convert(directory, f"{tmp_path}/out/", to="safetensors")
+
+    assert np.abs(seen(source) - seen(tmp_path / "out")).max() == 0
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", SEEN)
+def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
+    mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_vlm.utils")
+    source = with_tokens(seen_by_mlx_vlm(name), tmp_path / "source")
+    convert(source, f"{tmp_path}/out/", to="mlx", options=Options(dtype="f32"))
+    inputs = {key: mx.array(value.numpy()) for key, value in pictured(source).items()}
+    ids, pixels, mask = (inputs.pop(key) for key in ("input_ids", "pixel_values", "attention_mask"))
+    model = utils.load_model(tmp_path / "out")
+
+    # As generate_step of mlx_vlm/generate/ar.py.
+    inputs.pop("mm_token_type_ids", None)
+    found = model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
+    embedded = found.pop("inputs_embeds")
+    inputs |= {key: value for key, value in found.items() if value is not None}
+    logits = np.array(model.language_model(ids, inputs_embeds=embedded, **inputs).logits)
+
+    assert np.abs(logits - seen(source)).max() < 1e-4

@@ -425,9 +425,17 @@ GIVEN: dict[str, tuple[str, int, dict[str, tuple[int, ...]], dict[str, Any]]] = 
 def seen(root: Path) -> np.ndarray:
     """Logits of a text with a picture in it, as transformers computes them."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    document = json.loads((root / "config.json").read_text())
-    loader = getattr(transformers, document["architectures"][0])
+    loader = getattr(transformers, json.loads((root / "config.json").read_text())["architectures"][0])
     model = loader.from_pretrained(root, dtype=torch.float32).eval()
+    with torch.no_grad():
+        found: np.ndarray = model(**pictured(root)).logits.numpy()
+    return found
+
+
+def pictured(root: Path) -> dict[str, Any]:
+    """A text with a picture in it, as the class of transformers takes it."""
+    torch = pytest.importorskip("torch")
+    document = json.loads((root / "config.json").read_text())
     vision, draw = document.get("vision_config", {}), torch.Generator().manual_seed(1)
     if document["model_type"] in GIVEN:
         key, count, shapes, more = GIVEN[document["model_type"]]
@@ -436,9 +444,7 @@ def seen(root: Path) -> np.ndarray:
         ids = torch.tensor([[5, 9, *[document[key]] * count, 8, 11]])
         if document["model_type"] in ("exaone4_5", "minicpmv4_6"):
             inputs["mm_token_type_ids"] = (ids == document[key]).long()
-        with torch.no_grad():
-            seen_by: np.ndarray = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits.numpy()
-        return seen_by
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **inputs}
     if document["model_type"] == "gemma3":
         token, count = document["image_token_index"], document["mm_tokens_per_image"]
         pixels = torch.randn(1, 3, vision["image_size"], vision["image_size"], generator=draw)
@@ -469,10 +475,9 @@ def seen(root: Path) -> np.ndarray:
     typed = {
         "gemma3": "token_type_ids",
         "gemma4": "mm_token_type_ids",
-        **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"), "mm_token_type_ids"),
+        **dict.fromkeys(
+            ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "mm_token_type_ids"
+        ),
     }
     kinds = {typed[kind]: (ids == token).long() for kind in typed if kind == document["model_type"]}
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, **more, **kinds).logits
-    found: np.ndarray = logits.numpy()
-    return found
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels, **more, **kinds}

@@ -47,6 +47,27 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
     return root
 
 
+def seen_by_mlx_vlm(name: str) -> Any:
+    """What was recorded, in the numbers that mlx-vlm's classes compute.
+
+    Six layers of a Gemma 3, a Pixtral's SiLU, and experts as transformers' class of Qwen 3 VL MoE has them.
+    """
+    recorded = json.loads(json.dumps(recordings()[name]))
+    config, tensors = recorded["config"], recorded["tensors"]
+    if config["model_type"] == "gemma3":
+        start = "language_model.model.layers."
+        layer = {key.removeprefix(f"{start}0"): kind for key, kind in tensors.items() if key.startswith(f"{start}0.")}
+        tensors |= {f"{start}{n}{key}": kind for n in range(6) for key, kind in layer.items()}
+        types = [*["sliding_attention"] * 5, "full_attention"]
+        config["text_config"] |= {"num_hidden_layers": 6, "layer_types": types}
+    elif config["model_type"] == "qwen3_vl_moe":
+        experts = {key: kind for key, kind in tensors.items() if ".experts." in key}
+        tensors |= {key: [dtype, [count, *rest[::-1]]] for key, (dtype, (count, *rest)) in experts.items()}
+    elif config["vision_config"].get("model_type") == "pixtral":
+        config["vision_config"]["hidden_act"] = "silu"
+    return recorded
+
+
 def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Key of config.json -> the token of pictures that it names; other keys where it names none."""
     if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5")):

@@ -24,6 +24,7 @@ from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
 from ckconv.families.catalog import own_files
+from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
@@ -69,6 +70,8 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     """
     to = out.format.partition(" ")[0]
     options = replace(options, file_name="" if directory else file_name_of(out))
+    if TOWER not in options.drop and _without_tower(source, out):
+        options = replace(options, drop=(*options.drop, TOWER))
     first: Plan | None = None
     for candidate in _candidates(source, out, options):
         plan = make_plan(source, to, candidate)
@@ -78,6 +81,15 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
             first = plan
     assert first is not None
     return first
+
+
+def _without_tower(source: TensorIndex, out: TensorIndex) -> bool:
+    """Whether the output is the text model of a checkpoint with a tower."""
+    from ckconv.formats.huggingface.read import with_tower
+
+    if not format_of(out.format).holds_towers or format_of(source.format).single or out.adapter or source.adapter:
+        return False
+    return with_tower(source).tower is not None and with_tower(out).tower is None
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:

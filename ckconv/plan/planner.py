@@ -411,7 +411,7 @@ def row_reasons(
     if row.head == "none" and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
         yield Reason(text, "--tie leaves it out" if equal else "")
-    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": equal or bool(config.tied)}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
     if SLIDING in (config.layer_types or ()) and not config.sliding_window:

@@ -365,7 +365,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
     def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
         """Parameters of the tower, and with ``text_`` those of the text model."""
         text = scope_of(FAMILIES[config.family], config)
-        return {**{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
+        return {"text_window": None, **{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
 
     def text_name(self, name: str) -> str:
         """A text tensor's name within the class of both."""
@@ -385,7 +385,10 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
         tables = {name: {**table, **own[name]} for name, table in inner.items() if isinstance(own.get(name), dict)}
         kind = {name: inner[name] for name in ("model_type",) if name in inner}
-        made = {**complete(self.index, config, self.said(modules, False)), **own, **tables, **kind}
+        said = complete(self.index, config, self.said(modules, False))
+        # Of a class that divides the width by the heads it would be a number that no other reader is told.
+        said = said if "head_dim" in row.needs else {name: one for name, one in said.items() if name != "head_dim"}
+        made = {**said, **own, **tables, **kind}
         made = {name: value for name, value in made.items() if name not in (*OF_THE_CLASS, *QUANTIZATION_KEYS)}
         table = made.get("rope_parameters")
         if "rope_scaling" in row.needs and isinstance(table, dict) and not made.get("rope_scaling"):
@@ -395,6 +398,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
             if isinstance(value, dict) and name not in BESIDE:
                 said = {inner: number for inner, number in value.items() if number is not None}
                 whole[name] = {**said, **whole.get(name, {})}
+        if self.doubles_head(self.loader) and config.tied:
+            whole["tie_word_embeddings"] = made["tie_word_embeddings"] = True  # of the model: the class has a copy
         if row.at_top:
             whole = {**made, **whole, **({} if key else own), "model_type": whole["model_type"]}
         if key:
