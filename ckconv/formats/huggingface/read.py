@@ -158,7 +158,7 @@ def index_checkpoint(
 
 
 def _nested_in_mlx(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where mlx-vlm's class has a text model's tensors, by the family of its tower."""
+    """Beginnings of names in mlx-vlm's class -> in the text model."""
     seeing = tower_of_document(document)
     row = seeing.engines.get(MLX_VLM.row) if seeing else None
     yield from ((inside, start) for start, inside in (row.names if row else ()))

@@ -1,4 +1,4 @@
-"""Planning of MLX directories as mlx-lm, or of models that see mlx-vlm, loads them."""
+"""Planning of MLX directories as mlx-lm or mlx-vlm loads them."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ class MlxPlanner(CheckpointPlanner):
             self.reasons += rope_reasons(config, self.rope_scaling, row, self.loader)
 
     def _row(self, family: Family) -> Engine | None:
-        """What the loader does with the model."""
+        """Row of the loader in the model's family."""
         return engine_of(family, self.loader)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
@@ -344,7 +344,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
     loader = MLX_VLM
 
     def _row(self, family: Family) -> Engine | None:
-        """What mlx-vlm does with the whole: it says which scalings the text model may have."""
+        """Row of the whole, which says the scalings of its text model."""
         return self.seeing.engines.get(self.loader.row)
 
     def check_seen_by(self, config: ModelConfig) -> None:
@@ -376,7 +376,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         return name if name.startswith(_TEXT) else _TEXT + name
 
     def encoded(self, whole: dict[str, Any], text: Mapping[str, Any], modules: Sequence[Module]) -> bytes:
-        """Bytes of the document: every key is said, as mlx-vlm's classes have defaults of their own."""
+        """Bytes of a document with every key, as mlx-vlm has other defaults."""
         row, config = self.seeing.engines[self.loader.row], self.config
         assert config is not None
         quantized = {key: text[key] for key in QUANTIZATION_KEYS if key in text}

@@ -680,7 +680,7 @@ class CheckpointPlanner(Planner):
         return config_json(self.index, self.said(modules, kept))
 
     def said(self, modules: Sequence[Module], kept: bool) -> Said:
-        """What the output's own tensors add to the document."""
+        """Facts of the output's own tensors for the document."""
         pieces = chained(modules)
         as_they_were = all(
             c is not None and c.action is Action.COPY

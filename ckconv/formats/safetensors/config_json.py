@@ -336,7 +336,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
 
 
 def complete(index: TensorIndex, config: ModelConfig, said: Said) -> dict[str, Any]:
-    """Every key of a text model, whether the source's own document has it or not."""
+    """Document of a text model with every key, said by the source or not."""
     return build_document(config, _facts(index, config, said))
 
 

@@ -107,7 +107,7 @@ class WholePlanner(CheckpointPlanner):
 
     @property
     def tower_prefix(self) -> str:
-        """What stands before the names of the tower's rows."""
+        """Beginning of names before those of the tower's rows."""
         return ""
 
     def _renamed(self) -> list[Module]:
