@@ -188,7 +188,8 @@ class Run:
             source = self.result(f"hf->{first}")
         to = {"hf": "safetensors"}.get(last, last)
         try:
-            ckconv.convert(source, self.result(direction), to=to, jobs=1, options=ckconv.Options(**self.options(direction)))
+            options = ckconv.Options(**self.options(direction))
+            ckconv.convert(source, self.result(direction), to=to, jobs=1, options=options)
         except CkconvError as error:
             return said(error)
         return ""
