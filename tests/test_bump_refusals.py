@@ -56,10 +56,10 @@ FAMILIES_RUN = {
 WITHOUT_A_SENTENCE = {
     "afmoe", "bert", "bert_classifier", "dflash", "distilbert", "dspark", "exaone", "falcon_h1", "falcon_mamba",
     "gemma_embedding", "granite4", "granite_swa", "granitehybrid", "granitemoehybrid", "grovemoe", "internlm2",
-    "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "mamba", "mamba2", "minimax_m2", "modernbert",
-    "modernbert_classifier", "nomic_bert", "nomic_bert_moe", "pangu_embedded", "qwen3_classifier", "rnd1",
-    "roberta", "roberta_classifier", "solar_open", "t5", "t5_encoder", "umt5_encoder", "xlm_roberta",
-    "xlm_roberta_classifier", "xverse",
+    "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "lille", "mamba", "mamba2", "mimo",
+    "minimax_m2", "modernbert", "modernbert_classifier", "nanochat", "nomic_bert", "nomic_bert_moe",
+    "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1", "roberta", "roberta_classifier", "solar_open",
+    "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder", "xlm_roberta", "xlm_roberta_classifier", "xverse",
 }  # fmt: skip
 
 
