@@ -217,3 +217,11 @@ def test_blocks_that_are_decoded_and_quantized_at_once_are_as_in_two_steps(tmp_p
     one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     assert ckconv.verify(tmp_path / "one", tmp_path / "blocks.gguf", options=both).rounded
+
+
+@pytest.mark.parametrize("packed", ["torchao-int4-plain", "hqq-4b", "gptq-4b-g32-asym-v1"])
+def test_values_that_were_on_the_codes_of_another_quantizer_are_quantized(tmp_path: Path, packed: str) -> None:
+    """Evenly spaced codes hold them exactly, and MLX's rule, which makes 0 a code, does not."""
+    options = Options(dequantize=True, quantize="affine:4:32")
+
+    assert ckconv.convert(FIXTURES / "quantised" / packed, f"{tmp_path}/out/", to="mlx", options=options).verified

@@ -603,21 +603,26 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     linear = (triple.quantization.group_size, triple.quantization.bits) if triple else _LINEAR.get(out.dtype.name)
     if linear is None:
         return ""
-    naive, error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
+    (naive, usual), error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
     least = float(np.sqrt(np.mean(meant**2))) * 2.0**-12  # scales are float16 and less
-    # Values that stand on a grid already are met better by the naive codes than by those of a quantizer.
+    # Values that stand on a grid already are met better by the naive codes than by those of a quantizer, or exactly.
     on_grid = bool(sample.source.planes or sample.source.packed or sample.source.dtype.kind is Kind.BLOCK)
+    naive = max(naive, usual) if on_grid else naive
     if error <= _WORSE * (1.5 if sample.importance or on_grid else 1.0) * naive + least:
         return ""
     return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
 
 
-def _linearly(values: Doubles, group: int, bits: int) -> float:
-    """The root mean square error of evenly spaced codes of a group."""
+def _linearly(values: Doubles, group: int, bits: int) -> tuple[float, float]:
+    """The root mean square error of evenly spaced codes of a group.
+
+    Then that of values between the codes.
+    """
     grouped = values.reshape(len(values), -1, group)
     low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
     step = np.maximum((high - low) / ((1 << bits) - 1), 1e-30)
-    return float(np.sqrt(np.mean((low + np.rint((grouped - low) / step) * step - grouped) ** 2)))
+    error = low + np.rint((grouped - low) / step) * step - grouped
+    return float(np.sqrt(np.mean(error**2))), float(np.sqrt(np.mean(step**2) / 12))
 
 
 def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
