@@ -140,10 +140,16 @@ REST = {
     "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
     "it drafts for another model: refused with what it drafts for": "gemma4-assistant",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
+    "each layer has its own number of heads or width, and no axis of a family file says that": (
+        "deci laguna mimo2 openelm"
+    ),
+    "a norm is made of a number of the configuration, and no word of a family file says that": "muse-glimmer",
+    "it has indexers or hyper-connections, and nobody has written their rows in its file yet": (
+        "deepseek4 dots3note glm5-next hy_v4 minimax-m3 qwen4exp"
+    ),
+    "its layers are RWKV's, and nobody has written their rows yet": "arwkv7 rwkv6qwen2",
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
-        "arwkv7 bailingmoe3 cogvlm deci deepseek4 dots3note glm5-next "
-        "graniteswitch grok hrm_text hunyuan_vl hy_v4 kimi-k3 laguna mimo2 "
-        "minimax-01 minimax-m3 muse-glimmer neo-bert openelm paddleocr qwen4exp rwkv6qwen2 step35"
+        "bailingmoe3 cogvlm graniteswitch grok hrm_text hunyuan_vl kimi-k3 minimax-01 neo-bert paddleocr step35"
     ),
 }
 
