@@ -297,11 +297,11 @@ def said(table: object) -> Iterator[str]:
         yield from said(item)
 
 
-def test_a_family_file_has_eighty_words_and_the_page_an_example_of_each() -> None:
+def test_the_page_has_an_example_of_each_of_the_few_words_of_a_family_file() -> None:
     """The page's own examples are read as a file is; a word that no example has is one that nobody finds."""
     page = (FOLDER.parents[1] / "docs" / "adding-a-family.md").read_text()
     examples = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
 
     assert words_of_files() - {word for table in examples for word in said(table)} == set()
-    assert len(words_of_files()) <= 80
+    assert len(words_of_files()) <= 83
     assert [misformed(table) for table in examples] == [None] * len(examples)
