@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ class Progress:
 
     Attributes:
         written: how many they are.
+        end: what begins here was written before.
         tensor: whose the last ones are.
         stopped: there will be no more.
     """
@@ -80,7 +82,7 @@ class Progress:
         self._changed = Condition()
         self._leads = dict(leads)
         self._wanted = dict.fromkeys(leads, 0)
-        self.written, self.tensor = 0, ""
+        self.written, self.end, self.tensor = 0, math.inf, ""
         self.stopped = False
 
     def advance(self, until: int, tensor: str = "") -> None:
@@ -144,15 +146,18 @@ class Growing:
         """Which they are."""
         return self._files.keys()
 
-    def wait_for(self, path: Path, until: int) -> None:
-        """Return when the bytes of ``path`` before ``until`` are written.
+    def wait_for(self, path: Path, start: int, stop: int) -> None:
+        """Return when the bytes ``start`` to ``stop`` of ``path`` are written.
 
         Raises:
             Stopped: they will not be, or are those of another file and not there yet.
         """
+        progress = self._files.get(path)
+        if progress is None or start >= progress.end:
+            return
         if path == self._own:
-            self._files[path].wait(until, "compare")
-        elif path in self._files and self._files[path].written < until:
+            progress.wait(stop, "compare")
+        elif progress.written < stop:
             raise Stopped
 
 

@@ -161,7 +161,8 @@ class Pipeline:
         if self._verify:
             leads["compare"] = SHORT_LEAD if self._on_server or self._tiles(number) else LEAD
         progress = Progress(leads if self._pool is not None else {})
-        progress.written = payload(file, frame, path).offset
+        _, progress.written, nbytes = payload(file, frame, path)
+        progress.end = progress.written + nbytes
         return progress
 
     def _tiles(self, number: int) -> Tiles | None:

@@ -57,7 +57,7 @@ class ByteSource:
         Raises:
             OutputError: ``input.changed``, they are not there any more.
         """
-        wait_for(self.path, offset + nbytes)
+        wait_for(self.path, offset, offset + nbytes)
         data = self.read_at(offset, nbytes)
         if len(data) < nbytes:
             end = offset + len(data)
@@ -258,8 +258,8 @@ class Growing(Protocol):
     def paths(self) -> Collection[Path]:
         """Which they are."""
 
-    def wait_for(self, path: Path, until: int) -> None:
-        """Wait until the bytes of ``path`` before ``until`` are written."""
+    def wait_for(self, path: Path, start: int, stop: int) -> None:
+        """Wait until the bytes ``start`` to ``stop`` of ``path`` are written."""
 
 
 class _There:
@@ -268,7 +268,7 @@ class _There:
     def __init__(self, paths: Collection[Path]) -> None:
         self.paths = paths
 
-    def wait_for(self, path: Path, until: int) -> None:
+    def wait_for(self, path: Path, start: int, stop: int) -> None:
         """Return at once: the bytes are written."""
 
 
@@ -351,7 +351,7 @@ class Files:
             check()
         view = memoryview(buffer).cast("B")
         if self._growing is not None:
-            self._growing.wait_for(path, offset + len(view))
+            self._growing.wait_for(path, offset, offset + len(view))
         done = 0
         while done < len(view):
             try:
@@ -445,7 +445,7 @@ class Files:
         """Wait until these bytes of a run that is stored as several are there."""
         if self._growing is not None:
             for path, offset, nbytes in cut(extents, start, stop):
-                self._growing.wait_for(path, offset + nbytes)
+                self._growing.wait_for(path, offset, offset + nbytes)
 
     def twin(self, most: int | None = None) -> Files:
         """Open descriptors of the same files for another thread.

@@ -32,12 +32,12 @@ _REPOSITORY = re.compile(r"[\w-]+/[\w.-]*\w")
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
 
 
-#: Waits until a file is written up to a byte, of files that this process is still writing.
-_WAITS: ContextVar[Callable[[Path, int], None] | None] = ContextVar("_WAITS", default=None)
+#: Waits until bytes of a file are written, of files that this process is still writing.
+_WAITS: ContextVar[Callable[[Path, int, int], None] | None] = ContextVar("_WAITS", default=None)
 
 
 @contextmanager
-def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
+def growing(wait: Callable[[Path, int, int], None]) -> Iterator[None]:
     """In the block, files may be written to while they are read."""
     token = _WAITS.set(wait)
     try:
@@ -46,11 +46,11 @@ def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
         _WAITS.reset(token)
 
 
-def wait_for(path: Path, until: int) -> None:
-    """Wait for the bytes before ``until`` of a :func:`growing` file."""
+def wait_for(path: Path, start: int, stop: int) -> None:
+    """Wait for the bytes ``start`` to ``stop`` of a :func:`growing` file."""
     wait = _WAITS.get()
     if wait is not None:
-        wait(path, until)
+        wait(path, start, stop)
 
 
 def same_file(one: Identity, other: Identity) -> bool:
