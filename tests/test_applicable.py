@@ -31,7 +31,7 @@ BASE = FIXTURES / "hf" / "llama-tied-bf16"
         ("gguf", {"dtype_codes": "v4"}, "--dtype-codes is for bump, and the output is gguf"),
         ("gguf", {"template": Path()}, "--template is for bump, and the output is gguf"),
         ("gguf", {"fuse": ("qkv",)}, "--fuse is for safetensors and mlx, and the output is gguf"),
-        ("gguf", {"base": BASE}, "--base is for an adapter or a drafter to be converted, and llama-tied-bf16.* is a model"),
+        ("gguf", {"base": BASE}, "--base is for an adapter or a drafter .*, and llama-tied-bf16.* is a model"),
         ("safetensors", {"bump_version": 3}, "--bump-version is for bump, and the output is safetensors"),
         ("mlx", {"dtype_codes": "v4"}, "--dtype-codes is for bump, and the output is mlx"),
     ],
