@@ -30,7 +30,7 @@ FAMILIES = {
     path.stem: case
     for path in sorted(RECORDS.glob("*.json"))
     for case in [next((case for case in cases(path.stem) if case.recorded.get("converter")), None)]
-    if case is not None
+    if case is not None and "base" not in case.options
 }
 
 #: What a repository has beside the weights that no GGUF holds.
@@ -174,11 +174,21 @@ def test_every_family_comes_back(family: str, tmp_path: Path) -> None:
     case = FAMILIES[family]
     source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
 
-    base = source if "base" in case.options else None  # a drafter has its model's tokenizer
-    convert(source, tmp_path / "made.gguf", options=Options(source_record="always", base=base))
+    convert(source, tmp_path / "made.gguf", options=Options(source_record="always"))
     convert(tmp_path / "made.gguf", f"{tmp_path}/back/")
 
     assert contents(tmp_path / "back") == contents(source)
+
+
+def test_a_drafter_has_no_record(tmp_path: Path) -> None:
+    """Its checkpoint cannot be read without the directory of its model."""
+    case = next(case for case in cases("dflash") if case.recorded.get("converter"))
+    source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+
+    report = convert(source, tmp_path / "made.gguf", options=Options(source_record="always", base=source))
+
+    assert not (tmp_path / "made.gguf.source.zip").exists()
+    assert "no source record: a drafter's would need the configuration" in " ".join(report.plan.notes)
 
 
 def test_a_batch_finds_what_is_there(ckconv: Ckconv, tmp_path: Path) -> None:

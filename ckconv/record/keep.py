@@ -179,6 +179,8 @@ def _prepare(plan: Plan) -> PendingRecord:
     index = plan.index
     if len(os.fsencode(record_path(Path(plan.files[0].name)).name)) > MAX_NAME_BYTES:
         raise NoRecordError("its name would be too long for a file system")
+    if index.target is not None:
+        raise NoRecordError("a drafter's would need the configuration of the model that it drafts for")
     with Files(index.identities) as files:
         returning = _Returning(plan, files)
         digested = format_of(plan.format).keeps_source
