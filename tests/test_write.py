@@ -11,18 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import FIXTURES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rows import stored
 
+from ckconv import Options, convert
 from ckconv.conversion import write
-from ckconv.conversion.follow import Progress, Stopped
+from ckconv.conversion.follow import Growing, Progress, Stopped
 from ckconv.conversion.write import Chunk, moved_rows, row_order, write_file
 from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, shifted, transposed
 from ckconv.core.tensors import Tensor
 from ckconv.errors import OutputError
+from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
+from ckconv.publish.files import growing as opening
 
 Q8_0 = DTYPES["Q8_0"]
 
@@ -188,3 +192,21 @@ def test_a_writer_is_not_far_ahead_of_who_follows(wanted: int, leads: dict[str, 
             progress.leave(name)
         writer.result(60)
     assert progress.written == 100
+
+
+def test_a_bump_file_is_opened_before_its_tensors_are_written(tmp_path: Path) -> None:
+    """What stands behind them is there: its comparison need not wait for the whole file."""
+    path = tmp_path / "m.bump"
+    convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", path, options=Options(bump_version=5))
+    tensors = sorted(open_index(path).stored, key=lambda one: one.extent.offset)
+    progress = Progress({})
+    progress.written = tensors[0].extent.offset
+    progress.end = tensors[-1].extent.offset + tensors[-1].extent.nbytes
+    progress.stop()  # who waits for more raises Stopped
+    growing = Growing({path: progress}, path)
+
+    with opening(growing.wait_for):
+        assert len(open_index(path).stored) == len(tensors)
+    for start, stop in ((progress.written, progress.written + 1), (progress.end - 1, progress.end + 1)):
+        with pytest.raises(Stopped):
+            growing.wait_for(path, start, stop)
