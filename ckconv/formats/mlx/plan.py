@@ -223,8 +223,8 @@ class MlxPlanner(CheckpointPlanner):
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
             if chosen is not None and not chosen.divides(columns):
-                own = f"{self.loader.name}'s class asks for that; --quantize GLOB=TYPE asks for another type"
-                hint = "" if word else own
+                engine = self.loader.name
+                hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"
                 self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
             for part in parts:
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
