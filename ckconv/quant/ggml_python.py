@@ -31,6 +31,7 @@ CHECKSUMS = {
     "Q6_K": 0x9D16FA54,
     "IQ4_NL": 0x552A2C6F,
     "IQ4_XS": 0x330AF4B6,
+    "MXFP4": 0x96C80682,
 }
 
 
