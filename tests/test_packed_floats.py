@@ -441,7 +441,7 @@ def test_scales_of_activations_beside_nvfp4_stay_in_a_gguf_and_are_left_out_else
     assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "scales.gguf").code == 0
     result = ckconv("convert", tmp_path / "scales.gguf", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert result.code == 0, result.err
-    assert ".input_scale and 6 more: about activations, which does not enter the weights" in result.out
+    assert ".input_scale and 6 more: of activations, not of weights" in result.out
     for key, values in floats(tmp_path / "dense").items():
         assert np.array_equal(values, expected[key].astype(np.float32)), key
 

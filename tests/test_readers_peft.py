@@ -482,7 +482,7 @@ def test_names_there_and_back() -> None:
             for scheme in ("hf", "mlx"):
                 path = path_of(stem, [family.name], scheme)
                 assert path is None or module_of(path, [family.name]) == stem
-    assert families_of(["transformer.h.0.attn.c_attn"]) == ("gpt2", "gpt_bigcode")
+    assert families_of(["transformer.h.0.attn.c_attn"]) == ("codeshell", "gpt2", "gpt_bigcode", "qwen")
     assert families_of(["model.h.0.attn.c_attn"]) == ("gpt2",)
     assert path_of("layers.0.attention.qkv", ["gpt2"], "mlx") == "model.h.0.attn.c_attn"
 

@@ -124,9 +124,10 @@ def string(text: str) -> bytes:
 # A configuration and a header's own metadata as one mapping: that of an index.
 
 #: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
+CONFIG_NAME = "config.json"
+
 #: Key of a drafter's configuration, as it is read -> that of the model that it drafts for.
 TARGET = "target"
-CONFIG_NAME = "config.json"
 
 #: The key of a safetensors header's own metadata.
 METADATA = "__metadata__"

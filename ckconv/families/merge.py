@@ -509,8 +509,10 @@ def _merge(into: Table, other: Mapping[str, Any]) -> None:
 
 def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
     """Merge roles of keys: the own role replaces an inherited role."""
-    groups: dict[str, Table] = {name: other.get(name, {}) for name in ("modifiers",)}
-    groups["harmless"] = dict.fromkeys(other.get("harmless", []), True)
+    groups: dict[str, Table] = {
+        "modifiers": other.get("modifiers", {}),
+        "harmless": dict.fromkeys(other.get("harmless", []), True),
+    }
     said = {key for group in groups.values() for key in group}
     for name, group in groups.items():
         before = into.get(name, {})

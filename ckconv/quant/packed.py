@@ -150,8 +150,8 @@ def inverse(factor: float) -> float | None:
     return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
 
 
-#: Why arrays that are about activations are left out.
-NOT_WEIGHTS = "about activations, which does not enter the weights"
+#: Why arrays of the scales of activations, and others about them, are left out.
+NOT_WEIGHTS = "of activations, not of weights"
 
 
 class Numbers(NamedTuple):

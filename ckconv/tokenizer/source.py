@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.metadata import tokenizer_root
+from ckconv.core.metadata import root_of, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.tokenizer.files import LeftOut, equal_tokens
@@ -237,7 +237,7 @@ def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
     """A JSON document of a checkpoint, if it is there."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    return _read(tokenizer_root(index) / name)
+    return _read((root_of(index) if name == _GENERATION else tokenizer_root(index)) / name)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:

@@ -222,7 +222,7 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 def required_keys(index: TensorIndex) -> Iterator[str]:
     """Keys of a GGUF that llama.cpp does not load such a model without.
 
-    Those of what some models of the architecture alone have are among them.
+    Some are needed only of models that have what they are about; they count where the other model says them.
     """
     table, architecture = _needed()["llama_cpp"], index.architecture
     yield from ("tokenizer.ggml.model",) if _TOKENS in index.metadata else ()

@@ -608,7 +608,7 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     # Values that stand on a grid already are met better by the naive codes than by those of a quantizer, or exactly.
     on_grid = bool(sample.source.planes or sample.source.packed or sample.source.dtype.kind is Kind.BLOCK)
     naive = max(naive, usual) if on_grid else naive
-    if error <= _WORSE * (1.5 if sample.importance or on_grid else 1.0) * naive + least:
+    if error <= _WORSE * (1.5 if sample.importance else 1.0) * naive + least:
         return ""
     return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
 
