@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,12 @@ def test_it_becomes_the_checkpoint_again(name: str, tmp_path: Path) -> None:
     verify(tmp_path / "out", directory)
 
 
+@pytest.mark.parametrize("made_of", ["hf", "mlx"])
 @pytest.mark.parametrize("name", BOTH)
-def test_two_files_become_the_directory_and_it_two_files(name: str, tmp_path: Path) -> None:
-    _, directory = both(name, tmp_path)
-    convert(directory, tmp_path / "text.gguf")
-    convert_tower(directory, tmp_path / "mmproj.gguf")
+def test_two_files_become_the_directory_and_it_two_files(name: str, made_of: str, tmp_path: Path) -> None:
+    source, directory = both(name, tmp_path)
+    convert({"hf": source, "mlx": directory}[made_of], tmp_path / "text.gguf")
+    convert_tower(source, tmp_path / "mmproj.gguf")
 
     convert(tmp_path / "text.gguf", f"{tmp_path}/out/", to="mlx", mmproj=tmp_path / "mmproj.gguf")
 
@@ -127,6 +129,30 @@ def test_two_files_become_the_directory_and_it_two_files(name: str, tmp_path: Pa
     assert found.keys() == wanted.keys()
     assert [key for key in wanted if not np.array_equal(wanted[key], found[key])] == []
     verify(tmp_path / "out", tmp_path / "text.gguf", mmproj=tmp_path / "mmproj.gguf")
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl-f16", "qwen2_5_vl-f32"])
+def test_a_flat_configuration_says_what_a_nested_one_says(name: str, tmp_path: Path) -> None:
+    """As these models are released: keys of the text model in the document itself."""
+    nested = with_tokens(seen_by_mlx_vlm(name), tmp_path / "nested")
+    document = json.loads((nested / "config.json").read_text())
+    text, flat = document.pop("text_config"), tmp_path / "flat"
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    shutil.copytree(nested, flat)
+    document = {**text, **document, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    (flat / "config.json").write_text(json.dumps(document))
+
+    said = {}
+    for source in (nested, flat):
+        convert(source, f"{source}-mlx/", to="mlx", options=Options(context=32))
+        said[source] = json.loads(Path(f"{source}-mlx/config.json").read_text())
+
+    assert said[flat]["rope_scaling"]["mrope_section"] == [1, 1, 1]
+    assert (said[flat]["max_position_embeddings"], said[nested]["max_position_embeddings"]) == (32, 32)
+    unread = {"rope_parameters", "rope_scaling", "layer_types", "max_window_layers"}  # nothing slides
+    read = said[nested]["text_config"].keys() - unread
+    assert {key: said[flat].get(key) for key in read} == {key: said[nested].get(key) for key in read}
 
 
 def test_a_copy_keeps_the_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:

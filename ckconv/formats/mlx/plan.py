@@ -401,7 +401,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         if self.doubles_head(self.loader) and config.tied:
             whole["tie_word_embeddings"] = made["tie_word_embeddings"] = True  # of the model: the class has a copy
         if row.at_top:
-            whole = {**made, **whole, **({} if key else own), "model_type": whole["model_type"]}
+            whole = {**whole, **made, "model_type": whole["model_type"]}
         if key:
             whole[key] = made
         scope = self._scope(config)

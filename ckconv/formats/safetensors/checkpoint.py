@@ -624,7 +624,7 @@ class CheckpointPlanner(Planner):
                 built=built,
                 context=context,
                 dropped=self.dropped_patterns(self.index.tensors),
-                equal=self.source.head_is_embedding,
+                equal=self.source.head_is_embedding or HEAD not in self.index.tensors,
                 within=self.within,
             )
             self.notes += row_notes(self.config, self.loader, context=context or self.config.context_length, tied=tied)
