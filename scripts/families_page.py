@@ -104,8 +104,8 @@ leaves something out or misnames it, `tests/test_towers.py` says so. *back*: the
 checkpoint again, every tensor and every key that a class reads, and transformers computes the same logits of a picture
 or a sound (of Llama 4 its class computes none); or why not. *mlx-vlm*: a directory of it is written and read, every
 tensor as its own loader makes it of the checkpoint, and its logits of a picture are within 1e-4 of transformers'
-(`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of transformers, and of `internvl_chat`, Qwen 3 VL MoE and Qwen 3.5
-MoE the tensors alone). `--drop tower` writes the text model by itself, for mlx-lm.
+(`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of transformers, and of `internvl_chat` and Qwen 3.5 MoE the
+tensors alone). `--drop tower` writes the text model by itself, for mlx-lm.
 
 | tower | of | clip.projector_type | configurations | back | mlx-vlm |
 |---|---|---|---|---|---|

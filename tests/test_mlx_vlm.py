@@ -176,6 +176,67 @@ def test_a_flag_leaves_the_tower_out(back: str, ckconv: Callable[..., Result], t
     assert ckconv("verify", tmp_path / "text", made_of).code == 0
 
 
+def test_who_leaves_the_tower_out_is_told_what_keeps_it(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, _ = both("smolvlm-f16", tmp_path)
+
+    for to in ("safetensors", "mlx"):
+        done = ckconv("convert", source, f"{tmp_path}/to-{to}/", "--to", to, "--drop", "tower")
+        assert (done.code, "; --to safetensors without --drop tower keeps everything" in done.out) == (0, True), (
+            done.err
+        )
+    assert ckconv("convert", source, f"{tmp_path}/kept/", "--to", "safetensors").code == 0
+    assert diff(source, tmp_path / "kept").same
+
+
+def test_of_two_files_the_text_model_goes_by_itself(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, _ = both("smolvlm-f16", tmp_path)
+    convert(source, tmp_path / "text.gguf")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/two/", "--to", "mlx")
+
+    assert (done.code, "; leave MMPROJ out to write the text model, for mlx-lm" in done.out) == (0, True), done.err
+    assert "--drop tower" not in done.out
+    assert ckconv("convert", tmp_path / "text.gguf", f"{tmp_path}/one/", "--to", "mlx").code == 0
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("of", ["hf", "mlx"])
+def test_a_tower_that_is_said_and_not_there_is_left_out(of: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, directory = both("gemma3-f16", tmp_path)
+    blind = {"hf": source, "mlx": directory}[of]
+    kept = {
+        name: Raw(one["dtype"], tuple(one["shape"]), bytes(one["data"]))
+        for name, one in raw(blind).items()
+        if name.startswith("language_model.")
+    }
+    save(blind, json.loads((blind / "config.json").read_text()), kept, metadata={"format": {"hf": "pt"}.get(of, of)})
+    to = {"hf": "mlx", "mlx": "hf"}[of]
+
+    done = ckconv("convert", blind, f"{tmp_path}/out/", "--to", to)
+
+    assert done.code == 0, done.err
+    assert "config.json says a tower, and no tensor of it is there: the text model is written" in done.out
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "gemma3_text"
+    assert {name.partition(".")[0] for name in arrays(tmp_path / "out")} <= {"model", "lm_head"}
+    assert ckconv("verify", tmp_path / "out", blind).code == 0
+    refused = ckconv("convert", blind, tmp_path / "text.gguf", "--mmproj", tmp_path / "mmproj.gguf")
+    said = (
+        "error[tower.unknown]: " in refused.err
+        and "config.json says a tower, and no tensor of it is there" in refused.err
+    )
+    assert (refused.code, said) == (4, True), refused.err
+
+
+def test_what_mlx_vlm_computes_otherwise_and_takes_is_said(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = with_tokens(seen_by_mlx_vlm("gemma3-f16"), tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    said = "mlx-vlm attends causally within a picture, and transformers both ways"
+    assert (done.code, said in done.out) == (0, True), done.err
+
+
 def raw(root: Path) -> dict[str, Any]:
     """Every tensor as it is stored."""
     return dict(deserialize((root / "model.safetensors").read_bytes()))

@@ -16,7 +16,7 @@ from ckconv.families.canonical import not_following
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.names import BESIDE_TEXT, beside_text
+from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import TOWER
 from ckconv.families.words import said_of
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
@@ -202,15 +202,23 @@ def _plan(
 def _parts_noted(plan: Plan) -> Plan:
     """Add a note about parts of a model that an output of its text leaves out."""
     config = plan.index.config
-    left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT] if config is not None else []
-    if config is None or not left:
+    if config is None or plan.index.tower is not None:
         return plan
     from ckconv.families.towers import tower_of_document
 
+    left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT]
+    if not left:
+        document = plan.index.metadata_kind is MetadataKind.DOCUMENT and plan.format != plan.index.format
+        there = any(is_beside_text(config.raw, stored.name) for stored in plan.index.stored)
+        if not document or there or tower_of_document(config.raw) is None:
+            return plan
+        note = "config.json says a tower, and no tensor of it is there: the text model is written"
+        return replace(plan, notes=(*plan.notes, note))
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
-    keeps = TOWER_HINT if known else f"--to {plan.index.format} keeps everything"
+    without = " without --drop tower" if TOWER in plan.options.drop else ""
+    keeps = TOWER_HINT if known else f"--to {plan.index.format}{without} keeps everything"
     note = f"only the text part is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
 

@@ -21,7 +21,7 @@ from ckconv.families.parameters import nested, scope_of
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
-from ckconv.formats.safetensors.config_json import complete
+from ckconv.formats.safetensors.config_json import CHECKPOINTS, complete
 from ckconv.formats.safetensors.whole import BESIDE, OF_THE_CLASS, WholePlanner
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
@@ -349,7 +349,9 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     def check_seen_by(self, config: ModelConfig) -> None:
         """Check that mlx-vlm computes both as transformers does."""
-        row, text = self.seeing.engines.get(self.loader.row), "--drop tower writes the text model alone, for mlx-lm"
+        row, text = self.seeing.engines.get(self.loader.row), "leave MMPROJ out to write the text model, for mlx-lm"
+        if self.index.format in CHECKPOINTS:
+            text = "--drop tower writes the text model alone, for mlx-lm"
         if row is None:
             self.refuse(f"ckconv does not know what mlx-vlm computes of a {self.within} (model_type)", text)
             return
