@@ -173,7 +173,20 @@ def test_a_flag_leaves_the_tower_out(back: str, ckconv: Callable[..., Result], t
     names = arrays(tmp_path / "text").keys()
     assert {name.partition(".")[0] for name in names} == {"model", "lm_head"}
     assert json.loads((tmp_path / "text" / "config.json").read_text())["model_type"] == "llama"
-    assert ckconv("verify", tmp_path / "text", made_of).code == 0
+    checked = ckconv("verify", tmp_path / "text", made_of)
+    assert (checked.code, "the text model alone: the tower of the source is not in it" in checked.out) == (0, True)
+
+
+def test_a_tower_that_cannot_be_read_is_no_text_model(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, _ = both("smolvlm-f16", tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    config["vision_config"]["num_hidden_layers"] += 1
+    (source / "config.json").write_text(json.dumps(config))
+
+    refused = ckconv("convert", source, f"{tmp_path}/whole/", "--to", "mlx")
+
+    assert (refused.code, "--drop tower writes the text model alone" in refused.err) == (3, True), refused.out
+    assert ckconv("convert", source, f"{tmp_path}/text/", "--to", "mlx", "--drop", "tower").code == 0
 
 
 def test_who_leaves_the_tower_out_is_told_what_keeps_it(ckconv: Callable[..., Result], tmp_path: Path) -> None:

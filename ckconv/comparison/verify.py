@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # Plan the source again as it was converted, to know what an output should hold.
 #
 # The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
-# change the model (a context length, metadata, dropped tensors) must be given again.
+# change the model (a context length, metadata, dropped tensors but a whole tower) must be given again.
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
@@ -70,7 +70,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     """
     to = out.format.partition(" ")[0]
     options = replace(options, file_name="" if directory else file_name_of(out))
-    if TOWER not in options.drop and _without_tower(source, out):
+    if TOWER not in options.drop and lacks_tower(source, out):
         options = replace(options, drop=(*options.drop, TOWER))
     first: Plan | None = None
     for candidate in _candidates(source, out, options):
@@ -83,13 +83,18 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     return first
 
 
-def _without_tower(source: TensorIndex, out: TensorIndex) -> bool:
+def lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:
     """Whether the output is the text model of a checkpoint with a tower."""
-    from ckconv.formats.huggingface.read import with_tower
+    from ckconv.formats.huggingface.read import tower_index, with_tower
 
     if not format_of(out.format).holds_towers or format_of(source.format).single or out.adapter or source.adapter:
         return False
-    return with_tower(source).tower is not None and with_tower(out).tower is None
+    try:
+        tower_index(source)
+    except (InputError, UnsupportedError) as error:
+        if error.code == "tower.unknown":  # there is none; another one is there, and cannot be read
+            return False
+    return with_tower(out).tower is None
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:

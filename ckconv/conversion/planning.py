@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex
-from ckconv.errors import InputError, UsageError, counted, listed, shown
+from ckconv.core.metadata import CONFIG_NAME, document_of
+from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex, joined
+from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families.canonical import not_following
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import ExpressionError
@@ -83,13 +83,25 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _with_tower(index: TensorIndex, target: Format) -> TensorIndex:
-    """The index with its tower, where the target holds that."""
-    from ckconv.families.towers import tower_family
-    from ckconv.formats.huggingface.read import with_tower
+    """The index with its tower, where the target holds that.
 
-    whole = with_tower(index)
-    known = whole.tower and (not target.towers_of or target.towers_of in tower_family(whole.tower.family).engines)
-    return whole if known else index
+    Raises:
+        InputError: ``model.config``, ``tensor.shape`` and others: a known tower is malformed.
+        UnsupportedError: ``tower.quantized``.
+    """
+    from ckconv.families.towers import tower_of_document
+    from ckconv.formats.huggingface.read import tower_index
+
+    family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
+    if family is None or (target.towers_of and target.towers_of not in family.engines):
+        return index
+    try:
+        return joined(index, tower_index(index))
+    except (InputError, UnsupportedError) as error:
+        if error.code == "tower.unknown":  # there is none
+            return index
+        error.hint = error.hint or "--drop tower writes the text model alone"
+        raise
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:

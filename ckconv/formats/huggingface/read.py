@@ -348,12 +348,12 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         what = quoted(str(document.get("model_type") or index.architecture))
         message = f"ckconv knows no tower of a {what}{tower_known_by(classes_of(document))}"
         raise UnsupportedError("tower.unknown", message, path=index.path)
-    source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
-    tower = tower_parameters(family, source, index.path)
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
     if not beside:
         message = "config.json says a tower, and no tensor of it is there"
         raise UnsupportedError("tower.unknown", message, path=index.path)
+    source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
+    tower = tower_parameters(family, source, index.path)
     for stored in beside:
         if stored.dtype.name == "U32":
             message = f"{stored.name} of the tower is quantized, and one whose values are floats is converted"
