@@ -296,6 +296,22 @@ def test_types_that_comfyui_gguf_does_not_make_are_refused(word: str, tmp_path: 
         convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize=word))
 
 
+@pytest.mark.parametrize("scale", ["proj_scale", "proj.weight.scale", "proj.weight_scale.max"])
+def test_fp8_whose_scale_is_called_otherwise_is_not_taken_for_values(scale: str, tmp_path: Path) -> None:
+    matrix = "double_blocks.0.img_attn.proj.weight"
+    held: Tensors = {name: bf16(array) for name, array in original(np.float32).items()}
+    held[matrix] = Raw("F8_E4M3", (48, 64), bytes(48 * 64))
+    held[f"double_blocks.0.img_attn.{scale}"] = np.array(0.3, np.float32)
+    source = raw_file(tmp_path / "flux.safetensors", held)
+
+    for drop in ((), ("*scale*",)):
+        with pytest.raises(CkconvError, match=f"llama.cpp loads no F8_E4M3 here: {matrix}"):
+            convert(source, tmp_path / "m.gguf", options=Options(dequantize=True, drop=drop))
+    convert(source, f"{tmp_path / 'copy'}/", to="safetensors", options=Options(dequantize=True))
+
+    assert read_safetensors(tmp_path / "copy")[matrix][0] == "F8_E4M3"
+
+
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 @pytest.mark.parametrize("target", ["gguf", "safetensors"])
 def test_fp8_with_scales_becomes_the_products(prefix: str, target: str, tmp_path: Path) -> None:

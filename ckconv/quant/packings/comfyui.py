@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -199,20 +200,33 @@ ALONE = Packing("FP8", frozenset({METHOD}), {"": (FP8, FP8_WIDE)}, _fit_alone, "
 def alone(stored: Sequence[StoredTensor], taken: Collection[str]) -> dict[str, tuple[Packing, dict[str, StoredTensor]]]:
     """FP8 that no scale belongs to, by name.
 
-    A tensor beside it that is called a scale of any kind may be one.
+    A tensor that is called a scale of any kind may be one: beside it (``P.scale_weight``), or where its name goes on,
+    as in ``P.weight.scale`` and ``P_scale``.
     """
     if not any(one.dtype in (FP8, FP8_WIDE) for one in stored):
         return {}
     beside: dict[str, int] = {}
     for place, _, last in (one.name.rpartition(".") for one in stored if "scale" in one.name):
         beside[place] = beside.get(place, 0) + ("scale" in last)
+    names = sorted(one.name for one in stored if "scale" in one.name)
     found: dict[str, tuple[Packing, dict[str, StoredTensor]]] = {}
     for one in stored:
         if one.dtype in (FP8, FP8_WIDE) and one.shape and one.extent.nbytes and one.name not in taken:
             place, _, last = one.name.rpartition(".")
-            if last != "scaled_fp8" and beside.get(place, 0) <= ("scale" in last):
+            if last != "scaled_fp8" and beside.get(place, 0) <= ("scale" in last) and not _goes_on(one.name, names):
                 found[one.name] = ALONE, {"": one}
     return found
+
+
+def _goes_on(name: str, scales: Sequence[str]) -> bool:
+    """Whether a scale has the module's name and more; ``scales`` sorted."""
+    for start in (f"{name.removesuffix('.weight')}{mark}" for mark in "._"):
+        at = bisect_left(scales, start)
+        while at < len(scales) and scales[at].startswith(start):
+            if "scale" in scales[at][len(start) :]:
+                return True
+            at += 1
+    return False
 
 
 _ANY = (FP8, FP8_WIDE, I8, U8)
