@@ -357,6 +357,20 @@ def test_what_is_not_near_is_not_taken(change: Any, said: str, quantized: tuple[
         learn([(source, small)], "new", approximate=True)
 
 
+def test_floats_beside_blocks_are_held_to_equal_values(quantized: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    source, small, _ = quantized
+    (tmp_path / "new.toml").write_text(learn([(source, small)], "new", approximate=True).text)
+    norm = next(one for one in open_index(small).stored if one.name == "output_norm.weight")
+    with small.open("r+b") as file:
+        file.seek(norm.extent.offset)
+        file.write(np.float32(1.25).tobytes())
+
+    found = check(tmp_path / "new.toml", Pair(open_index(source), open_index(small), near=True))
+
+    said = ["output_norm.weight has other values"]
+    assert (norm.dtype.name, found.forth.different, bool(found.back.different)) == ("F32", said, True)
+
+
 def test_one_row_that_is_another_is_seen(quantized: tuple[Path, Path, Path]) -> None:
     source, small, _ = quantized
 

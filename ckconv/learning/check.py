@@ -15,9 +15,9 @@ import numpy as np
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.write import Losses, chunks
 from ckconv.core.config import FIELD_OF
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import F32, DType
 from ckconv.core.metadata import as_read, document_of
-from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import CkconvError
 from ckconv.families.catalog import FAMILIES, own_families
 from ckconv.families.huggingface_config import flat, text_config
@@ -232,7 +232,7 @@ def _bytes(
                 if offset in starts:
                     begin, name, rows = offset, starts[offset], Rows()
                 tensor, view = meant[name], memoryview(data).cast("B")
-                if rounded and any(one.dtype is not tensor.dtype for one in steps[name].sources):
+                if rounded and not _is_held(steps[name], tensor, there):
                     found.apart = max(found.apart, rows.apart(view, steps[name].target.dtype, tensor, outputs))
                     if rows.most > APART:
                         bad[name] = "has other values"
@@ -275,6 +275,15 @@ class Rows:
             self.most = max(self.most, float(apart(theirs, ours).max()))
             self._done += count
         return self.most
+
+
+def _is_held(step: Step, tensor: StoredTensor, there: TensorIndex) -> bool:
+    """Whether no value was rounded: types are equal, or the GGUF has FP32."""
+    if all(one.dtype is tensor.dtype for one in step.sources):
+        return True
+    of_gguf = (tensor,) if there.metadata_kind is MetadataKind.TYPED else step.sources
+    plain = all(one.dtype.block == 1 for one in step.sources) and step.target.dtype is tensor.dtype
+    return plain and all(one.dtype is F32 for one in of_gguf)
 
 
 def _computed(step: Step) -> bool:
