@@ -96,6 +96,15 @@ def sentence(tmp_path: Path, text: str) -> str:
             "tensors.L.x: L.x.{A}: only the first axis is stored one by one, and not in gguf",
         ),
         (
+            'extends = "llama"\n[tensors]\n"x" = { axes = "H", hf = { name = "x", dropped = "", y = 3 }, gguf = "x" }',
+            "tensors.x: there is no field 'y' (known: dropped, name, part, parts, value)",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n'
+            '"x" = { axes = "H", hf = { name = "x", dropped = "", value = "zeroes" }, gguf = "x" }',
+            "tensors.x: a tensor that is dropped has no value 'zeroes' (known: copied, zeros)",
+        ),
+        (
             'extends = "llama"\n[tensors]\n"L.{a,b}" = { axes = "H", hf = "L.{x,y,z}", gguf = "L.x" }',
             "tensors.L.{a,b}: 'L.{x,y,z}' is written for 3 tensors, the row for 2",
         ),

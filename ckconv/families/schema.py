@@ -385,6 +385,9 @@ class Stack:
     numbers: Expression | None = None
 
 
+_DROPPED = frozenset({"name", "dropped", "value", "part", "parts"})
+
+
 class TensorRows(Fields):
     """Reads the section."""
 
@@ -408,7 +411,10 @@ class TensorRows(Fields):
                     f'{format} is missing: {format} = "NAME", or {format} = "absent" where the format has none'
                 )
             if isinstance(cell, dict) and "dropped" in cell:
-                also = (word in listed(cell.get("value", [])) for word in ("zeros", "copied"))
+                values = listed(self.fields(cell, _DROPPED).get("value", []))
+                if unknown := [word for word in values if word not in ("zeros", "copied")]:
+                    raise self.fault(f"a tensor that is dropped has no value {unknown[0]!r} (known: copied, zeros)")
+                also = (word in values for word in ("zeros", "copied"))
                 dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
