@@ -516,6 +516,14 @@ def test_the_context_that_the_sources_class_takes_is_written_for_another(tmp_pat
     assert config_of(out)["max_position_embeddings"] == (32768 if mlx else 131072)
 
 
+def test_qwen_1_is_trained_for_other_tokens_than_its_context_in_mlx_too(tmp_path: Path) -> None:
+    case = next(one for one in family_cases.cases("qwen") if one.name == "plain")
+    root = family_cases.checkpoint(case.recorded, tmp_path / "hf", {})
+    source = edited(tmp_path, root, seq_length=16)
+
+    assert config_of(convert(source, "mlx"))["seq_length"] == 16
+
+
 @pytest.mark.parametrize("to", ["safetensors", "mlx"])
 def test_a_scaling_that_follows_from_the_context_keeps_it(tmp_path: Path, to: str) -> None:
     source = model(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
