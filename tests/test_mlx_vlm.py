@@ -180,7 +180,7 @@ def test_a_flag_leaves_the_tower_out(back: str, ckconv: Callable[..., Result], t
 def test_a_tower_that_cannot_be_read_is_no_text_model(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     source, _ = both("smolvlm-f16", tmp_path)
     config = json.loads((source / "config.json").read_text())
-    config["vision_config"]["num_hidden_layers"] += 1
+    config["scale_factor"] = 3
     (source / "config.json").write_text(json.dumps(config))
 
     refused = ckconv("convert", source, f"{tmp_path}/whole/", "--to", "mlx")
