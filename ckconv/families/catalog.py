@@ -25,6 +25,7 @@ from ckconv.errors import UsageError
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import Expression, ExpressionError, parse
+from ckconv.families.keys import TAKERS
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, has_section, listed, read_file
 from ckconv.families.names import Stored, names_of
 from ckconv.families.parameters import ParameterError
@@ -73,12 +74,13 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):
             yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
-    steps: dict[str, int] = {}
-    for name in family.parameters:
-        try:
-            _steps(family, name, steps, ())
-        except ExpressionError as error:
-            yield f"parameters.{name}", str(error)
+    for taker in TAKERS:
+        steps: dict[str, int] = {}
+        for name in family.parameters:
+            try:
+                _steps(family, taker, name, steps, ())
+            except ExpressionError as error:
+                yield f"parameters.{name}", str(error)
     for format in FORMATS:
         yield from _place_faults(family, format)
 
@@ -104,8 +106,11 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
             yield f"engines.{name}.right_if", condition.expression
 
 
-def _steps(family: Family, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:
+def _steps(family: Family, taker: str, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:
     """How many parameters a parameter follows from, one after the other.
+
+    Args:
+        taker: whose defaults count.
 
     Raises:
         ExpressionError: it leads back to itself, or too far.
@@ -114,9 +119,11 @@ def _steps(family: Family, name: str, known: dict[str, int], above: tuple[str, .
         raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")
     if name not in known:
         parameter = family.parameters.get(name)
-        asked = (parameter.value, *parameter.defaults.values()) if parameter else ()
+        asked = (parameter.value, parameter.defaults.get(taker)) if parameter else ()
         others = {other for expression in asked if expression for other in expression.names}
-        known[name] = 1 + max((_steps(family, other, known, (*above, name)) for other in sorted(others)), default=0)
+        known[name] = 1 + max(
+            (_steps(family, taker, other, known, (*above, name)) for other in sorted(others)), default=0
+        )
     return known[name]
 
 
