@@ -160,6 +160,12 @@ class Run:
     made: dict[str, str] = field(default_factory=dict)
 
     @cached_property
+    def base(self) -> Path:
+        """A directory of the model that a drafter drafts for: its tokenizer, and as many layers as the drafter says."""
+        config = {**self.recorded["config"], "num_hidden_layers": self.recorded["config"]["num_target_layers"]}
+        return checkpoint({**self.recorded, "config": config}, self.place / "base", self.case.tokenizer)
+
+    @cached_property
     def source(self) -> Path:
         return checkpoint(self.recorded, self.place / "source", self.case.tokenizer)
 
@@ -200,7 +206,7 @@ class Run:
         if direction not in ("", "hf->gguf", "hf->mlx"):
             found.pop("drop", None)
         if found.pop("base", None) and direction in ("", "hf->gguf"):
-            found["base"] = self.source
+            found["base"] = self.base
         return found
 
     def outcome(self, direction: str) -> str:

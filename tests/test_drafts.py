@@ -214,13 +214,21 @@ def drafter(root: Path, family: str = "dflash", case: str = "plain", **more: Any
     return made
 
 
+def target_of_six_layers(root: Path, **more: Any) -> Path:
+    """The directory of the model that it drafts for, of which the configuration and the tokenizer are read."""
+    made = source(root, "qwen3", "untied")
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6} | more))
+    return made
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling", ""])
 def test_a_drafter_has_the_tokenizer_of_its_model_and_turns_by_the_first_part_of_its_positions(
     key: str, nested: bool, tmp_path: Path, ckconv
 ) -> None:
     """The parts of Qwen 3.5's positions; a text model has none."""
-    target, draft = source(tmp_path / "target", "qwen3", "untied"), drafter(tmp_path / "draft")
+    target, draft = target_of_six_layers(tmp_path / "target"), drafter(tmp_path / "draft")
     config = json.loads((target / "config.json").read_text())
     config |= {key: {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}} if key else {}
     (target / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
@@ -237,7 +245,7 @@ def test_a_drafter_has_the_tokenizer_of_its_model_and_turns_by_the_first_part_of
 
 def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:
     draft = drafter(tmp_path / "draft")
-    target = source(tmp_path / "target", "qwen3", "untied")
+    target = target_of_six_layers(tmp_path / "target")
     ckconv("convert", draft, tmp_path / "m.gguf", "--base", target)
 
     reads = ", of whose layers it reads 1, 3, 4"
@@ -267,7 +275,7 @@ def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:
 def test_what_ckconv_has_no_rules_for_of_a_drafter_is_refused_by_its_key(
     family: str, case: str, more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    draft, target = drafter(tmp_path / "draft", family, case, **more), source(tmp_path / "target", "qwen3", "untied")
+    draft, target = drafter(tmp_path / "draft", family, case, **more), target_of_six_layers(tmp_path / "target")
 
     with pytest.raises(ckconv.CkconvError) as refused:
         ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=target))
@@ -282,3 +290,27 @@ def test_the_model_of_a_drafter_is_named_by_a_directory_with_its_configuration(t
         ckconv.convert(
             drafter(tmp_path / "draft"), tmp_path / "m.gguf", options=ckconv.Options(base=tmp_path / "empty")
         )
+
+
+@pytest.mark.parametrize(
+    ("drafts", "target", "said"),
+    [
+        ({}, {"hidden_size": 32}, "hidden_size is 32, and hidden_size of the drafter 24"),
+        ({"target_hidden_size": 9}, {}, "hidden_size is 24, and target_hidden_size of the drafter 9"),
+        ({}, {"num_hidden_layers": 8}, "num_hidden_layers is 8, and num_target_layers of the drafter 6"),
+        ({}, {"vocab_size": 1000}, "vocab_size is 1,000, and vocab_size of the drafter 384"),
+        (
+            {"dflash_config": {"target_layer_ids": [1, 3, 6]}},
+            {},
+            "num_hidden_layers is 6, and the drafter reads layer 6 (target_layer_ids)",
+        ),
+    ],
+)
+def test_another_model_than_that_of_the_drafter_is_refused_by_both_values(
+    drafts: dict[str, Any], target: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    draft, base = drafter(tmp_path / "draft", **drafts), target_of_six_layers(tmp_path / "target", **target)
+
+    with pytest.raises(InputError) as refused:
+        ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=base))
+    assert (refused.value.exit_code, refused.value.message.endswith(said)) == (3, True), refused.value.message

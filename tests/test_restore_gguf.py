@@ -185,7 +185,9 @@ def test_a_drafter_has_no_record(tmp_path: Path) -> None:
     case = next(case for case in cases("dflash") if case.recorded.get("converter"))
     source = checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
 
-    report = convert(source, tmp_path / "made.gguf", options=Options(source_record="always", base=source))
+    config = {**case.recorded["config"], "num_hidden_layers": case.recorded["config"]["num_target_layers"]}
+    base = checkpoint({**case.recorded, "config": config}, tmp_path / "base", case.tokenizer)
+    report = convert(source, tmp_path / "made.gguf", options=Options(source_record="always", base=base))
 
     assert not (tmp_path / "made.gguf.source.zip").exists()
     assert "no source record: a drafter's would need the configuration" in " ".join(report.plan.notes)

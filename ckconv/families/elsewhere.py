@@ -51,7 +51,7 @@ def classes_of(document: Mapping[str, Any]) -> list[str]:
 _DRAFTERS = re.compile(r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash|dspark|.*-assistant)$")
 
 #: Keys that say of what size the hidden states are which a drafter takes from its model.
-_TAKEN = ("target_hidden_size", "backbone_hidden_size")
+TAKEN = ("target_hidden_size", "backbone_hidden_size")
 
 
 def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
@@ -65,7 +65,7 @@ def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
     said = document.get("speculators_config")
     verifier = said.get("verifier") if isinstance(said, dict) else None
     target = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    size = next((document[key] for key in _TAKEN if isinstance(document.get(key), int)), None)
+    size = next((document[key] for key in TAKEN if isinstance(document.get(key), int)), None)
     layers = document.get("num_target_layers")
     whose = f"a model of {layers:,} layers" if isinstance(layers, int) else "another model"
     whose = f"a model whose hidden size is {size:,}" if size else whose

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
+from ckconv.families.elsewhere import TAKEN
 from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.container import (
     INDEX_NAME,
@@ -318,14 +319,38 @@ def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) 
     """A drafter's checkpoint with the configuration of its model.
 
     Raises:
-        InputError: ``model.config``, there is none, or it is malformed.
+        InputError: ``model.config``, there is none, it is malformed, or another model's.
     """
     root = base if base.is_dir() else base.parent
     if not regular_file(root, CONFIG_NAME, follow_links=follow_links):
         raise InputError("model.config", f"--base: no {CONFIG_NAME} of the model that it drafts for", path=root)
     said = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
     said |= said.get(text_key(said), {}) if text_key(said) else {}
-    return checkpoint._replace(config={**(checkpoint.config or {}), TARGET: said}, target=root)
+    config = checkpoint.config or {}
+    if found := _of_another(config, said):
+        raise InputError(
+            "model.config",
+            f"--base: it is not the model that the drafter in {shown(checkpoint.root)} drafts for: {found}",
+            path=root,
+            hint="--base DIR takes the directory of that model",
+        )
+    return checkpoint._replace(config={**config, TARGET: said}, target=root)
+
+
+def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """Clause on what two documents say otherwise; empty where they agree."""
+    size = next((key for key in TAKEN if key in drafter), "hidden_size")
+    pairs = {size: "hidden_size", "num_target_layers": "num_hidden_layers", "vocab_size": "vocab_size"}
+    for key, other in pairs.items():
+        one, theirs = drafter.get(key), model.get(other)
+        if isinstance(one, int) and isinstance(theirs, int) and one != theirs:
+            return f"{other} is {theirs:,}, and {key} of the drafter {one:,}"
+    inner, layers = drafter.get("dflash_config"), model.get("num_hidden_layers")
+    read = {**drafter, **(inner if isinstance(inner, dict) else {})}.get("target_layer_ids")
+    ids = [one for one in read if isinstance(one, int)] if isinstance(read, list) else []
+    if isinstance(layers, int) and max(ids, default=0) >= layers:
+        return f"num_hidden_layers is {layers:,}, and the drafter reads layer {max(ids):,} (target_layer_ids)"
+    return ""
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
