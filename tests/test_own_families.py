@@ -438,6 +438,14 @@ MALFORMED = {
         parameter("rope_theta = { default = { mlx_lm = 500.0 } }"),
         "parameters.rope_theta: no default for transformers, which reads files that do not say it",
     ),
+    "a base of RoPE that is a text": (
+        parameter("rope_theta.default = \"'much'\""),
+        "parameters.rope_theta: its default \"'much'\" is a text, and a number is expected",
+    ),
+    "layers that predict further tokens, and no number of them": (
+        parameter("drafts = false"),
+        "parameters.drafts: there is no parameter extra_layers, which says how many layers those are",
+    ),
     "a required parameter that nothing writes": (
         parameter('x = { hf = "x" }'),
         "parameters.x: it has no place in gguf, and no default: add gguf = 'x', or gguf = { fixed = VALUE, ",

@@ -29,7 +29,7 @@ from ckconv.families.keys import TAKERS
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, has_section, listed, read_file
 from ckconv.families.names import Stored, names_of
 from ckconv.families.parameters import ParameterError
-from ckconv.families.schema import Family, load
+from ckconv.families.schema import DRAFTS, Family, load
 from ckconv.families.sizes import used
 
 # -- Checks of a whole family file: rows against each other, and names -------------------------------------------------
@@ -70,6 +70,12 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     for name in ("rope_theta", "local_theta"):
         if name in family.parameters and "transformers" not in family.parameters[name].defaults:
             yield f"parameters.{name}", "no default for transformers, which reads files that do not say it"
+        for default in family.parameters[name].defaults.values() if name in family.parameters else ():
+            with suppress(ExpressionError):
+                if isinstance(default.value({}), str):
+                    yield f"parameters.{name}", f"its default {str(default)!r} is a text, and a number is expected"
+    if DRAFTS in family.parameters and "extra_layers" not in family.parameters:
+        yield f"parameters.{DRAFTS}", "there is no parameter extra_layers, which says how many layers those are"
     known = family.parameters.keys() | _GIVEN
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):
