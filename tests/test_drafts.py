@@ -240,7 +240,11 @@ def test_a_drafter_has_the_tokenizer_of_its_model_and_turns_by_the_first_part_of
     assert found == [[2, 4, 5], 16, [4, 0, 0, 0] if key else None, 248]
     assert len(keys(tmp_path / "m.gguf", "ggml.tokens")[0]) == config["vocab_size"]
     assert ckconv("verify", tmp_path / "m.gguf", draft, "--base", target).code == 0
-    assert ckconv("verify", tmp_path / "m.gguf", draft).code == 5
+    assert ckconv("diff", tmp_path / "m.gguf", draft, "--base", target).code == 0
+    for verb, code in (("verify", 5), ("diff", 4)):
+        without = ckconv(verb, tmp_path / "m.gguf", draft)
+        said = "hint: --base DIR takes the directory of the model that it drafts for" in without.err
+        assert (without.code, said) == (code, True), without.err
 
 
 def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:

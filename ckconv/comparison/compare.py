@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.comparison.verify import content_of_plan, plan_again
+from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
@@ -386,6 +386,7 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
                 f"ckconv does not know the architecture {one.architecture!r},"
                 f" so its tensors cannot be matched with those of {other.path}",
                 path=one.path,
+                hint=wants_model(one) or None,
             )
 
 

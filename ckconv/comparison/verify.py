@@ -19,11 +19,12 @@ from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file
 from ckconv.conversion.write import Losses, in_one_run
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import Content, beside
-from ckconv.core.tensors import Tensor, TensorIndex, require_described
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
-from ckconv.families.catalog import own_files
+from ckconv.families.catalog import has_class, own_files
+from ckconv.families.elsewhere import drafter_of
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents
@@ -390,6 +391,13 @@ def verify_alone(
     return found
 
 
+def wants_model(index: TensorIndex) -> str:
+    """Hint for a drafter that was opened without its model; empty otherwise."""
+    drafter = drafter_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else ""
+    known = index.config is None and drafter and has_class(drafter)
+    return "--base DIR takes the directory of the model that it drafts for" if known else ""
+
+
 def verify_whole(
     out: TensorIndex, source: TensorIndex, asked: Request, *, progress: Progress | None = None
 ) -> Verified:
@@ -407,6 +415,9 @@ def verify_whole(
             plan = _plan(out, source, asked)
         except UnsupportedError as error:
             reason = error
+    if out.config is not None and (way := wants_model(source)):
+        message = "tensors of a drafter have no names in its source without the model that it drafts for"
+        raise VerifyError(CODE, message, path=out.path, hint=way)
     left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
     found = verify_index(
         out,
