@@ -312,6 +312,17 @@ def test_fp8_whose_scale_is_called_otherwise_is_not_taken_for_values(scale: str,
     assert read_safetensors(tmp_path / "copy")[matrix][0] == "F8_E4M3"
 
 
+def test_fp8_that_lost_the_scale_of_its_format_is_not_taken_for_values(tmp_path: Path) -> None:
+    matrix = "double_blocks.0.img_attn.proj"
+    held: Tensors = {name: bf16(array) for name, array in original(np.float32).items()}
+    held[f"{matrix}.weight"] = Raw("F8_E4M3", (48, 64), bytes(48 * 64))
+    said = {"_quantization_metadata": json.dumps({"layers": {matrix: {"format": "float8_e4m3fn"}}})}
+    source = raw_file(tmp_path / "flux.safetensors", held, said)
+
+    with pytest.raises(CkconvError, match=f"llama.cpp loads no F8_E4M3 here: {matrix}"):
+        convert(source, tmp_path / "m.gguf", options=Options(dequantize=True))
+
+
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
 @pytest.mark.parametrize("target", ["gguf", "safetensors"])
 def test_fp8_with_scales_becomes_the_products(prefix: str, target: str, tmp_path: Path) -> None:

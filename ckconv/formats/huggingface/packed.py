@@ -242,7 +242,10 @@ def packed_items(
     method = method or comfyui.METHOD * marked
     modules = dict(_modules(stored, method)) if own else {}
     if method in ("", comfyui.METHOD):
-        modules |= comfyui.alone(stored, {array.name for _, arrays in modules.values() for array in arrays.values()})
+        taken = {array.name for _, arrays in modules.values() for array in arrays.values()}
+        itself = comfyui.alone(stored, taken).items()
+        # What the metadata has a format for has lost its scale.
+        modules |= {n: one for n, one in itself if not comfyui.said_of(n.removesuffix(".weight"), layers or {})}
     for key in _ROTATED:
         if modules and settings.get(key):
             words = f"a model whose weights and activations are rotated ({key})"
