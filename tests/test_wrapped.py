@@ -28,10 +28,6 @@ WHOLES = {
 }
 
 
-#: The towers here are two matrices, which nobody could read.
-TEXT = ckconv.Options(drop=("tower",))
-
-
 def plain_case(family: str) -> dict[str, Any]:
     return next(case for name, case in recording(family).items() if case.get("converter"))
 
@@ -68,7 +64,7 @@ def test_the_gguf_is_the_one_that_llama_cpps_converter_makes_of_the_text_model(f
 def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path) -> None:
     case = plain_case(family)
     ckconv.convert(save(tmp_path / "text", case["config"], tensors(case)), tmp_path / "alone", to="mlx")
-    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx", options=TEXT)
+    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx")
 
     assert read_safetensors(tmp_path / "made") == read_safetensors(tmp_path / "alone")
     said, wanted = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("made", "alone"))
@@ -105,7 +101,7 @@ def test_the_number_of_a_token_is_the_one_that_the_text_part_says(family: str, t
     config["text_config"]["pad_token_id"] = 0
     (source / "config.json").write_text(json.dumps(config))
 
-    ckconv.convert(source, tmp_path / "made", to=to, options=TEXT if to == "mlx" else None)
+    ckconv.convert(source, tmp_path / "made", to=to)
 
     if to == "mlx":
         said = json.loads((tmp_path / "made" / "config.json").read_text())
@@ -218,7 +214,7 @@ def test_keys_of_the_text_part_that_the_outer_document_has_too_are_no_fault(fami
     inner = {key: value for key, value in config["text_config"].items() if key != "model_type"}
     (source / "config.json").write_text(json.dumps({**inner, **config}))
 
-    ckconv.convert(source, tmp_path / "made", to="mlx", options=TEXT)
+    ckconv.convert(source, tmp_path / "made", to="mlx")
 
     said = json.loads((tmp_path / "made" / "config.json").read_text())
     assert said["text_config"]["vocab_size"] == config["text_config"]["vocab_size"]

@@ -86,16 +86,11 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
 
 def lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:
     """Whether the output is the text model of a checkpoint with a tower."""
-    from ckconv.formats.huggingface.read import tower_index, with_tower
+    from ckconv.formats.huggingface.read import with_tower
 
     if not format_of(out.format).holds_towers or format_of(source.format).single or out.adapter or source.adapter:
         return False
-    try:
-        tower_index(source)
-    except (InputError, UnsupportedError) as error:
-        if error.code == "tower.unknown":  # there is none; another one is there, and cannot be read
-            return False
-    return with_tower(out).tower is None
+    return with_tower(source).tower is not None and with_tower(out).tower is None
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:

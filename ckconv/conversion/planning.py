@@ -64,11 +64,14 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
         return replace(plan, notes=(*plan.notes, *notes))
+    unread = ""
     if target.holds_towers and not format_of(index.format).single and TOWER not in options.drop:
         same = index.format == to and not (target.towers_of and (options.quantize or options.dequantize))
-        index = index if same else _with_tower(index, target)
+        index, unread = (index, "") if same else _with_tower(index, target)
     if not target.keeps_source:
         plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
+        if unread:
+            plan = replace(plan, notes=(*plan.notes, f"the tower is left out, as it cannot be read: {unread}"))
         return _keeping(plan) if options.source_record == "always" and not plan.restores else plan
     plan = _plan_model(index, to, options)
     if plan.refusals or not options.source_record or options.trainable:  # training is to change it
@@ -82,26 +85,21 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     return with_record(plan)
 
 
-def _with_tower(index: TensorIndex, target: Format) -> TensorIndex:
+def _with_tower(index: TensorIndex, target: Format) -> tuple[TensorIndex, str]:
     """The index with its tower, where the target holds that.
 
-    Raises:
-        InputError: ``model.config``, ``tensor.shape`` and others: a known tower is malformed.
-        UnsupportedError: ``tower.quantized``.
+    Also why a known tower cannot be read, if so.
     """
     from ckconv.families.towers import tower_of_document
     from ckconv.formats.huggingface.read import tower_index
 
     family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
     if family is None or (target.towers_of and target.towers_of not in family.engines):
-        return index
+        return index, ""
     try:
-        return joined(index, tower_index(index))
+        return joined(index, tower_index(index)), ""
     except (InputError, UnsupportedError) as error:
-        if error.code == "tower.unknown":  # there is none
-            return index
-        error.hint = error.hint or "--drop tower writes the text model alone"
-        raise
+        return index, "" if error.code == "tower.unknown" else error.message  # there is none
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:
