@@ -219,8 +219,9 @@ def _parts_noted(plan: Plan) -> Plan:
     left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT]
     if not left:
         document = plan.index.metadata_kind is MetadataKind.DOCUMENT and plan.format != plan.index.format
+        nested = any(isinstance(part, dict) and name.endswith("_config") for name, part in config.raw.items())
         there = any(is_beside_text(config.raw, stored.name) for stored in plan.index.stored)
-        if not document or there or tower_of_document(config.raw) is None:
+        if not (document and nested) or there or tower_of_document(config.raw) is None:
             return plan
         note = "config.json says a tower, and no tensor of it is there: the text model is written"
         return replace(plan, notes=(*plan.notes, note))
