@@ -214,14 +214,17 @@ def _parts_noted(plan: Plan) -> Plan:
     config = plan.index.config
     if config is None or plan.index.tower is not None:
         return plan
+    left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT]
+    nested = any(isinstance(part, dict) and name.endswith("_config") for name, part in config.raw.items())
+    if not (left or nested):
+        return plan
     from ckconv.families.towers import tower_of_document
 
-    left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT]
     if not left:
         document = plan.index.metadata_kind is MetadataKind.DOCUMENT and plan.format != plan.index.format
-        nested = any(isinstance(part, dict) and name.endswith("_config") for name, part in config.raw.items())
-        there = any(is_beside_text(config.raw, stored.name) for stored in plan.index.stored)
-        if not (document and nested) or there or tower_of_document(config.raw) is None:
+        if not document or tower_of_document(config.raw) is None:
+            return plan
+        if any(is_beside_text(config.raw, stored.name) for stored in plan.index.stored):
             return plan
         note = "config.json says a tower, and no tensor of it is there: the text model is written"
         return replace(plan, notes=(*plan.notes, note))

@@ -532,7 +532,7 @@ def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
     for format, section in (("hf", "config"), ("gguf", "metadata")):
         cells = [row[format] for row in parameters.values() if isinstance(row, dict) and format in row]
         flat = [cell for item in cells for cell in (item if isinstance(item, list) else [item])]
-        keys = [cell if isinstance(cell, str) else cell.get("key", "") for cell in flat if not _unread(cell)]
+        keys = [cell if isinstance(cell, str) else cell.get("key", "") for cell in flat if not is_unread(cell)]
         heads = {str(key).partition("." if format == "hf" else ":")[0] for key in keys}
         own = table.get(section, {})
         if "harmless" in own:
@@ -547,7 +547,8 @@ def is_carried(role: object) -> bool:
     return isinstance(role, dict) and role.get("neutral") == EVERY
 
 
-def _unread(cell: Any) -> bool:
+def is_unread(cell: object) -> bool:
+    """Cell of a key that is written, though no engine looks at it."""
     return isinstance(cell, dict) and cell.get("only") == NOBODY
 
 

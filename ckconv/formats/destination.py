@@ -196,7 +196,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
     known.update(name for found in index.canonical_of.values() for name in found)
-    config = index.config
+    config = index.config if options.drop else None
     known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()
     known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already

@@ -214,8 +214,10 @@ def detect(path: Path, source: ByteSource) -> str:
 
 def _weights_of_openvino(path: Path) -> CkconvError | None:
     """Refusal of unknown bytes called like OpenVINO's or beside its model."""
-    if path.suffix != ".bin" or path.name.startswith("openvino_"):
-        return foreign_file(path, b"") if path.suffix == ".bin" else None
+    if path.suffix != ".bin":
+        return None
+    if path.name.startswith("openvino_"):
+        return foreign_file(path, b"")
     model = path.with_suffix(".xml")
     if not model.is_file():
         return None

@@ -15,7 +15,7 @@ from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
-from ckconv.families.merge import NOBODY, listed
+from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
 from ckconv.learning.guess import FAILS, Guess, With
 from ckconv.learning.pair import Pair
@@ -584,8 +584,8 @@ class Keys:
                 row["hf"] = [cell if _alias(cell) else _primary(cell) for cell in row["hf"]]
             row.pop("default", None)
         for cell in row.get("gguf", ()):
-            if isinstance(cell, dict) and any(_key(cell).partition(":")[0] in pair.keys for pair in self._pairs):
-                cell.pop("only" if cell.get("only") == NOBODY else "", None)
+            if is_unread(cell) and any(_key(cell).partition(":")[0] in pair.keys for pair in self._pairs):
+                del cell["only"]
         row.pop("bump", None)
         if called in self._base.parameters:
             row.setdefault("hf", [])
@@ -719,7 +719,7 @@ def _key(cell: Any) -> str:
 
 
 def _alias(cell: Any) -> bool:
-    return isinstance(cell, dict) and bool(cell.get("alias") or cell.get("only") == NOBODY)
+    return isinstance(cell, dict) and (bool(cell.get("alias")) or is_unread(cell))
 
 
 def _primary(cell: Any) -> Any:

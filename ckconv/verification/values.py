@@ -178,6 +178,10 @@ def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
             return None
 
 
+#: Codes of 8 bits -> how many are the exponent's, and the mantissa's.
+_FLOATS8 = {"E4M3": (4, 3), "E5M2": (5, 2)}
+
+
 def _floats8(exponent_bits: int, mantissa_bits: int) -> Doubles:
     """Values of the 256 codes; of E4M3 the last of either sign is no number.
 
@@ -311,7 +315,7 @@ def _module(
         place = None if array is None else rows // array.per if array.per else np.zeros_like(rows)
         arrays.append(None if array is None or place is None else RowReader(array.tensor, files).gather(place))
     if len(arrays) == 1 and arrays[0] is not None:  # numbers without scales
-        return _floats8(5, 2)[arrays[0]] if scheme.codes == "E5M2" else _floats8(4, 3)[arrays[0]]
+        return _floats8(*_FLOATS8[scheme.codes])[arrays[0]]
     first, scaled = packed.arrays[:2]
     if first is None or scaled is None or arrays[0] is None or arrays[1] is None:
         return None
@@ -375,8 +379,8 @@ def _module(
         found = _of_type(arrays[2], scheme.number)
         assert found is not None
         zeros = -found
-    elif scheme.codes in ("E4M3", "E5M2"):
-        codes = (_floats8(5, 2) if scheme.codes == "E5M2" else _floats8(4, 3))[raw]
+    elif scheme.codes in _FLOATS8:
+        codes = _floats8(*_FLOATS8[scheme.codes])[raw]
     elif scheme.codes == "E2M1":
         upper = name.endswith(".weight") and not scaled.tensor.layout.in_order  # ComfyUI's, the upper half first
         codes = _E2M1[_codes(raw >> np.uint8(4) | raw << np.uint8(4) if upper else raw, 4)]
