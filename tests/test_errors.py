@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ckconv import errors
 from ckconv.cli.render import print_error, printable
 from ckconv.cli.settings import Settings
-from ckconv.core.non_utf8 import valid
-from ckconv.errors import CkconvError, Faults, InputError, Interrupted, listed, quoted
+from ckconv.errors import CkconvError, Faults, InputError, Interrupted, listed, quoted, valid
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from conftest import FIXTURES
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import chat_template
-from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
 from ckconv.tokenizer.sentencepiece import Malformed
-from ckconv.tokenizer.vocabulary import recognized
+from ckconv.tokenizer.vocabulary import TokenizerFiles, recognized
 
 # The expressions as the tokenizer.json of these models have them.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from models import Model
 
-from ckconv.cli import progress
-from ckconv.cli.progress import ProgressLine
+from ckconv.cli import render
+from ckconv.cli.render import ProgressLine
 from ckconv.cli.settings import Settings
 
 Run = Callable[..., Any]
@@ -65,7 +65,7 @@ def test_a_log_line_says_how_much_there_is_and_how_long_it_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([0.0, 0.0, 20.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(render.time, "monotonic", lambda: next(now))
     line = ProgressLine(Settings(progress="plain"), "out.gguf")
     line.begin("writing", 4_000_000_000)
     line(1_000_000_000, "blk.0.attn_q.weight")

@@ -15,7 +15,7 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.tokenizer.checkpoint import of_tekken
-from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.vocabulary import LeftOut
 
 VOCABULARIES = FIXTURES / "tokenizers" / "vocabularies"
 PATTERN = (

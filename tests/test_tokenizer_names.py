@@ -14,9 +14,8 @@ from test_plan_checkpoint_tokenizer import Array, Scalar, files_of, left_out
 
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.publish.files import pieces_of
-from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import tokenizer_keys
-from ckconv.tokenizer.vocabulary import pre_tokenizers
+from ckconv.tokenizer.vocabulary import TokenizerFiles, pre_tokenizers
 
 tokenizers = pytest.importorskip("tokenizers")
 

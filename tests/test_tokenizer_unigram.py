@@ -13,8 +13,8 @@ from test_tokenizer_names import TEXTS
 
 from ckconv.core.metadata import Value, scalar
 from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
+from ckconv.tokenizer.vocabulary import TokenizerFiles
 
 MODEL = (FIXTURES / "tokenizers" / "sentencepiece-rules.model").read_bytes()
 SPACES = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}

@@ -14,7 +14,7 @@ from conftest import FIXTURES, Result
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckconv.core.non_utf8 import escaped, is_text, unescaped
+from ckconv.errors import escaped, is_text, unescaped
 
 pytestmark = pytest.mark.needs("posix")
 

@@ -24,8 +24,18 @@ from ckconv.cli.flags import (
     where_it_counts,
     writing_options,
 )
-from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import NARROWEST, Lines, as_error, error_facts, print_error, print_lines, shortened, size, width
+from ckconv.cli.render import (
+    NARROWEST,
+    Lines,
+    ProgressLine,
+    as_error,
+    error_facts,
+    print_error,
+    print_lines,
+    shortened,
+    size,
+    width,
+)
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, shown, unreadable

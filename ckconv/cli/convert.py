@@ -24,8 +24,7 @@ from ckconv.cli.flags import (
     where_it_counts,
     writing_options,
 )
-from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import print_report_lines, say, size
+from ckconv.cli.render import ProgressLine, print_report_lines, say, size
 from ckconv.cli.settings import (
     CONTEXT,
     PATH,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckconv.cli.flags import flag
-from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import print_json, print_report_lines
+from ckconv.cli.render import ProgressLine, print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
 from ckconv.errors import counted, shown
 

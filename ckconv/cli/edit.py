@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ckconv.cli.flags import flag, pairs_of
-from ckconv.cli.progress import ProgressLine
+from ckconv.cli.render import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
 
 

@@ -116,7 +116,7 @@ def command(
     index = replace(index, facts={**index.facts, "tokens": tokens}) if tokens else index
     found = None
     if hashes:
-        from ckconv.cli.progress import ProgressLine
+        from ckconv.cli.render import ProgressLine
         from ckconv.comparison.compare import hash_index
         from ckconv.plan.probe import numberless
 

@@ -17,8 +17,7 @@ from ckconv.cli.flags import (
     options_of,
     where_it_counts,
 )
-from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import container, print_json, print_report_lines
+from ckconv.cli.render import ProgressLine, container, print_json, print_report_lines
 from ckconv.cli.settings import (
     CONTEXT,
     PATH,

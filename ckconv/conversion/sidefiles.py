@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.write import NO_DIGEST
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
-from ckconv.core.non_utf8 import each_text, valid
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
-from ckconv.errors import InputError, OutputError, UsageError, VerifyError, listed, quoted
+from ckconv.errors import InputError, OutputError, UsageError, VerifyError, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination

@@ -17,8 +17,7 @@ from ckconv.families.expressions import Expression
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
 from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
-from ckconv.learning.guess import FAILS, Guess, With
-from ckconv.learning.pair import Pair
+from ckconv.learning.pair import FAILS, Guess, Pair, With
 from ckconv.learning.rows import Rows
 
 #: What a number is compared as: the metadata holds float32.

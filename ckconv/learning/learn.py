@@ -20,13 +20,11 @@ from ckconv.families.merge import FOLDER, listed, merged, read_file, text
 from ckconv.families.schema import Family, load
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.learning import names
 from ckconv.learning.check import Checked, check, check_names, keys_of_mlx
-from ckconv.learning.guess import Guess
 from ckconv.learning.keys import Keys, Question
 from ckconv.learning.logits import Convert, Measured, measured, require
-from ckconv.learning.pair import FLOATS, Numbers, Pair
-from ckconv.learning.rows import Rows, ranked
+from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair
+from ckconv.learning.rows import Rows, cells, opened_directory, prefix_of, ranked, same_values
 from ckconv.learning.trace import Traced, Tracer
 from ckconv.quant.convert import decodable
 
@@ -114,7 +112,7 @@ def learn(
     """
     if logits is not None:
         require()
-    directory = names.opened(mlx) if mlx is not None else None
+    directory = opened_directory(mlx) if mlx is not None else None
     opened = [_opened(checkpoint, model, approximate) for checkpoint, model in pairs]
     _check_answers(opened, confirmed or {})
     families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
@@ -163,7 +161,7 @@ def _with_names(found: Learned, draft: _Draft, pair: Pair, directory: TensorInde
         path = Path(folder) / f"{name}.toml"
         path.write_text(found.text)
         with Files({**pair.checkpoint.identities, **directory.identities}) as files:
-            same = names.same_values(pair, directory, Numbers(files), rows)
+            same = same_values(pair, directory, Numbers(files), rows)
         draft.add_names(load(path), directory, same)
         path.write_text(draft.text(closed=False))
         try:
@@ -412,11 +410,11 @@ class _Draft:
 
     def add_names(self, family: Family, directory: TensorIndex, same: Mapping[str, str]) -> None:
         """Write the names of an MLX directory beside those of the checkpoint."""
-        theirs = names.prefix_of(family, directory)
+        theirs = prefix_of(family, directory)
         if theirs != family.prefixes["mlx"][0]:
             self._rows.prefix = {**self._rows.prefix, "mlx": [dict(zip(("root", "layer"), theirs, strict=True))]}
         own = (self._rows.root, self._rows.layer)
-        for row, cell in names.cells(family, [*self._rows.tensors], own, theirs, same):
+        for row, cell in cells(family, [*self._rows.tensors], own, theirs, same):
             self._rows.tensors[row] = {**self._rows.tensors.get(row, {}), "mlx": cell}
         self._mlx = {"mlx_lm": {"unmeasured": "its names were learned from a directory, and no logits were compared"}}
 

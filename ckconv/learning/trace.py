@@ -17,8 +17,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError, Shape
 from ckconv.families.schema import Cell, Family
-from ckconv.learning.guess import Guess
-from ckconv.learning.pair import APART, FLOATS, NEAR, NO_LAYER, Numbers, Pair, apart, stored_as
+from ckconv.learning.pair import APART, FLOATS, NEAR, NO_LAYER, Guess, Numbers, Pair, apart, stored_as
 
 #: Elements of each sampled row that are compared.
 _COLUMNS = 64

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.named import NamedTuple
-from ckconv.core.non_utf8 import each_text, escaped, unescaped, valid
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import InputError, UsageError, quoted
+from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.choices import check_values

@@ -11,7 +11,6 @@ from typing import Any
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.tokenizer.checkpoint import unmade
-from ckconv.tokenizer.files import LeftOut, TokenizerFiles, equal_tokens
 from ckconv.tokenizer.gguf_words import (
     Words,
     chat_templates,
@@ -28,7 +27,7 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.vocabulary import recognized
+from ckconv.tokenizer.vocabulary import LeftOut, TokenizerFiles, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #

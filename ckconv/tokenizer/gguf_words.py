@@ -16,10 +16,9 @@ from typing import Any
 
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.named import NamedTuple
-from ckconv.core.non_utf8 import is_text
+from ckconv.errors import is_text
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import Added, added_tokens, content_of, of_settings, words_of_document
-from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.sentencepiece import (
     BPE,
     BYTE,
@@ -35,7 +34,7 @@ from ckconv.tokenizer.sentencepiece import (
     SentencePiece,
     TooManyPieces,
 )
-from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, LeftOut, TokenizerFiles
 
 # What a checkpoint says around its words: special tokens, what ends a text, what is put around one, chat templates.
 #

@@ -11,9 +11,8 @@ from math import isnan
 from typing import Any
 
 from ckconv.core.metadata import array, scalar
-from ckconv.core.non_utf8 import is_text
+from ckconv.errors import is_text
 from ckconv.publish.files import SideFile, side_file
-from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.tokenizer.vocabulary import (
@@ -21,8 +20,10 @@ from ckconv.tokenizer.vocabulary import (
     ENDS_BY_TEXT,
     KEEPS_SPACE,
     SPECIAL,
+    LeftOut,
     NotFaithful,
     Rules,
+    TokenizerFiles,
     Vocabulary,
     definition,
 )

@@ -13,7 +13,7 @@ from typing import Any
 from ckconv.core.metadata import root_of, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
-from ckconv.tokenizer.files import LeftOut, equal_tokens
+from ckconv.tokenizer.vocabulary import LeftOut, equal_tokens
 
 _CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"

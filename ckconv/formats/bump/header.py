@@ -13,7 +13,7 @@ from ckconv.core.config import MAX_LAYERS
 from ckconv.core.dtypes import BUMP_CODES, F32, DType, Kind
 from ckconv.core.tensors import Checksum, Extent, StoredTensor, Tensor, with_layer
 from ckconv.errors import Faults, InputError, counted, listed, quoted
-from ckconv.formats.bump.own_layers import described_table
+from ckconv.formats.bump.sidefiles import described_table
 from ckconv.formats.bump.slots import (
     ALIASES,
     ALIGN_ELEMENTS,

@@ -30,8 +30,8 @@ from ckconv.formats.bump.ages import (
     said,
     template_interleaves,
 )
-from ckconv.formats.bump.own_layers import table_of
 from ckconv.formats.bump.plan import BumpPlanner
+from ckconv.formats.bump.sidefiles import table_of
 from ckconv.formats.bump.slots import (
     ALIGN_ELEMENTS,
     EXTENDED_HEADER_BYTES,

@@ -21,10 +21,24 @@ from ckconv.core.config import (
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quoted
-from ckconv.families.catalog import FAMILIES, family_of_model_type, family_without_name
-from ckconv.families.parameters import ExpressionError, ParameterError, Values
-from ckconv.families.schema import Family
-from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, GENERATED, TYPE_WORDS, periodic
+from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type, family_without_name
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.names import canonical_pattern
+from ckconv.families.parameters import ParameterError, Values
+from ckconv.families.schema import Family, TensorRow
+from ckconv.families.sizes import Scope, layers_with
+from ckconv.formats.bump.slots import (
+    ALIASES,
+    CONTENT_WORDS,
+    GENERATED,
+    TEMPLATED,
+    TYPE_WORDS,
+    SlotTable,
+    own_slots,
+    periodic,
+    table_entries,
+    with_optional,
+)
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object, shown
 from ckconv.publish.files import SideFile, holds, there
@@ -311,3 +325,49 @@ def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place, int]]:
             faults.append(f"line {number:,} is not name|dtype|file_offset|size|runtime_offset")
             continue
         yield ALIASES.get(name, name), (dtype, offset, nbytes), memory
+
+
+# -- Families with entries of their own for layers: rows as slots ------------------------------------------------------
+
+
+def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
+    """The slots of a model; ``None`` for a family with those of a Llama."""
+    row = family.engines.get(TEMPLATED)
+    if row is None or not row.slots:
+        return None
+    scope = Scope(family, parameters)
+    entries = []
+    of_layers = [(slot, names) for slot, names in row.slots if names[0].startswith("L.")]
+    for slot, names in of_layers:
+        tensors = [_row(family, name) for name in names]
+        layers = layers_with(family, tensors[0][0], scope)
+        fp32 = slot in row.floats or len(tensors[0][0].axes) == 1 or tensors[0][1] == "bias"
+        here = None if len(layers) == scope["layers"] else frozenset(layers)
+        entries.append((slot, [canonical_pattern(family, one.name, kind) for one, kind in tensors], fp32, here))
+    return own_slots(entries, final_bias=len(of_layers) < len(row.slots))
+
+
+def _row(family: Family, name: str) -> tuple[TensorRow, str]:
+    """A tensor's row, and which of its tensors it is."""
+    if name in family.tensors:
+        return family.tensors[name], ""
+    module, _, kind = name.rpartition(".")
+    return family.tensors[module], kind
+
+
+def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> SlotTable | None:
+    """Slot table of the configured model if it has layers of its own.
+
+    Args:
+        coded: bytes of the file's dtype table, which have to be that table's.
+    """
+    for family in families_of_gguf(str(config.get("model"))):
+        values = Values(family, Described(config), given={"layers": num_layers})
+        try:
+            table = table_of(family, values)
+        except (ParameterError, ExpressionError, LookupError, TypeError):
+            continue
+        heads = (set[str](), {"output.weight"})
+        if table and any(table_entries(with_optional(table, head), num_layers) == coded for head in heads):
+            return table
+    return None

@@ -17,9 +17,8 @@ from struct import Struct, error, unpack
 from ckconv.core.dtypes import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
 from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
 from ckconv.core.named import NamedTuple
-from ckconv.core.non_utf8 import is_text
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
-from ckconv.errors import Faults, InputError, counted, quoted
+from ckconv.errors import Faults, InputError, counted, is_text, quoted
 from ckconv.families.diffusion import diffuses
 from ckconv.formats.gguf.values import (
     ALIGNMENT_KEY,

@@ -17,7 +17,6 @@ from ckconv.publish.files import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import tokenizer_files
-from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.gguf import keys_of_words
 from ckconv.tokenizer.huggingface import (
     ACCENTS,
@@ -29,7 +28,7 @@ from ckconv.tokenizer.huggingface import (
     unigram,
     wordpiece,
 )
-from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
+from ckconv.tokenizer.vocabulary import LeftOut, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 
 # The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what.
 
