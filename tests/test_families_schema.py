@@ -295,7 +295,7 @@ def words_of_files() -> set[str]:
     forms = (FOLDER / "merge.py").read_text().partition("\ndef _layer")[2].partition("def misformed")[0]
     sections = SECTIONS - {"axes", "gguf", "layers", "prefix", "tensors"}  # which are fields, too
     words = ROW_FIELDS | schema._KNOWN | schema._OF_BUMP | keys._CELL | set(re.findall(r'"([a-z_]+)"', forms))
-    return (words | {"drafts", "memory"}) - sections
+    return (words | {"drafts"}) - sections
 
 
 def said(table: object) -> Iterator[str]:
@@ -312,5 +312,5 @@ def test_the_page_has_an_example_of_each_of_the_few_words_of_a_family_file() -> 
     examples = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
 
     assert words_of_files() - {word for table in examples for word in said(table)} == set()
-    assert len(words_of_files()) <= 83
+    assert len(words_of_files()) <= 80
     assert [misformed(table) for table in examples] == [None] * len(examples)

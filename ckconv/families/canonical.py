@@ -174,8 +174,8 @@ class _Reading:
     def add(self, item: Item) -> None:
         """Name a tensor, drop it by a rule, or leave it unknown."""
         name, found = self._look_up(item.tensor.source)
-        if found is not None and found.numbers is not None:
-            numbers = found.numbers.value(self.sizes.scope)
+        numbers = found.numbers.value(self.sizes.scope) if found is not None and found.numbers is not None else None
+        if isinstance(numbers, list | tuple):
             name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
         if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
             return

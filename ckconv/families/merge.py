@@ -114,7 +114,7 @@ def _cell(value: Any) -> str | None:
 def _layer(value: Any) -> str | None:
     if isinstance(value, dict) and "{n}" not in str(value.get("layer")):
         return ".layer: a name with {n} expected"
-    return _table({"root": _text, "layer": _name})(value)
+    return _table({"root": _text, "layer": _name, "as": _text})(value)
 
 
 _CELL_FIELDS: dict[str, Form] = {
@@ -177,7 +177,7 @@ _ENGINE = _or_table(
         ),
         **dict.fromkeys(("as", "absent", "unmeasured"), _text),
         "biases": _many(_text),
-        **dict.fromkeys(("slides", "scaled", "transposed", "unnamed", "at_top"), _flag),
+        **dict.fromkeys(("scaled", "transposed", "unnamed", "at_top"), _flag),
     },
 )
 
@@ -199,7 +199,7 @@ _FORMS: dict[str, Form] = {
     "prefix": _table_of(_many(lambda value: _text(value) if isinstance(value, str) else _layer(value))),
     "axes": _table_of(_scalar),
     "layers": _table_of(_scalar),
-    "stacks": _table_of(_table(dict.fromkeys(("canonical", "count", "numbers", "hf", "gguf", "mlx"), _scalar))),
+    "stacks": _table_of(_table(dict.fromkeys(("canonical", "count", "hf", "gguf", "mlx"), _scalar))),
     "tensors": _table_of(_ROW),
     "fused": _table_of(_table_of(_text)),
     "parameters": _table_of(_PARAMETER),
@@ -599,11 +599,13 @@ FORMER: Mapping[str, str] = {
     "modules": 'elsewhere = { NAME = "DIRECTORY/" }',
     "neighbors": 'rotates = "neighbors"',
     "no_head": 'head = "none"',
+    "numbers": "a list for count",
     "noted": "a row of parameters, such as rope_truncate,",
     "older": "map of parameters.rope_type.hf",
     "packed": 'as = "blocks"',
     "part": "the default of parameters.rope_dim",
     "rope": "parameters.rope_theta and rope_dim, and rope of engines.mlx_lm,",
+    "slides": 'reads = ["window"]',
     "share": "a key of parameters.rope_dim.hf with read",
     "theta": "the key of parameters.rope_theta.hf",
     "types": "scaling of engines.transformers",

@@ -16,15 +16,12 @@ from typing import Any, NamedTuple
 from ckconv.core.tensors import PARTS, Name, parse
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
 from ckconv.families.names import HF, MLX, NESTED, Stored, fusion_names, names_of
-from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
 from ckconv.families.sizes import has_transposed
 
 INDEX = Path(__file__).with_suffix(".json")
 
 _WEIGHT = ".weight"
-
-#: What stands before the paths of a class in memory, where its files have another prefix.
-_MEMORY = "memory"
 
 
 class Rule(NamedTuple):
@@ -184,7 +181,7 @@ def _paths(family: Family, format: str) -> dict[str, str]:
         if cell.memory and found.pattern.endswith(f"{cell.name[1:]}{_WEIGHT}")
     }
     paths |= in_memory if format == HF else {}
-    for root, layer in family.prefixes.get(_MEMORY, ()) if format == HF else ():
+    for root, layer in family.prefixes.get(MEMORY, ()) if format == HF else ():
         stored_root, stored_layer = family.prefixes[HF][0]
         paths = {
             ours: layer + theirs.removeprefix(stored_layer)

@@ -60,7 +60,7 @@ class Stored(NamedTuple):
         pattern: of its name.
         canonical: pattern of what it holds; of several tensors, of the whole, a name that none of them has.
         parts: what it holds, in order.
-        numbers: of a stack whose names have other numbers than its layers: a list of them.
+        numbers: of a stack: how many layers it has, or a list of the numbers that they have in names.
     """
 
     pattern: str
@@ -229,7 +229,7 @@ class _Compiler:
     def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> Stored:
         part = self._part(row, cell, kind)
         stack = self.family.stacks.get(row.name.partition(".")[0])
-        return Stored(pattern, part.canonical, (part,), stack.numbers if stack and self.format == GGUF else None)
+        return Stored(pattern, part.canonical, (part,), stack.count if stack and self.format == GGUF else None)
 
     def _part(self, row: TensorRow, cell: Cell, kind: str) -> Part:
         axes = row.axes[1:] if cell.stack else row.axes

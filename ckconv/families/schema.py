@@ -118,7 +118,8 @@ class Engine(NamedTuple):
             so, as nothing that a file could say would change it.
         unmeasured: why nobody knows that it computes what the others do; a note says so.
         needs: keys of the document that its class cannot do without, or takes a default of its own for.
-        reads: keys that its class reads where another library's goes by another key.
+        reads: keys that its class reads where another library's goes by another key; of a bump engine: "window", as it
+            slides in every layer alike, all rotated by one base.
         ignores: parameters that it does not look at, though the format has them.
         scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
         head: "written": a tied output head is stored all the same; "none": it has none but the embedding.
@@ -132,7 +133,6 @@ class Engine(NamedTuple):
         floats: those of them that are FP32 whatever the model's type is, besides vectors.
         rotates: of a bump engine: "interleaved" rows of Q and K, otherwise split ones; "neighbors": in every format of
             the family, and in the engine, so that rows stay as they are.
-        slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
         written_as: the family as which its models are written: of a bump engine entry for entry, of transformers those
             that have a window.
         rope: of mlx-lm: where its class looks for the scaling of RoPE (:data:`MLX_ROPE`).
@@ -170,7 +170,6 @@ class Engine(NamedTuple):
     required: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     rotates: str = ""
-    slides: bool = False
     written_as: str = ""
     rope: str = MLX_ROPE[0]
     written: Mapping[str, Any] = {}
@@ -197,7 +196,7 @@ _KNOWN = frozenset(
         "text", "names", "says", "at_top",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset({"tensors", "rotates", "slides", "biased", "biases", "unnamed", "slots"})
+_OF_BUMP = frozenset({"tensors", "rotates", "biased", "biases", "unnamed", "slots"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -227,7 +226,6 @@ def engine(path: Path, name: str, row: object) -> Engine:
         _names(fields.get("required")),
         _names(fields.get("tensors")),
         reader.word(fields, "rotates", {"": "", "interleaved": "interleaved", "neighbors": "neighbors"}, ""),
-        bool(fields.get("slides")),
         str(fields.get("as", "")),
         reader.word(fields, "rope", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), MLX_ROPE[0]),
         dict(fields.get("written", {})),
@@ -267,7 +265,8 @@ def condition(reader: Fields, item: object) -> Condition:
 VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
 
 #: Forms of a cell beside the usual one: of values in blocks, and what its class calls it in memory.
-_FORMS = ("", "blocks", "memory")
+MEMORY = "memory"
+_FORMS = ("", "blocks", MEMORY)
 
 #: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
 _CANONICAL, _KEYED = "hf", "gguf"
@@ -374,15 +373,13 @@ class Stack:
 
     Attributes:
         canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
-        count: how many layers there are.
+        count: how many layers there are; or a list over them of the number that each has in GGUF's names.
         prefixes: format -> what the letter stands for there.
-        numbers: a list over the layers of the number that each has in GGUF's names, where that is another.
     """
 
     canonical: str
     count: Expression
     prefixes: Mapping[str, str]
-    numbers: Expression | None = None
 
 
 _DROPPED = frozenset({"name", "dropped", "value", "part", "parts"})
@@ -464,7 +461,7 @@ class TensorRows(Fields):
             value,
             form_of == "blocks",
             self.expression(row.get("by")) if format == _CANONICAL else None,
-            form_of == "memory",
+            form_of == MEMORY,
         )
         self._check_cell(cell, axes, format)
         return cell
@@ -711,18 +708,21 @@ class _Reader(Fields):
             if name == DRAFTS:
                 continue
             self.where = f"prefix.{name}"
-            pairs = [self.fields(item, frozenset({"root", "layer"})) for item in listed(row)]
+            pairs = [self.fields(item, frozenset({"root", "layer", "as"})) for item in listed(row)]
             found[name] = tuple((pair.get("root", ""), pair["layer"]) for pair in pairs)
+            for prefix, pair in zip(found[name], pairs, strict=True):
+                if self.word(pair, "as", {"": False, MEMORY: True}, default=""):
+                    found[MEMORY] = (prefix,)
         return found
 
     def _stack(self, letter: str, row: object) -> Stack:
         self.where = f"stacks.{letter}"
-        fields = self.fields(row, frozenset({"canonical", "count", "numbers", *FORMATS}))
+        fields = self.fields(row, frozenset({"canonical", "count", *FORMATS}))
         count = self.expression(fields.get("count"))
         if count is None or not isinstance(fields.get("canonical"), str):
             raise self.fault("canonical and count are missing")
         prefixes = {key: fields[key] for key in FORMATS if key in fields}
-        return Stack(fields["canonical"], count, prefixes, self.expression(fields.get("numbers")))
+        return Stack(fields["canonical"], count, prefixes)
 
     def _fusion(self, name: str, row: object) -> Fusion:
         self.where = f"fused.{name}"

@@ -52,7 +52,10 @@ class Scope(Mapping[str, Any]):
 def layers_of(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> int:
     """In how many layers a row's tensors may be."""
     stack = family.stacks.get(row.name.partition(".")[0])
-    return int(stack.count.value(scope)) if stack else int(scope["layers"]) + draft_layers(family, scope)
+    if stack is None:
+        return int(scope["layers"]) + draft_layers(family, scope)
+    count = stack.count.value(scope)
+    return len(count) if isinstance(count, list | tuple) else int(count)
 
 
 def draft_layers(family: Family, scope: Mapping[str, Any]) -> int:

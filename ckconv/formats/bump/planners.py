@@ -415,7 +415,7 @@ class Bump5Planner(BumpPlanner):
             self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slots and version != 5:
             self.refuse(f"bump {version} has no place for the layers of a {self.family.name}")
-        elif self.row.slides:
+        elif "window" in self.row.reads:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
         allowed = added(self.own, TEMPLATED)
@@ -436,7 +436,7 @@ class Bump5Planner(BumpPlanner):
         return ages.Made(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
 
     def _slides(self) -> bool:
-        return self.row is not None and self.row.slides
+        return self.row is not None and "window" in self.row.reads
 
     def keeps(self, source: DType) -> bool:
         """See :meth:`BumpPlanner.keeps`."""

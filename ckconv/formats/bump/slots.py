@@ -702,7 +702,7 @@ def carried(config: ModelConfig, family: Family) -> dict[str, Any]:
     A reader who makes the model again.
     """
     row = family.engines.get(TEMPLATED)
-    if row is None or not row.slides:
+    if row is None or "window" not in row.reads:
         return {}
     found: dict[str, Any] = {}
     layers, local = layers_of(config), local_theta_of(config)

@@ -677,8 +677,9 @@ class TowerPlanner(GgufPlanner):
         written, entries = names_of(family, "gguf").written, dict[str, Entry]()
         for name in map(parse, tensors):
             held, number = written[name.pattern], name.layer
-            if held.numbers is not None and number is not None:
-                number = held.numbers.value(scope)[number]
+            numbers = held.numbers.value(scope) if held.numbers is not None else None
+            if isinstance(numbers, list | tuple) and number is not None:
+                number = numbers[number]
             called = with_layer(held.pattern, number)
             parts = [tensors[part] for one in held.names if (part := with_layer(one, name.layer)) in tensors]
             if len(parts) == len(held.names):
