@@ -52,6 +52,10 @@ GGML_TYPES: dict[str, DType] = {
 SPEED = {"Q2_K": 8.0, "Q4_K": 7.0, "Q5_K": 8.0, "Q6_K": 10.0, "IQ4_XS": 3.0, "IQ4_NL": 3.0}
 
 
+#: Numbers between these have squares that float32 holds with all digits, also summed up.
+_SQUARED = (1e-15, 1e15)
+
+
 class Error(NamedTuple):
     """How far quantizing moved the values of one type."""
 
@@ -93,11 +97,12 @@ class Errors:
         import numpy as np
 
         with np.errstate(all="ignore"):
-            differences = after - before
-            largest = float(np.maximum(differences.max(initial=0.0), -differences.min(initial=0.0)))
-            moved = differences.astype(np.float64)
-            del differences
-            square = float(np.square(moved, out=moved).sum())
+            squares = after - before
+            squares *= squares
+            largest, square = float(np.sqrt(squares.max(initial=0.0))), float(squares.sum())
+            if largest and not _SQUARED[0] < largest < _SQUARED[1]:
+                moved = after.astype(np.float64) - before
+                largest, square = float(np.abs(moved).max()), float(np.square(moved).sum())
         if not np.isfinite(largest):
             beyond = float(np.abs(before).max())
             raise UnsupportedError(

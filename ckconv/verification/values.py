@@ -84,7 +84,8 @@ def sampled(rows: int, columns: int, *, packed: bool) -> Index:
     first = np.arange(min(FIRST, count))
     if packed or count <= FIRST:
         return first
-    return np.unique(np.concatenate([first, np.linspace(FIRST, rows - 1, min(BETWEEN, count - FIRST), dtype=np.int64)]))
+    between = np.linspace(FIRST, rows - 1, min(BETWEEN, count - FIRST), dtype=np.int64)
+    return np.concatenate([first, between])
 
 
 def disagreement(sample: Sample, files: Files) -> str:
