@@ -204,22 +204,22 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Convert canonical rows that both sides store in order."""
-    if reader.tiles is not None and conversion.paired:
-        return _one_of_two(reader, reader.tiles, conversion, start, stop)
-    made = _converted(reader, conversion, start, stop)
-    if reader.tiles is not None:
-        reader.tiles.add(reader.tensor, conversion, start, *made)
+    if reader.tiles is None:
+        return _converted(reader, conversion, start, stop)
+    made = (_apart if conversion.apart else _converted)(reader, conversion, start, stop)
+    reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
 
 
-def _one_of_two(reader: RowReader, tiles: Tiles, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
+def _apart(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Scales or biases; the other ones are kept, and written next."""
-    own = conversion._replace(quantizing=None)
-    found = tiles.take(reader.tensor, own, start, stop)
+    assert reader.tiles is not None
+    assert conversion.plane
+    found = reader.tiles.take(reader.tensor, conversion, start, stop, later=True)
     if found is None:
-        assert conversion.plane
         made, other = conversion.numbers(reader.stored(start, stop)), 3 - conversion.plane
-        tiles.keep(reader.tensor, own._replace(plane=other), start, made[other], 0)
+        if other < len(made):
+            reader.tiles.keep(reader.tensor, conversion._replace(plane=other), start, made[other], 0, later=True)
         found = made[conversion.plane], 0
     return found
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from threading import Event, local
+from threading import Event, Lock, local
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.named import NamedTuple
@@ -173,7 +173,7 @@ def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
 # each of its tensors is, a piece that was written in the wrong place is another row there, and what is not found is
 # converted again.
 
-_Place = tuple[tuple[Path, int] | int, int | None, int]
+_Place = tuple[tuple[Path, int] | int, int | None, int, bool]
 
 #: Bytes that are kept beside those that are made at once: what may be written and not read again yet, and more.
 MOST = 12 << 20
@@ -209,36 +209,51 @@ class Tiles:
     def __init__(self, made_at_once: int) -> None:
         self._most = MOST + made_at_once * EACH
         self._kept: dict[_Place, Tile] = {}
-        self._order: deque[tuple[_Place, int]] = deque()
-        self._nbytes = 0
+        self._nbytes, self._turn = 0, Lock()
 
     def add(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
         """Keep converted canonical rows of ``tensor`` from ``start`` on."""
         if is_handed_over(tensor, conversion):
             self.keep(tensor, conversion, start, rows, changed)
 
-    def keep(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
-        """Keep rows of one array of a matrix, which is written next."""
-        place, told = _place(tensor, conversion, start), conversion.quantizing
+    def keep(
+        self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int, *, later: bool = False
+    ) -> None:
+        """Keep rows for the comparison, or those of an array that is written ``later``."""
+        place, told = _place(tensor, conversion, start, later), conversion.quantizing
         importance = told.importance if told is not None else None
-        self._kept[place] = Tile(tensor, conversion._replace(quantizing=None), importance, rows, changed)
-        self._order.append((place, rows.nbytes))
-        self._nbytes += rows.nbytes
-        while self._nbytes > self._most:
-            oldest, nbytes = self._order.popleft()
-            self._nbytes -= nbytes
-            self._kept.pop(oldest, None)
+        tile = Tile(tensor, _values(conversion), importance, rows, changed)
+        with self._turn:
+            self._drop(place)
+            self._kept[place] = tile
+            self._nbytes += rows.nbytes
+            while self._nbytes > self._most:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, place: _Place) -> Tile | None:
+        tile = self._kept.pop(place, None)
+        self._nbytes -= tile.rows.nbytes if tile else 0
+        return tile
 
     def take(
-        self, tensor: Tensor, conversion: Conversion, start: int, stop: int, importance: Floats | None = None
+        self,
+        tensor: Tensor,
+        conversion: Conversion,
+        start: int,
+        stop: int,
+        importance: Floats | None = None,
+        *,
+        later: bool = False,
     ) -> tuple[Rows, int] | None:
         """Rows and the number of changed values, if added as one tile.
 
         Args:
             importance: how much the error of each column counts where they are quantized.
+            later: rows that were kept to be written, not to be compared.
         """
-        tile = self._kept.pop(_place(tensor, conversion, start), None)
-        if tile is None or tile.conversion != conversion or len(tile.rows) != stop - start:
+        with self._turn:
+            tile = self._drop(_place(tensor, conversion, start, later))
+        if tile is None or tile.conversion != _values(conversion) or len(tile.rows) != stop - start:
             return None
         same = tile.tensor is tensor or (_stored(tile.tensor) == _stored(tensor) and tensor.merge is None)
         return (tile.rows, tile.changed) if same and _alike(tile.importance, importance) else None
@@ -246,12 +261,18 @@ class Tiles:
 
 def is_handed_over(tensor: Tensor, conversion: Conversion) -> bool:
     """Whether converted rows are worth keeping: slow to make, and whole."""
-    return conversion.action in _SLOW and conversion.plane is None and tensor.merge is None
+    whole = conversion.plane is None or conversion.in_arrays
+    return conversion.action in _SLOW and whole and tensor.merge is None
 
 
 def tiles_for(actions: Iterable[Action], made_at_once: int) -> Tiles | None:
     """A cache of converted rows; ``None`` if no action takes long."""
     return Tiles(made_at_once) if any(action in _SLOW for action in actions) else None
+
+
+def _values(conversion: Conversion) -> Conversion:
+    """What decides which bytes rows are, without importance and the name of their type."""
+    return conversion._replace(quantizing=None, array=None)
 
 
 def _alike(one: Floats | None, other: Floats | None) -> bool:
@@ -260,13 +281,13 @@ def _alike(one: Floats | None, other: Floats | None) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-def _place(tensor: Tensor, conversion: Conversion, start: int) -> _Place:
+def _place(tensor: Tensor, conversion: Conversion, start: int, later: bool) -> _Place:
     """The key of a tile: the place of its first row, and which array it is of.
 
     Two tensors of an index may be the same bytes, with another name or order of rows.
     """
     first = next((extent for array in tensor.arrays for extent in array.extents), None)
-    return (first[:2] if first else id(tensor)), conversion.plane, start
+    return (first[:2] if first else id(tensor)), conversion.plane, start, later
 
 
 def _stored(tensor: Tensor) -> tuple[object, ...]:

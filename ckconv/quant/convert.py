@@ -180,32 +180,32 @@ class Conversion(NamedTuple):
             re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use; for quantizing
             all values: how far they moved is noted in ``quantizing.errors``.
         """
-        triple = triple_of(self.target)
-        if self.plane and self.paired:
-            return self.numbers(rows)[self.plane], 0
-        if self.plane is not None and triple is not None and (way := self._way):
-            repacked = way(rows, codes=self.plane == 0)
-            return repacked.planes[self.plane], 0 if self.plane else repacked.inexact
+        if self.apart:
+            return self.numbers(rows)[self.plane or 0], 0
         made, changed = self._apply(rows.reshape(len(rows) * self.together, -1) if len(rows) else rows)
         if self.plane is not None and self._taken_apart:  # every group is judged once
             return packed.plane(made, self.target, self.plane), 0 if self.plane else changed
-        if self.plane is None or triple is None:
-            return made, changed
-        return split_planes(made, triple)[self.plane], changed
-
-    @property
-    def paired(self) -> bool:
-        """Whether scales and biases are made, which are computed together."""
         triple = triple_of(self.target)
-        return bool(
-            self.plane
-            and triple is not None
-            and triple.quantization.has_biases
-            and (self._way is not None or self.quantizes)
+        return (
+            (made, changed)
+            if self.plane is None or triple is None
+            else (split_planes(made, triple)[self.plane], changed)
         )
 
+    @property
+    def in_arrays(self) -> bool:
+        """Whether one array is written of an MLX triple that is made of other numbers."""
+        return (
+            self.plane is not None and triple_of(self.target) is not None and (self._way is not None or self.quantizes)
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether scales or biases are made, which are computed together and without codes."""
+        return bool(self.plane) and self.in_arrays
+
     def numbers(self, rows: Rows) -> tuple[Rows, ...]:
-        """Rows of scales and of biases behind empty ones of codes."""
+        """Rows of scales, and of biases if any, behind empty ones of codes."""
         if (way := self._way) is not None:
             return way(rows, codes=False).planes
         triple = triple_of(self.target)

@@ -59,7 +59,9 @@ def wrong_rows(
         progress(found.nbytes)
 
     def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], _Found]]:
-        for start, stop in row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), held.conversion):
+        for start, stop in row_ranges(
+            _broader(mine, theirs, conversion), max(mine.row_bytes, theirs.row_bytes), held.conversion
+        ):
             if (found := held.handed_over(start, stop)) is not None:
                 note(found)
                 continue
@@ -140,8 +142,10 @@ class _Rows:
         return _Found([start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes)
 
 
-def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
+def _broader(mine: RowReader, theirs: RowReader, conversion: Conversion) -> RowReader:
     """The reader whose pieces are taken: of packed matrices their own."""
+    if conversion.plane is not None:  # of one array, which is made of whole rows
+        return theirs
     for packed, other in ((theirs, mine), (mine, theirs)):
         if packed.tensor.packed and other.layout.whole_rows:
             return packed

@@ -42,7 +42,9 @@ from ckconv.families.towers import tower_family
 from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, head_is_embedding, paired_runs, runs
+from ckconv.io.tiles import is_handed_over
 from ckconv.quant.convert import Action, between, of_values, writable
+from ckconv.quant.mlx import triple_of
 from ckconv.quant.quantize import missing_quantizer
 from ckconv.verification.content import parameter_differences
 
@@ -203,6 +205,7 @@ class TensorComparison:
     _found: int = 0
     _ours: Mapping[str, Tensor] = field(init=False)
     _theirs: Mapping[str, Tensor] = field(init=False)
+    _arrays: dict[str, list[tuple[list[int], int]]] = field(default_factory=dict)
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
     _derived: Collection[str] = ()
@@ -225,16 +228,34 @@ class TensorComparison:
         """Look at everything."""
         faults: list[Fault] = []
         order = {path: number for number, path in enumerate(self.out.files)}
-        for item in _by_place(self._ours, order):
-            if self.only is None or self.only(item[1]):
-                self._told(item[1].name, 0)
-                place = _place(item[1], order)
-                faults += [fault._replace(place=place) for fault in self._tensor(*item)]
+        for key, tensor, array, last in _by_place(self._ours, order, apart=self.tiles is not None):
+            if self.only is None or self.only(tensor):
+                self._told(tensor.name, 0)
+                if array is not None:
+                    self._array(key, tensor, array)
+                place = _place(tensor.arrays, order)
+                faults += [fault._replace(place=place) for fault in self._tensor(key, tensor)] if last else []
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
         count = len(self._ours) - self.zero_filled - len(self._no_part) - len(self._embedded) - len(self._derived)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
+
+    def _array(self, key: str, tensor: Tensor, array: int) -> None:
+        """Compare one array of a matrix where its rows were converted to be written; the next one may be far away."""
+        twin = self._theirs.get(key)
+        if twin is None or tensor.shape != twin.shape or not writable(twin.dtype, tensor.dtype):
+            return
+        conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))._replace(
+            plane=array
+        )
+        plainly = in_rows_of(tensor, twin) is tensor and not quantized_order(twin, tensor.dtype, tensor.layout)
+        if plainly and is_handed_over(twin, conversion):
+            from ckconv.verification.rows import wrong_rows
+
+            told = partial(self._told, tensor.name)
+            found = wrong_rows(tensor.planes[array], twin, conversion, self.files, told, tiles=self.tiles)
+            self._arrays.setdefault(key, []).append(found)
 
     def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
         """Look at one tensor of the output."""
@@ -251,7 +272,7 @@ class TensorComparison:
         if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
             self.zero_filled += 1
         elif twin is not None:
-            yield from self._rows(tensor, twin)
+            yield from self._rows(tensor, twin, self._arrays.pop(key, []))
         elif key == "rope_frequencies" and self._follows(tensor):
             return
         elif self.source is not None:
@@ -316,8 +337,12 @@ class TensorComparison:
             return True
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
 
-    def _rows(self, tensor: Tensor, twin: Tensor) -> list[Fault]:
-        """Compare the canonical rows of a tensor with its source's."""
+    def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
+        """Compare the canonical rows of a tensor with its source's.
+
+        Args:
+            arrays: wrong rows of each array, and values that were rounded, where that was done before.
+        """
         label = f"{_label(tensor)}"
         if tensor.shape != twin.shape and self.out.adapter is not None:
             from ckconv.adapters.model import same_rank
@@ -342,7 +367,10 @@ class TensorComparison:
         from ckconv.verification.rows import wrong_rows
 
         importance = self.importance.get(tensor.name)
-        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
+        if arrays:
+            wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), arrays[0][1]
+        else:
+            wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
         decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantizer(tensor.dtype)
         if wrong and decoded:
             again, count = wrong_rows(tensor, twin, of_values(conversion), self.files, lambda _: None, importance)
@@ -411,14 +439,31 @@ class TensorComparison:
             self.progress(nbytes, name)
 
 
-def _by_place(tensors: Mapping[str, Tensor], order: Mapping[Path, int]) -> Iterable[tuple[str, Tensor]]:
-    in_order = all(one <= other for one, other in pairwise(_place(tensor, order) for _, tensor in tensors.items()))
-    return tensors.items() if in_order else sorted(tensors.items(), key=lambda item: _place(item[1], order))
+def _by_place(
+    tensors: Mapping[str, Tensor], order: Mapping[Path, int], *, apart: bool
+) -> Iterable[tuple[str, Tensor, int | None, bool]]:
+    """Tensors in the order of their bytes: what is looked at in order is read once.
+
+    Args:
+        apart: each array of an MLX triple has a place of its own; the last one ends the tensor.
+    """
+    items: list[tuple[str, Tensor, int | None, bool]] = []
+    for key, tensor in tensors.items():
+        arrays = tensor.planes if apart and triple_of(tensor.dtype) is not None else ()
+        last = max(range(len(arrays)), key=lambda n: _place(arrays[n].arrays, order), default=None)
+        items += [(key, tensor, n, n == last) for n in range(len(arrays))] or [(key, tensor, None, True)]
+
+    def place(item: tuple[str, Tensor, int | None, bool]) -> tuple[int, int]:
+        _, tensor, array, _ = item
+        return _place(tensor.arrays if array is None else tensor.planes[array].arrays, order)
+
+    in_order = all(place(one) <= place(other) for one, other in pairwise(items))
+    return items if in_order else sorted(items, key=place)
 
 
-def _place(tensor: Tensor, order: Mapping[Path, int]) -> tuple[int, int]:
-    """File and offset of a tensor: what is looked at in order is read once."""
-    first = next((array.extents[0] for array in tensor.arrays), None)
+def _place(arrays: Iterable[Tensor], order: Mapping[Path, int]) -> tuple[int, int]:
+    """File and offset of the first array."""
+    first = next((array.extents[0] for array in arrays), None)
     return (order.get(first.path, 0), first.offset) if first else (0, 0)
 
 
