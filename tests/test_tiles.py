@@ -15,7 +15,7 @@ from ckconv.conversion import write
 from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
-from ckconv.quant import convert
+from ckconv.quant import convert, mlx
 
 SOURCE = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 DECODE = Options(dequantize=True)
@@ -124,16 +124,24 @@ def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
         ckconv.convert(SOURCE, f"{tmp_path}/out/", to="hf", options=DECODE)
 
 
-def test_scales_and_biases_are_computed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are neighbors in the file; the words of all matrices lie before them."""
-    rows, planes_of = Counter[bool](), convert.planes_of
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("quantize", "numbers"), [("affine:4:32", 2), ("mxfp4", 1)])
+def test_codes_and_scales_are_computed_once_each_but_those_of_the_first_rows(
+    quantize: str, numbers: int, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales and biases are neighbors in the file, and made together; the words of all matrices lie before them."""
+    monkeypatch.setattr(rows, "CHUNK", 64 * 512)
+    monkeypatch.setattr(stored, "CHUNK", 64 * 512)
+    counts, quantize_triple = Counter[bool](), mlx.quantize_triple
 
     def counting(floats: Any, *how: Any, codes: bool = True) -> Any:
-        rows[codes] += len(floats)
-        return planes_of(floats, *how, codes=codes)
+        counts[codes] += len(floats)
+        return quantize_triple(floats, *how, codes=codes)
 
-    monkeypatch.setattr(convert, "planes_of", counting)
-    options = Options(quantize="affine:4:32")
-    ckconv.convert(FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "mlx", to="mlx", options=options)
-    found = ckconv.open_model(tmp_path / "mlx").tensors.values()
-    assert rows == {False: sum(len(tensor) for tensor in found if tensor.dtype.startswith("MLX"))}
+    monkeypatch.setattr(mlx, "quantize_triple", counting)
+    source = checkpoint(tmp_path / "floats", WIDE)
+    report = ckconv.convert(source, tmp_path / "mlx", to="mlx", options=Options(quantize=quantize), jobs=jobs)
+    steps = [step for file in report.plan.files for step in file.steps if step.action is convert.Action.QUANTIZE]
+    codes = [step.target.layout.rows for step in steps if step.conversion is not None and not step.conversion.plane]
+    first = 64 * len(codes)
+    assert counts == {True: sum(codes) + first, False: sum(codes) + numbers * first}
