@@ -219,7 +219,7 @@ class Tiles:
     def keep(
         self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int, *, later: bool = False
     ) -> None:
-        """Keep rows for the comparison, or those of an array that is written ``later``."""
+        """Keep rows to compare, or of an array that is written ``later``."""
         place, told = _place(tensor, conversion, start, later), conversion.quantizing
         importance = told.importance if told is not None else None
         tile = Tile(tensor, _values(conversion), importance, rows, changed)
@@ -271,7 +271,7 @@ def tiles_for(actions: Iterable[Action], made_at_once: int) -> Tiles | None:
 
 
 def _values(conversion: Conversion) -> Conversion:
-    """What decides which bytes rows are, without importance and the name of their type."""
+    """The conversion without importance and the name of an array's type."""
     return conversion._replace(quantizing=None, array=None)
 
 

@@ -194,14 +194,14 @@ class Conversion(NamedTuple):
 
     @property
     def in_arrays(self) -> bool:
-        """Whether one array is written of an MLX triple that is made of other numbers."""
+        """Whether one array is made of an MLX triple."""
         return (
             self.plane is not None and triple_of(self.target) is not None and (self._way is not None or self.quantizes)
         )
 
     @property
     def apart(self) -> bool:
-        """Whether scales or biases are made, which are computed together and without codes."""
+        """Whether scales or biases are made: both at once, without codes."""
         return bool(self.plane) and self.in_arrays
 
     def numbers(self, rows: Rows) -> tuple[Rows, ...]:

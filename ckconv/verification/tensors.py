@@ -242,7 +242,10 @@ class TensorComparison:
         return Compared(faults, count, self.zero_filled, self.rounded)
 
     def _array(self, key: str, tensor: Tensor, array: int) -> None:
-        """Compare one array of a matrix where its rows were converted to be written; the next one may be far away."""
+        """Compare one array whose rows were converted to be written.
+
+        The next array of the matrix may be far away in the file.
+        """
         twin = self._theirs.get(key)
         if twin is None or tensor.shape != twin.shape or not writable(twin.dtype, tensor.dtype):
             return
@@ -442,7 +445,7 @@ class TensorComparison:
 def _by_place(
     tensors: Mapping[str, Tensor], order: Mapping[Path, int], *, apart: bool
 ) -> Iterable[tuple[str, Tensor, int | None, bool]]:
-    """Tensors in the order of their bytes: what is looked at in order is read once.
+    """Tensors in the order of their bytes, so that each is read once.
 
     Args:
         apart: each array of an MLX triple has a place of its own; the last one ends the tensor.
