@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from family_cases import cases, families
 from test_config_edits import edited, gemma3, model
 from test_plan_checkpoint import config_of
 from test_repair import rewritten
 
 import ckconv
 from ckconv.errors import UnsupportedError
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import unaccepted
+from ckconv.families.keys import READERS
+from ckconv.families.parameters import ConfigSource, ParameterError, Values
 
 #: What scripts/record_config_types.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_types.json").read_text())
@@ -179,3 +184,28 @@ def test_a_padding_token_of_a_gguf_that_is_no_token_is_not_said(tmp_path: Path) 
 
     ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
     assert "pad_token_id" not in config_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", families())
+def test_a_number_of_a_family_is_no_list_of_one(family: str) -> None:
+    """``block_size: [16]`` of a drafter became an array of its GGUF, which llama.cpp does not read."""
+    rows = [row for row in FAMILIES[family].parameters.values() if row.is_single]
+    cells = [(row.name, cell.key) for row in rows for cell in row.key_cells("hf") if not (cell.unread or cell.instead)]
+    for case in cases(family):
+        document = case.recorded.get("config", {})
+        said = {(name, key): ConfigSource(document).value(key) for name, key in cells}
+        for (name, key), value in said.items():
+            if isinstance(value, int | float) and "." not in key:
+                source = ConfigSource({**document, key: [value]})
+                readers = [reader for reader in ("transformers", "mlx_lm") if _reads(family, name, key, reader)]
+                for reader in readers:
+                    with pytest.raises((ParameterError, ExpressionError)):
+                        Values(FAMILIES[family], source, reader)[name]
+
+
+def _reads(family: str, name: str, key: str, reader: str) -> bool:
+    cells = FAMILIES[family].parameters[name].key_cells("hf")
+    return FAMILIES[family].parameters[name].value is None and any(
+        cell.key == key and READERS[reader][0] in cell.readers and (cell.read is None or "it" in cell.read.names)
+        for cell in cells
+    )

@@ -287,6 +287,18 @@ def test_what_ckconv_has_no_rules_for_of_a_drafter_is_refused_by_its_key(
     assert said in " ".join((refused.value.message, *refused.value.details))
 
 
+@pytest.mark.parametrize("key", ["block_size", "mask_token_id"])
+def test_a_list_of_one_number_is_no_number_of_a_drafter(key: str, tmp_path: Path) -> None:
+    draft = drafter(tmp_path / "draft", dflash_config={key: [16]})
+
+    with pytest.raises(InputError) as refused:
+        ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=target_of_six_layers(tmp_path / "t")))
+    assert (refused.value.exit_code, f"dflash_config.{key} must be a whole number, got [16]") == (
+        3,
+        refused.value.message.rpartition(": ")[2],
+    )
+
+
 def test_the_model_of_a_drafter_is_named_by_a_directory_with_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 

@@ -162,6 +162,17 @@ def test_a_shipped_name_is_claimed_only_by_what_extends_it(name: str, text: str,
         assert FAMILIES[name].path.parent == tmp_path
 
 
+def test_a_model_type_of_several_families_is_claimed_by_the_one_of_the_same_class(tmp_path: Path) -> None:
+    """``qwen3`` is the model_type of drafters and classifiers, too: each hint is followed until the file is read."""
+    text = 'gguf = { arch = "mine" }\n[huggingface]\nmodel_type = "qwen3"\nclass = "Qwen3ForCausalLM"\n'
+    assert said_of(written(tmp_path, f'extends = "decoder"\n{text}')).endswith('extends = "qwen3" changes that one')
+    said = said_of(written(tmp_path, f'extends = "qwen3"\n{text}'))
+    assert said.endswith(" beside it claims what qwen3 does, no more")
+    match = said[said.index("match = ") :].removesuffix(" beside it claims what qwen3 does, no more")
+    with own_families([written(tmp_path, f'extends = "qwen3"\n{text}{match}\n')]):
+        assert FAMILIES["mylmo"].path.parent == tmp_path
+
+
 def test_an_architecture_is_shared_where_no_file_matches_both(tmp_path: Path) -> None:
     text = MINE.replace('arch = "mylmo"', 'arch = "phi3"').replace(
         "not has('attention.sliding_window", "has('expert_count"

@@ -267,19 +267,21 @@ def _read(paths: Sequence[Path], shipped: Index) -> OwnFiles:
         claimed = {*shipped["family"].get(name, ())}
         for section, key in (("huggingface", "model_type"), ("gguf", "arch")):
             claimed |= {other for word in _words(table, section, key) for other in shipped[key].get(word, ())}
-        for other in sorted(claimed - set(parents)):
-            theirs = read_file(FOLDER / f"{other}.toml")
-            theirs = {**theirs, "gguf": {}} if other in over else theirs
-            for claim in _claims(path, name, table, other, theirs):
-                changes = f'extends = "{other}" changes that one'
-                said = [read_file(FOLDER / f"{p}.toml").get("gguf", {}) for p in parents if p in shipped["family"]]
+        changed = {parent: read_file(FOLDER / f"{parent}.toml") for parent in parents if parent in shipped["family"]}
+        others = {other: read_file(FOLDER / f"{other}.toml") for other in sorted(claimed - set(parents))}
+        classes = _words(table, "huggingface", "class")
+        for other in sorted(others, key=lambda one: classes.isdisjoint(_words(others[one], "huggingface", "class"))):
+            theirs = {**others[other], "gguf": {}} if other in over else others[other]
+            for claim in _claims(path, name, table, other, theirs, changed.values()):
+                section, _, key = claim.partition(":")[0].partition(".")
                 same = [
-                    gguf["match"]
-                    for gguf in said
-                    if "match" in gguf and _words(table, "gguf", "arch") & {*listed(gguf["arch"])}
+                    (parent, said[section]["match"])
+                    for parent, said in changed.items()
+                    if "match" in said.get(section, {}) and _words(table, section, key) & _words(said, section, key)
                 ]
-                if same and "match" not in table.get("gguf", {}):
-                    changes = f'match = "{same[0]}" beside it claims what {parents[0]} does, no more'
+                changes = f'extends = "{other}" changes that one'
+                if same and "match" not in table.get(section, {}):
+                    changes = f'match = "{same[0][1]}" beside it claims what {same[0][0]} does, no more'
                 raise fault(path, f"{claim}, as the shipped family {other} does: {changes}")
         families[name], tables[name] = family, table
         digests |= {file.name: digest for file, digest in contents}
@@ -294,11 +296,20 @@ def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
     return family
 
 
-def _claims(path: Path, name: str, table: Table, other: str, theirs: Table) -> Iterator[str]:
-    """Names that two families both claim."""
+def _claims(
+    path: Path, name: str, table: Table, other: str, theirs: Table, changed: Collection[Table] = ()
+) -> Iterator[str]:
+    """Names that two families both claim.
+
+    Args:
+        changed: shipped families that the file extends: under their match it claims what they do.
+    """
     if name == other:
         yield f"the file is called {name}"
-    for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type"):
+    match = table.get("huggingface", {}).get("match")
+    apart = [one for one in changed if match and match == one.get("huggingface", {}).get("match")]
+    kept = {word for one in apart for word in _words(one, "huggingface", "model_type")}
+    for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type") - kept:
         yield f"huggingface.model_type: it claims {word!r}"
     shared = _words(table, "gguf", "arch") & _words(theirs, "gguf", "arch")
     if shared and both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):

@@ -342,6 +342,15 @@ class Expression(NamedTuple):
         of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]
         return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]
 
+    @property
+    def of_lists(self) -> bool:
+        """Whether it makes or takes a list."""
+        nodes = [*ast.walk(self.tree)]
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        return any(isinstance(node, ast.List | ast.Subscript) for node in nodes) or not called.isdisjoint(
+            {*BY_NAME, "len"}
+        )
+
     def value(self, names: Mapping[str, Any]) -> Any:
         """The value, with the parameters looked up in ``names``.
 

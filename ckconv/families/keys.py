@@ -38,6 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from ckconv.core.config import FIELD_OF
 from ckconv.core.named import NamedTuple
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import EVERY, FOLDER, NOBODY, PARAMETER_CELLS, Fields, is_carried, listed
@@ -273,6 +274,19 @@ class Parameter(NamedTuple):
         """Metadata type of list items, one a layer; empty if ambiguous."""
         made = any(cell.write or cell.read or cell.alias for cell in self.key_cells("gguf"))
         return "" if made else self.kind
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one value, never a list.
+
+        No type, tensor or expression of its row is of lists. Fields of a configuration have rules of their own.
+        """
+        cells = [cell for cells in self.cells.values() for cell in cells]
+        made = [one for cell in cells for one in (cell.expression, cell.read, cell.write)]
+        lists = any(one.of_lists for one in (*made, *self.defaults.values(), self.value) if one)
+        return not (
+            lists or self.name in FIELD_OF or any(one.kind == "tensor" or one.type.endswith("[]") for one in cells)
+        )
 
 
 _CELL = frozenset(

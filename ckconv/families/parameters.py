@@ -190,6 +190,9 @@ class Values(Mapping[str, Any]):
         for number in stored if of_document and isinstance(stored, list) else of_document:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
+        if isinstance(stored, list) and parameter.is_single and (cell.read is None or "it" in cell.read.names):
+            words = _TYPES.get(parameter.kind, ((), "one value"))[1]
+            raise ParameterError(f"{cell.key} must be {words}, got {reprlib.repr(stored)}")
         if cell.words:
             stored = [_own_word(cell, item) for item in stored] if isinstance(stored, list) else _own_word(cell, stored)
         if cell.read is not None:
