@@ -29,7 +29,7 @@ from ckconv.formats.destination import (
 )
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
-from ckconv.formats.model import check_alone, seen_as, with_mmproj
+from ckconv.formats.model import check_alone, of_task, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
@@ -126,6 +126,7 @@ def prepare(
         follow_links=options.follow_links,
         drop=options.drop,
     )
+    index = of_task(index, options.task)
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
@@ -536,7 +537,7 @@ def verify(
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
     with own_families(options.families), at_once(jobs):
         out = opened(as_path(path))
-        theirs = opened(as_path(source)) if source is not None else None
+        theirs = of_task(opened(as_path(source)), options.task) if source is not None else None
         theirs = with_mmproj(theirs, mmproj) if theirs is not None and mmproj is not None else theirs
         checked = check_output(
             as_path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress

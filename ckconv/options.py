@@ -63,6 +63,7 @@ class Options:
         source_record: write the record that makes the source of a bump file again, ``"always"`` also a large one and
             that of a GGUF, and use the one that lies beside SRC.
         base: the model that an adapter was made for, or that a drafter drafts for.
+        task: write the adapter of this task, of a model that has one for each; empty for the model itself.
         families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
         strict: a model that carries code or hidden characters is refused: :mod:`ckconv.formats.hazards`.
@@ -94,6 +95,7 @@ class Options:
     tie: str = ""
     source_record: bool | str = True
     base: Path | None = None
+    task: str = ""
     follow_links: bool = False
     strict: bool = False
     families: tuple[Path, ...] = ()
@@ -128,6 +130,7 @@ class Takes(Enum):
     TYPES = "types, of all tensors and of those that globs name"
     NUMBER = "a whole number"
     SIZE = "a number of bytes"
+    TEXT = "a text"
     PATH = "a path"
     EXISTING = "a path that is there"
     FILES = "a path; repeatable"
@@ -283,6 +286,13 @@ OPTIONS: tuple[Option, ...] = (
         Takes.PATH,
         "The model that the adapter was made for, or its config.json; of a drafter, its model.",
         records=Records.NEITHER,
+    ),
+    Option(
+        "task",
+        "--task",
+        Takes.TEXT,
+        "Write the adapter of this task, of a model that has one for each.",
+        records=Records.BOTH,
     ),
     Option(
         "follow_links",

@@ -138,7 +138,6 @@ REST = {
     "its values are rounded to three on the way": "bitnet",
     "a norm of each head is the first's on the way": "chameleon",
     "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
-    "it drafts for another model: refused with what it drafts for": "gemma4-assistant",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
     "each layer has its own number of heads or width, and no axis of a family file says that": (
         "deci laguna mimo2 openelm"

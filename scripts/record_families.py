@@ -24,7 +24,8 @@ What a case, [base] or the file may say besides:
     prompt      how many positions are computed, 24 unless said
     document    keys of config.json that released checkpoints have and save_pretrained does not write
     besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants
-    stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes
+    stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes; names may
+                count, as those of a class of a repository do
     reference   "llama_cpp": the class is code of its repository. The configuration is config.json, and "stored" of the
                 file and of the case has all tensors: "{num_hidden_layers}" in a name is one for each layer,
                 "{first_k_dense_replace:num_hidden_layers}" from the first on, a size may be an expression over the
@@ -55,7 +56,6 @@ import argparse
 import hashlib
 import importlib.metadata
 import inspect
-import itertools
 import json
 import os
 import re
@@ -95,18 +95,11 @@ class Programs:
 
 def described(case: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same of a case whose tensors it names itself; scales of norms are about 1."""
-    from ckconv.families.expressions import parse
-
     config = {"architectures": [case.model_class], "torch_dtype": case.dtype, **case.overrides}
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found: dict[str, Any] = {}
-    for pattern, sizes in case.stored.items():
-        shape = [parse(str(size)).value(case.overrides) for size in sizes]
-        bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
-        counts = [range(case.overrides.get(start, 0), case.overrides[stop]) for start, stop in bounds]
-        for numbers in itertools.product(*counts):
-            name = re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers)
-            found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith("weight") else [])]
+    for name, shape in case.named:
+        found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith("weight") else [])]
     document = {key: value for key, value in config.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found
 
@@ -140,7 +133,7 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 name = name.replace(theirs, released)
             found[name] = [kind, list(tensor.shape), *([first] if constant else [])]
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
-    found |= {name: [kind, shape] for name, shape in case.stored.items()}
+    found |= {name: [kind, shape] for name, shape in case.named}
     document = json.loads((folder / "config.json").read_text())
     document = {key: value for key, value in document.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found
@@ -161,6 +154,8 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
         made["logits"] = written_down(case, getattr(programs, case.reference).logits(asked, case.tokens))
     if "wrong" not in case.converter:
         made["converter"] = read_gguf(converted(case, programs, folder, place / "theirs.gguf"))
+        tasks = {path.name[len("lora-") : -len("-theirs.gguf")]: path for path in place.glob("lora-*-theirs.gguf")}
+        made |= {"tasks": {name: read_gguf(tasks[name]) for name in sorted(tasks)}} if tasks else {}
     return made
 
 

@@ -7,7 +7,9 @@ A checkpoint is made again from names, shapes and a seed, without torch: ``scrip
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -102,6 +104,18 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
+
+    @property
+    def named(self) -> Iterator[tuple[str, list[Any]]]:
+        """Tensors of ``stored``, one for each number in a name, and their shapes."""
+        from ckconv.families.expressions import parse
+
+        for pattern, sizes in self.stored.items():
+            shape = [parse(str(size)).value(self.overrides) for size in sizes]
+            bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
+            counts = [range(self.overrides.get(start, 0), self.overrides[stop]) for start, stop in bounds]
+            for numbers in itertools.product(*counts):
+                yield re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers), shape
 
     @property
     def tokens(self) -> tuple[int, ...]:

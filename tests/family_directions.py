@@ -223,7 +223,7 @@ class Run:
                 return "the checkpoint itself is refused"
             return self._other_gguf(self.gguf, read_gguf(made))
         if direction.endswith("->hf"):
-            lost = self.case.stored if self.case.reference == "transformers" else ()
+            lost = [name for name, _ in self.case.named] if self.case.reference == "transformers" else ()
             return other_tensors(made, self.source, self.case.besides, lost) or self.proof(direction, made)
         return ""
 

@@ -16,9 +16,10 @@ from safetensors.numpy import load_file
 import ckconv
 from ckconv.errors import InputError
 
-FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe")
-#: The first tensor of the layer in a GGUF, and how many layers the model has besides.
+#: How many layers the model has besides.
 LAYERS = {"qwen3_5": 4, "qwen3_5_moe": 4, "qwen3_next": 4, "glm4_moe": 3}
+LAYERS |= {"exaone_moe": 4, "bailing_moe_v2": 3, "glm_moe_dsa": 3, "glm4_moe_lite": 3}
+FAMILIES = tuple(LAYERS)
 
 
 def source(root: Path, family: str = "qwen3_5", case: str = "drafts") -> Path:
@@ -77,6 +78,67 @@ def test_mlx_has_no_place_for_them_and_a_note_says_so(family: str, tmp_path: Pat
     assert [note for note in report.plan.notes if "predict further tokens are left out" in note]
     assert any("predicts further tokens" in item.reason for item in report.plan.left_out)
     assert ckconv.verify(tmp_path / "mlx", root)
+
+
+def test_deepseek_v3s_are_left_out_of_a_gguf_as_the_converter_leaves_them_out(tmp_path: Path) -> None:
+    """A copy has them, and a flag leaves them out of that, too."""
+    root = source(tmp_path / "hf", "deepseek_v3", "predicts_further")
+
+    report = ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
+    ckconv.convert(root, f"{tmp_path / 'less'}/", to="safetensors", options=ckconv.Options(drop=("mtp",)))
+
+    why = "llama.cpp's converter leaves those of a DeepSeek V3 out"
+    assert [note for note in report.plan.notes if note.endswith(f"predict further tokens are left out: {why}")]
+    assert keys(tmp_path / "m.gguf", "block_count", "nextn_predict_layers") == [2, None]
+    for name, there in (("copy", True), ("less", False)):
+        names = load_file(tmp_path / name / "model.safetensors")
+        assert any(one.startswith("model.layers.2.") for one in names) == there
+
+
+def test_glm_4_7s_come_back_out_of_a_gguf_that_is_a_deepseek_v3s(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", "glm4_moe_lite")
+
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "n.gguf", options=ckconv.Options(context=32))
+    ckconv.convert(tmp_path / "n.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    there, own = load_file(tmp_path / "back" / "model.safetensors"), load_file(root / "model.safetensors")
+    assert there.keys() == own.keys()
+    assert all(np.array_equal(there[name], own[name]) for name in own)
+
+
+def test_an_assistant_of_gemma_4_has_a_tokenizer_of_its_own(tmp_path: Path, ckconv) -> None:
+    """It needs no ``--base``, and is written within its text_config again."""
+    root = source(tmp_path / "hf", "gemma4_assistant", "plain")
+
+    assert ckconv("convert", root, tmp_path / "m.gguf").code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf").code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", root).code == 0
+
+    made = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (made["model_type"], made["text_config"]["model_type"]) == ("gemma4_assistant", "gemma4_text")
+    assert (made["backbone_hidden_size"], made["text_config"]["num_kv_shared_layers"]) == (30, 4)
+    said = ckconv("inspect", "--json", root).json["overview"]["heads"]
+    assert said == ["drafts tokens for a model whose hidden size is 30 (Gemma4AssistantForCausalLM)"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"num_kv_shared_layers": 3}, "layers have K and V of their own (num_kv_shared_layers)"),
+        ({"hidden_size_per_layer_input": 8}, "has no inputs of layers and no experts"),
+    ],
+)
+def test_another_assistant_than_llama_cpps_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", "gemma4_assistant", "plain")
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"text_config": {**config["text_config"], **more}}))
+
+    with pytest.raises(ckconv.CkconvError) as refused:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert refused.value.exit_code == 4
+    assert said in " ".join((refused.value.message, *refused.value.details))
 
 
 def test_a_checkpoint_that_has_none_though_its_configuration_says_so_is_a_model_without(tmp_path: Path) -> None:
@@ -174,8 +236,8 @@ DRAFTERS = [
     ),
     (
         {
-            "architectures": ["Gemma4AssistantForCausalLM"],
-            "model_type": "gemma4_assistant",
+            "architectures": ["Gemma5AssistantForCausalLM"],
+            "model_type": "gemma5_assistant",
             "backbone_hidden_size": 1536,
         },
         "for a model whose hidden size is 1,536",

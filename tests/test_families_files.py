@@ -31,14 +31,16 @@ INHERITED = {"output", "rope_freqs"}
 REFUSED = {"minicpm3": {"L.attn_q"}}
 #: Drafters' tensors, which the published package has no names for.
 REFUSED |= {"dflash": {"fc"}, "dspark": {"fc", "markov_w1", "markov_w2", "conf_proj"}}
+REFUSED |= {"gemma4_assistant": {"nextn.pre_projection", "nextn.post_projection"}}
 
 #: Families whose draft layers llama.cpp's own copy of the package has, and the published one of 0.19 has not.
-DRAFTED = {"qwen3_5", "qwen3_5_moe", "qwen3_next"}
+DRAFTED = {"deepseek_v3", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next"}
 #: Likewise those with a head that ranks.
 RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
-NEWER = {"cohere2moe", "deepseek32", "dflash", "granite_swa", "hy_v3", "maple", "mellum", "nanbeige", "spark2_5"}
+NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "maple", "mellum"}
+NEWER |= {"nanbeige", "spark2_5"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

@@ -28,6 +28,7 @@ EXAMPLES: dict[Takes, tuple[list[str], Any]] = {
     Takes.GLOB: (["a*", "b"], ("a*", "b")),
     Takes.TYPES: (["q4_k,a*=q8_0"], "q4_k,a*=q8_0"),
     Takes.PAIR: (["k=v", "l==w"], (("k", "v"), ("l", "=w"))),
+    Takes.TEXT: (["one"], "one"),
     Takes.NUMBER: (["64"], 64),
     Takes.SIZE: (["5MB"], 5_000_000),
     Takes.PATH: (["/"], Path("/")),

@@ -130,6 +130,8 @@ class AdapterPlanner(Planner):
     roles: frozenset[Role]
     #: Quantized blocks are a type of tensor there.
     holds_blocks = False
+    #: The target has the adapter of a task beside its model.
+    holds_tasks = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         index = parted(index, self.has_place)
@@ -147,6 +149,8 @@ class AdapterPlanner(Planner):
             names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
             text = f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})"
             self.refuse(text, "--drop GLOB leaves out what it names")
+        if self.adapter.task is not None and not self.holds_tasks:
+            self.refuse("the adapter of a task goes to GGUF: no other program loads it beside the model", "--to gguf")
         self._refuse_roles()
         if not self.modules and not self.reasons:
             self.refuse("no module is left")
@@ -268,6 +272,8 @@ class AdapterPlanner(Planner):
         """The type that an entry gets, and why it cannot have one."""
         own = entry.source.dtype
         asked = _ASKED.get(self.options.dtype)
+        if self.adapter.task is not None and self.options.dtype == "engine":  # as llama.cpp's converter writes them
+            asked = F32
         if own.kind is Kind.BLOCK:
             if self.decoded(entry.source) and decodable(own):
                 return asked or F32, ""

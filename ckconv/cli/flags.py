@@ -72,6 +72,7 @@ _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.TYPES: {"metavar": "TYPE[,GLOB=TYPE...]", "shell_complete": _types_begun},
     Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
     Takes.PATH: {"type": PATH},
+    Takes.TEXT: {"metavar": "NAME"},
     Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FAMILY"},
     Takes.EXISTING: {"type": click.Path(path_type=Path, exists=True, readable=False)},
 }

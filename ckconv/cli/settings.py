@@ -218,7 +218,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "--dry-run", "--force", "--checksums", "--record", "--html",
     ),
     "The model": (
-        "--mmproj", "--base", "--context", "--drop", "--set-meta", "--drop-meta", "--strict", "--family", "--from",
+        "--mmproj", "--base", "--task", "--context", "--drop", "--set-meta", "--drop-meta", "--strict", "--family",
+        "--from",
     ),
     "The run": ("--jobs", "--resume", "--cluster", "--no-verify", "--weights", "--rebuild"),
     "C-Kernel-Engine": (

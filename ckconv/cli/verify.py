@@ -83,7 +83,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     from ckconv.families.catalog import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
-    from ckconv.formats.model import with_mmproj
+    from ckconv.formats.model import of_task, with_mmproj
     from ckconv.io.tiles import at_once
     from ckconv.plan.probe import numberless
     from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
@@ -101,7 +101,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
         check_place(page, ())
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
-    source = opened(src, format=flags["source_format"], drop=options.drop) if src else None
+    source = of_task(opened(src, format=flags["source_format"], drop=options.drop), options.task) if src else None
     source = with_mmproj(source, tower) if source and tower else source
     try:
         out = opened(path, config_path=config)

@@ -29,6 +29,7 @@ from ckconv.families.catalog import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
+from ckconv.formats.model import of_task
 from ckconv.io.addresses import address_of, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
@@ -82,6 +83,7 @@ class Request(NamedTuple):
         index = open_index(
             as_path(self.source), format=self.source_format, base=options.base, follow_links=links, drop=drop
         )
+        index = of_task(index, options.task)
         if self.adapters:
             index = merged(index, self.adapters, options, self.target.format)
         with readable(index.path):

@@ -233,6 +233,7 @@ class Adapter:
         document: the configuration as the file has it.
         ties: what it changes of a tied model's embedding changes the output head too.
         base_index: the base model's tensors, where they were found.
+        task: the task that it is for, and what stands before texts of it; ``None`` where nothing is said.
     """
 
     method: str
@@ -243,6 +244,7 @@ class Adapter:
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     ties: bool = True
     base_index: TensorIndex | None = field(default=None, compare=False, repr=False)
+    task: tuple[str, str | None] | None = None
 
     @property
     def replaced(self) -> dict[str, tuple[int, ...]]:

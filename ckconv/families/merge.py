@@ -175,7 +175,7 @@ _ENGINE = _or_table(
             ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "text"),
             _many(_text),
         ),
-        **dict.fromkeys(("as", "absent", "unmeasured"), _text),
+        **dict.fromkeys(("as", "absent", "unmeasured", "drafts"), _text),
         "biases": _many(_text),
         **dict.fromkeys(("scaled", "transposed", "unnamed", "at_top"), _flag),
     },

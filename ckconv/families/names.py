@@ -160,6 +160,8 @@ class _Compiler:
             for kind in _kinds(row):
                 named: set[str] = set()
                 for cell in row.cells[self.format]:
+                    if kind == "bias" and cell.name.startswith("="):  # another form of the weight
+                        continue
                     into = self.packed if cell.packed else self.written
                     table = self.turned if cell.name in named else self.stored
                     named.add(cell.name)

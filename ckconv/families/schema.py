@@ -28,6 +28,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.layouts import ADD_ONE, NEG_EXP
+from ckconv.core.metadata import TARGET
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS
 from ckconv.families import axes as shapes
@@ -152,6 +153,8 @@ class Engine(NamedTuple):
         says: of a tower: key of the document -> what it says: parameters of the text model, in ``text_config``, or of
             the tower.
         at_top: of a tower: keys of the text model stand in the document itself.
+        drafts: of llama.cpp: why its converter leaves out layers that predict further tokens, of a model whose GGUF may
+            have them.
     """
 
     name: str
@@ -187,13 +190,14 @@ class Engine(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()
     says: Mapping[str, Expression] = {}
     at_top: bool = False
+    drafts: str = ""
 
 
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head", "optional", "required",
         "unadapted", "narrow", "scaled", "transposed", "absent", "unmeasured", "as", "rope", "written",
-        "text", "names", "says", "at_top",
+        "text", "names", "says", "at_top", "drafts",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "rotates", "biased", "biases", "unnamed", "slots"})
@@ -243,6 +247,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         tuple(fields.get("names", {}).items()),
         {key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
         bool(fields.get("at_top")),
+        str(fields.get("drafts", "")),
     )
 
 
@@ -610,6 +615,11 @@ class Family:
     def known_classes(self) -> bool:
         """Whether transformers' class is known, not just names and sizes."""
         return "transformers" in self.engines
+
+    @property
+    def asks_target(self) -> bool:
+        """Whether a drafter has its model's tokenizer and reads its document."""
+        return any(cell.head == TARGET for row in self.parameters.values() for cell in row.key_cells(FORMATS[0]))
 
     @property
     def turns_a_part(self) -> bool:

@@ -234,6 +234,19 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
     return found if tower else joined(index, found)
 
 
+def of_task(index: TensorIndex, task: str) -> TensorIndex:
+    """The adapter of a task, or without ``task`` the model.
+
+    Raises:
+        UsageError: ``usage.flag``, it has none.
+    """
+    if not task:
+        return index
+    from ckconv.formats.safetensors.tasks import adapter_of_task
+
+    return adapter_of_task(index, task)
+
+
 def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorIndex:
     """A text model, and the tower that is a file of its own.
 

@@ -48,6 +48,9 @@ def _check(option: Option, value: object) -> None:
         for item in value:
             if option.words and item not in option.words:
                 raise _fault(option.name, item, f"{' or '.join(map(repr, option.words))}")
+    elif option.takes is Takes.TEXT:
+        if not isinstance(value, str):
+            raise _fault(option.name, value, "a text")
     elif option.takes is Takes.TYPES:
         if not isinstance(value, str):
             raise _fault(option.name, value, "a type by name")

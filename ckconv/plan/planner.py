@@ -153,13 +153,14 @@ class Planner(ABC):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.options, self.source = options, source
         config, self._last = index.config, 0
-        if config is not None and config.own.get(DRAFTS) and (MTP in options.drop or not self.holds_drafts):
+        self._no_drafts = self._without_drafts(index)
+        if config is not None and config.own.get(DRAFTS) and (MTP in options.drop or self._no_drafts):
             self._last = config.num_layers
             index = replace(index, config=replace(config, own={**config.own, DRAFTS: False}))
         self.index = index
         self.notes: list[str] = list(index.notes)
         if self._last and MTP not in options.drop:
-            self.notes.append("the layers that predict further tokens are left out: the target has no place for them")
+            self.notes.append(f"the layers that predict further tokens are left out: {self._no_drafts}")
         scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
         if scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
             self.notes.append(f"{scoring} scores, and no tensor of its scores is there: this is the model without them")
@@ -220,6 +221,14 @@ class Planner(ABC):
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
             map(self._is_left, names)
         )
+
+    def _without_drafts(self, index: TensorIndex) -> str:
+        """Why layers that predict further tokens are left out, or empty."""
+        if not self.holds_drafts:
+            return "the target has no place for them"
+        loader = OF_FORMAT.get(self.format) if self.format != index.format and index.config else None
+        row = engine_of(FAMILIES[index.config.family], loader) if loader and index.config else None
+        return row.drafts if row is not None else ""
 
     def _is_left(self, canonical: str) -> bool:
         """Whether a tensor belongs to a layer behind the last that is left out."""
@@ -336,7 +345,7 @@ class Planner(ABC):
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""
         if MTP not in self.options.drop and self._is_left(name):
-            reason = "of a layer that predicts further tokens, for which the target has no place"
+            reason = f"of a layer that predicts further tokens: {self._no_drafts}"
         self.left_out.append(LeftOut(name, reason, nbytes))
 
     def leave_out_part(self, stored: StoredTensor) -> bool:

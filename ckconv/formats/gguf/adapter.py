@@ -56,6 +56,7 @@ from ckconv.formats.gguf.values import (
     GGUF_ALPHA_KEY,
     GGUF_B,
     GGUF_KIND,
+    GGUF_TASK_KEYS,
     GGUF_TYPE_KEY,
     HEAD_KEYS,
     align_up,
@@ -246,6 +247,7 @@ class GgufAdapterPlanner(AdapterPlanner):
     """Plans one GGUF."""
 
     format = "gguf adapter"
+    holds_tasks = True
     holds_blocks = True
     what = "GGUF"
     roles = frozenset({Role.A, Role.B})
@@ -286,7 +288,11 @@ class GgufAdapterPlanner(AdapterPlanner):
         if module.name == _POSITIONS:
             self.refuse("llama.cpp does not change position embeddings")
         elif _unadapted(module, family) and self.index.format != "gguf":
-            self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", MERGED)
+            why = f"llama.cpp computes {module.name} of a {family.gguf} without its adapter"
+            if self.adapter.task is None:
+                self.refuse(why, MERGED)
+            else:  # of a model that is published with it; as llama.cpp's converter makes it
+                self.notes.append(f"{why}; {MERGED}")
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
             several = ", which is several matrices there" if parse(module.name).pattern in PARTS else ""
             self.refuse(f"GGUF has no name for {quoted(module.path)}{several}", MERGED)
@@ -383,6 +389,9 @@ class GgufAdapterPlanner(AdapterPlanner):
             found["general.base_model.0.name"] = scalar("str", self.adapter.base_name)
         if self.alpha is not None:
             found[GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
+        for key, said in zip(GGUF_TASK_KEYS, self.adapter.task or (), strict=False):
+            if said:  # an empty text is not written there
+                found[key] = scalar("str", said)
         found["general.quantization_version"] = scalar("u32", 2)
         return found
 

@@ -268,6 +268,7 @@ def header(metadata: Mapping[str, Value], records: Sequence[Record], nbytes: int
 GGUF_KIND = "adapter"
 GGUF_TYPE_KEY = "adapter.type"
 GGUF_ALPHA_KEY = "adapter.lora.alpha"
+GGUF_TASK_KEYS = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
 GGUF_ALORA_KEY = "adapter.alora.invocation_tokens"
 GGUF_A, GGUF_B = ".lora_a", ".lora_b"
 

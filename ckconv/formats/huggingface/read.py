@@ -88,9 +88,11 @@ def index_checkpoint(
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     drafter = drafter_of(config or {})
-    is_model = config and not found.unread and (checkpoint.target or not drafter)
+    is_model = config and not found.unread
     family = huggingface_family({**(config or {}), "called": _called(checkpoint)}) if is_model else None
-    family = None if family and drafter and drafter not in family.in_huggingface.classes else family
+    if family and drafter:
+        asks = family.asks_target and not checkpoint.target
+        family = None if asks or drafter not in family.in_huggingface.classes else family
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     left = {item.stored.name for item in found.dropped}
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors

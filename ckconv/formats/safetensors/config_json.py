@@ -17,6 +17,7 @@ from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, u
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.elsewhere import TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, text_config
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell
@@ -24,6 +25,7 @@ from ckconv.families.keys import MLX_LM as MLX_LM_READER
 from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
+from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
 from ckconv.families.words import family_of, said, without_aids, without_noted
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options
@@ -348,9 +350,10 @@ def _quantized(said: Said) -> dict[str, Any]:
 
 def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -> dict[str, Any]:
     """Document with types of blocks, in the one of a multimodal class."""
-    row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" and not said.kept else None
+    loader = MLX_LM if said.format == "mlx" else None if text_key(document) else OF_CLASSES
+    row = engine_of(FAMILIES[config.family], loader) if config and loader and not said.kept else None
     if row is not None and row.wrapped:
-        outer = {key: document[key] for key in _OUTER if key in document}
+        outer = {key: document[key] for key in (*_OUTER, *TAKEN) if key in document}
         document = {**outer, "model_type": row.wrapped, "text_config": document}
     return document | _quantized(said)
 
