@@ -133,16 +133,11 @@ def towers() -> str:
 #: What stands in the way -> architectures of llama.cpp's converter, by the names that a GGUF has.
 REST = {
     "llama.cpp's converter (of llama-cpp-python 0.3.36) does not end on it: RecursionError": "baichuan",
-    "its values are multiplied on the way, or change their sign, and no word of a family file says that": "jais talkie",
-    "llama.cpp's converter writes the heads of the 13B model, whatever config.json says": "plamo",
     "its values are rounded to three on the way": "bitnet",
     "a norm of each head is the first's on the way": "chameleon",
     "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
-    "each layer has its own number of heads or width, and no axis of a family file says that": (
-        "deci laguna mimo2 openelm"
-    ),
-    "a norm is made of a number of the configuration, and no word of a family file says that": "muse-glimmer",
+    "each layer has its own number of heads or width, and no axis of a family file says that": ("mimo2"),
     "it has indexers or hyper-connections, and nobody has written their rows in its file yet": (
         "deepseek4 dots3note glm5-next hy_v4 minimax-m3 qwen4exp"
     ),

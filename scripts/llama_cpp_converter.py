@@ -24,6 +24,8 @@ def main(sources: str) -> None:
     program: Any = importlib.import_module("convert_hf_to_gguf")
     base: Any = importlib.import_module("conversion.base")
     importlib.import_module("conversion").load_all_models()
+    # its tokenizer's loader reads config.json as a class that a model_type of a repository's code does not have
+    importlib.import_module("transformers").PreTrainedConfig.max_position_embeddings = 0
     read = base.ModelBase.load_hparams
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     whole = {known: known.no_mtp for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}

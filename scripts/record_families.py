@@ -29,9 +29,9 @@ What a case, [base] or the file may say besides:
     reference   "llama_cpp": the class is code of its repository. The configuration is config.json, and "stored" of the
                 file and of the case has all tensors: "{num_hidden_layers}" in a name is one for each layer,
                 "{first_k_dense_replace:num_hidden_layers}" from the first on, a size may be an expression over the
-                configuration, an empty shape takes a tensor away. The logits are llama.cpp's, of its own converter's
-                file; a checkpoint that comes back is right if the converter makes the same of it. "mlx_lm": those of
-                mlx-lm, of what llama.cpp does not compute
+                configuration and n, the layer (of size 0 there is none), an empty shape takes a tensor away. The logits
+                are llama.cpp's, of its own converter's file; a checkpoint that comes back is right if the converter
+                makes the same of it. "mlx_lm": those of mlx-lm, of what llama.cpp does not compute
                 "none": as "llama_cpp", and nobody computes it alone, as a drafter
     renamed     parts of names that save_pretrained writes, and what released checkpoints have there
     without     a list of keys of config.json that they do not have
@@ -99,7 +99,7 @@ def described(case: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found: dict[str, Any] = {}
     for name, shape in case.named:
-        found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith("weight") else [])]
+        found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith(("weight", "_g")) else [])]
     document = {key: value for key, value in config.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found
 

@@ -111,11 +111,14 @@ class Case:
         from ckconv.families.expressions import parse
 
         for pattern, sizes in self.stored.items():
-            shape = [parse(str(size)).value(self.overrides) for size in sizes]
+            said = [parse(str(size)) for size in sizes]
             bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
             counts = [range(self.overrides.get(start, 0), self.overrides[stop]) for start, stop in bounds]
             for numbers in itertools.product(*counts):
-                yield re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers), shape
+                here = {**self.overrides, "n": (*numbers, 0)[0]}
+                shape = [size.value(here) for size in said]
+                if 0 not in shape:
+                    yield re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers), shape
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ DRAFTED = {"deepseek_v3", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next
 RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
-NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "maple", "mellum"}
-NEWER |= {"nanbeige", "spark2_5"}
+NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "laguna", "maple", "mellum"}
+NEWER |= {"muse-glimmer", "nanbeige", "spark2_5", "talkie"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

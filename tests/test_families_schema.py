@@ -170,17 +170,21 @@ def test_engines_are_not_inherited(tmp_path: Path) -> None:
         ("every(4, 2, 's', 'f')", ["s", "f", "s", "f"]),
         ("1 < heads <= 4", True),
         ("-heads", -4),
+        ("[n * heads for n in upto(3)]", [0, 4, 8]),
+        ("[{'x': w, 'y': n}['x'] // x for w in [6, 8]]", [6, 8]),
     ],
 )
 def test_expressions_compute(text: str, value: object) -> None:
-    assert expression(text).value({"hidden": 64, "heads": 4, "tied": False, "x": 1}) == value
+    assert expression(text).value({"hidden": 64, "heads": 4, "tied": False, "x": 1, "n": 7}) == value
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1 +", "lambda: 1", "[x for x in y]", "a.b", "a := 1", "f'{a}'", "{1: 2}", "b'x'", "open('x')", "min(*a)",
-        "min(a=1)", "(" * 300, "1" * 600,
+        "", "1 +", "lambda: 1", "[x for x in y if x]", "[x for x, z in y]", "[x for x in y for z in x]",
+        "{x for x in y}", "[[z for z in x] for x in y]", "[upto(9) for x in y]", "(x for x in y)", "a.b",
+        "a := 1", "f'{a}'", "{**a}",
+        "b'x'", "open('x')", "min(*a)", "min(a=1)", "(" * 300, "1" * 600,
     ],
 )  # fmt: skip
 def test_what_is_no_expression_is_refused(text: str) -> None:

@@ -250,17 +250,18 @@ class _Reading:
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
                 for spelled in _spellings(instead + stored[len(prefix) :]):
-                    found = self._found(spelled.pattern)
+                    found = self._found(spelled)
                     if found is not None or spelled.pattern in self.names.dropped:
                         return spelled, found
         return parse(stored), None
 
-    def _found(self, pattern: str) -> Stored | None:
-        choices = self.names.choices.get(pattern)
+    def _found(self, name: Name) -> Stored | None:
+        choices = self.names.choices.get(name.pattern)
         if choices is None:
-            return self.names.stored.get(pattern)
-        rows = [(one, one.parts[0].row.when) for one in choices]
-        return next((one for one, when in rows if when is None or when.value(self.sizes.scope)), None)
+            return self.names.stored.get(name.pattern)
+        rows = [(one, one.parts[0].row) for one in choices]
+        there = [(one, row) for one, row in rows if row.when is None or row.when.value(self.sizes.scope)]
+        return next((one for one, row in there if self.sizes.has(row, name.layer)), there[0][0] if there else None)
 
     def _put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:

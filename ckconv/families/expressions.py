@@ -1,8 +1,8 @@
 """Expressions of family files: syntax trees, never run, and functions.
 
 Names are parameters, ``n`` the layer, ``it`` the value that a cell reads or writes; ``true``, ``false`` and ``null``
-are constants. Allowed besides: numbers, strings, lists, ``+ - * / // % **``, comparisons, ``in``, ``and or not``,
-``x if c else y``, ``a[i]``, calls of :data:`FUNCTIONS`.
+are constants. Allowed besides: numbers, strings, lists, tables, ``+ - * / // % **``, comparisons, ``in``,
+``and or not``, ``x if c else y``, ``a[i]``, ``[x for name in items]``, calls of :data:`FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -47,6 +48,11 @@ def spelled(pattern: Sequence[str], letters: str, words: list[str]) -> list[str]
 def overlaid(items: list[Any], others: list[Any]) -> list[Any]:
     """Items of a list, with gaps filled from a second list."""
     return [item or other for item, other in zip(items, others, strict=True)]
+
+
+def upto(count: int) -> list[int]:
+    """Numbers from 0 on, so many."""
+    return list(range(count))
 
 
 def spread(count: int, it: Any) -> list[Any]:
@@ -229,6 +235,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "each": each,
     "spelled": spelled,
     "overlaid": overlaid,
+    "upto": upto,
     "spread": spread,
     "of_kind": of_kind,
     "first": first,
@@ -297,6 +304,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len,
     **BY_NAME,
 }
+
+#: Those that are quick enough to be called for every item of a list.
+_OF_ITEMS = frozenset({"sqrt", "log", "int", "float", "min", "max", "len", "others"})
 
 #: Functions that whoever asks for a value gives along with the names: ``has('expert_count')``.
 GIVEN = ("has",)
@@ -387,7 +397,20 @@ def parse(text: str) -> Expression:
     names: set[str] = set()
     for node in ast.walk(tree):
         _check(node, text, names)
-    return Expression(text, frozenset(names), tree)
+    return Expression(text, frozenset(names - _own_names(tree, text)), tree)
+
+
+def _own_names(tree: ast.expr, text: str) -> set[str]:
+    """Names that lists give to the items that they are made of."""
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.ListComp)]
+    for node in made:
+        one, inner = node.generators[0], [*ast.walk(node.elt)]
+        plain = len(node.generators) == 1 and isinstance(one.target, ast.Name) and not one.ifs
+        calls = (call.func for call in inner if isinstance(call, ast.Call))
+        quick = all(isinstance(called, ast.Name) and called.id in _OF_ITEMS for called in calls)
+        if not plain or not quick or any(isinstance(one, ast.ListComp) for one in inner):
+            raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
+    return {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
 
 
 def _check(node: ast.AST, text: str, names: set[str]) -> None:
@@ -403,12 +426,13 @@ def _check(node: ast.AST, text: str, names: set[str]) -> None:
             raise ExpressionError(
                 f"{text!r} calls something that is not a function of family files ({', '.join(known)})"
             )
-    elif not isinstance(node, _ALLOWED):
+    elif not isinstance(node, _ALLOWED) or (isinstance(node, ast.Dict) and None in node.keys):
         raise ExpressionError(f"{text!r} holds {type(node).__name__}, which expressions do not have")
 
 
 _ALLOWED = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.List, ast.Load, ast.And, ast.Or,
+    ast.Dict, ast.ListComp, ast.comprehension, ast.Store,
     *_BINARY, *_UNARY, *_COMPARE,
 )  # fmt: skip
 
@@ -421,6 +445,12 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _name(node.id, names)
         case ast.List():
             return [_value(item, names) for item in node.elts]
+        case ast.Dict():
+            return {
+                _value(key, names): _value(item, names) for key, item in zip(node.keys, node.values, strict=True) if key
+            }
+        case ast.ListComp():
+            return _made_of(node, names)
         case ast.UnaryOp():
             return _UNARY[type(node.op)](_value(node.operand, names))
         case ast.BinOp():
@@ -447,6 +477,16 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
                 raise ExpressionError(f"a list of {arguments[0]:,} items; {MAX_LAYERS:,} are allowed")
             return function(*arguments)
     raise AssertionError(type(node).__name__)
+
+
+def _made_of(node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
+    """A list of what an expression is for each item of another."""
+    (one,) = node.generators
+    assert isinstance(one.target, ast.Name)
+    items = _value(one.iter, names)
+    if not isinstance(items, list | tuple) or len(items) > MAX_LAYERS:
+        raise ExpressionError(f"no list of at most {MAX_LAYERS:,} items to make another of")
+    return [_value(node.elt, ChainMap({one.target.id: item}, names)) for item in items]  # type: ignore[arg-type]
 
 
 def _name(name: str, names: Mapping[str, Any]) -> Any:

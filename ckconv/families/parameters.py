@@ -183,7 +183,7 @@ class Values(Mapping[str, Any]):
             size = shape[cell.axis] if shape is not None else None
             return size if size is None or cell.read is None else _with_it(cell.read, size, self)
         tensor = cell.kind == "tensor"
-        stored: Any = self._source.numbers(cell.tensor) if tensor else self._source.value(cell.key)
+        stored: Any = self._numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
         of_document = [stored] if self._source.format == "hf" else []  # a GGUF may hold an infinity: Gemma 3n's does
@@ -203,6 +203,15 @@ class Values(Mapping[str, Any]):
             if kind not in _TYPES or (stored and kind != "f32"):  # one for each layer, which no f32 has
                 return [_checked(cell.key, item, kind) for item in stored]
         return _checked(cell.key, stored, parameter.kind)
+
+    def _numbers(self, tensor: str) -> list[float] | None:
+        """Values of a stored vector, with ``{n}`` the same in every layer."""
+        if "{n}" not in tensor:
+            return self._source.numbers(tensor)
+        found = [self._source.numbers(tensor.replace("{n}", str(n))) for n in range(min(self["layers"], MAX_LAYERS))]
+        if any(numbers != found[0] for numbers in found):
+            raise ParameterError(f"{tensor} is not the same in every layer")
+        return found[0] if found else None
 
     def _shortest(self, cell: ParameterCell, value: Any, stored: Any) -> Any:
         """Shortest decimal that is written as what a GGUF stores.
@@ -363,7 +372,8 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
             except ExpressionError as error:
                 raise ExpressionError(str(error), error.why, error.names | {name}) from None
             if cell.kind == "tensor" and said is not None:
-                tensors[cell.tensor] = said
+                layers = range(values["layers"]) if "{n}" in cell.tensor else (0,)
+                tensors |= {cell.tensor.replace("{n}", str(n)): said for n in layers}
             elif cell.kind == "key" and (said is not None or format == "hf"):
                 entries[cell.key] = (cell.type, said)
     return Written(entries, tensors, refused)

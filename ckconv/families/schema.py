@@ -275,8 +275,14 @@ _FORMS = ("", "blocks", MEMORY)
 
 #: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
 _CANONICAL, _KEYED = "hf", "gguf"
-#: Formats whose cell may have factors: the first, and the one that takes its cell over without them.
+#: Formats whose cell may have factors; one that takes another's cell over has them only where its own says so.
 _FACTORED = (_CANONICAL, "mlx")
+
+
+def _without_factors(cell: object) -> object:
+    """A cell as another format takes it over: the factors are in its values."""
+    forms = [{k: v for k, v in form.items() if k != "by"} if isinstance(form, dict) else form for form in listed(cell)]
+    return forms if isinstance(cell, list) else forms[0] if forms else None
 
 
 class Cell(NamedTuple):
@@ -368,8 +374,11 @@ class TensorRow(NamedTuple):
 
     @property
     def whole_name(self) -> bool:
-        """Whether the name is complete, without ``.weight`` or ``.bias``."""
-        return any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
+        """Whether the name is complete, without ``.weight`` or ``.bias``.
+
+        The head's never is: rules look for it by its name.
+        """
+        return self.name != "output" and any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +416,7 @@ class TensorRows(Fields):
         cells: dict[str, tuple[Cell, ...]] = {}
         dropped: dict[str, Dropped] = {}
         for format in FORMATS:
-            cell = row.get(format, None if format != "mlx" else row.get("hf"))
+            cell = row.get(format, None if format != "mlx" else _without_factors(row.get("hf")))
             if cell is None:
                 raise self.fault(
                     f'{format} is missing: {format} = "NAME", or {format} = "absent" where the format has none'
@@ -465,7 +474,7 @@ class TensorRows(Fields):
             parts,
             value,
             form_of == "blocks",
-            self.expression(row.get("by")) if format == _CANONICAL else None,
+            self.expression(row.get("by")),
             form_of == MEMORY,
         )
         self._check_cell(cell, axes, format)

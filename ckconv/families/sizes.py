@@ -67,13 +67,31 @@ def layers_with(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> Seq
     """Layers that have a row's tensors; a single entry outside of layers."""
     count = layers_of(family, row, scope) if row.in_stack(family.stacks) else 1
     kind = row.layers
-    return range(count) if kind is None else [n for n in range(count) if _is(family, kind, scope, n)]
+    if kind is None:
+        return range(count)
+    lists = {name: family.layers[name].value(scope) for name in kind.names if "n" not in family.layers[name].names}
+    return [n for n in range(count) if _is(family, kind, scope, n, lists)]
 
 
-def _is(family: Family, kind: Expression, scope: Mapping[str, Any], layer: int) -> bool:
-    """A layer is of a kind: a kind is a list over layers, or asks for ``n``."""
+def layers_of_nothing(family: Family, scope: Mapping[str, Any]) -> int:
+    """How many layers have no tensor at all."""
+    rows = [row for row in family.tensors.values() if row.name.startswith("L.") and not row.dropped]
+    if any(row.layers is None for row in rows):
+        return 0
+    return int(scope["layers"]) - len({n for row in rows for n in layers_with(family, row, scope)})
+
+
+def _is(
+    family: Family, kind: Expression, scope: Mapping[str, Any], layer: int, lists: Mapping[str, Any] | None = None
+) -> bool:
+    """A layer is of a kind: a kind is a list over layers, or asks for ``n``.
+
+    Args:
+        lists: of kinds that do not ask for ``n``, if they are known.
+    """
     here = ChainMap({"n": layer}, scope)  # type: ignore[arg-type]
-    kinds = {name: family.layers[name].value(here) for name in kind.names}
+    kinds = {**(lists or {})}
+    kinds |= {name: family.layers[name].value(here) for name in kind.names if name not in kinds}
     listed = {name: layer < len(kind) and kind[layer] for name, kind in kinds.items() if isinstance(kind, list | tuple)}
     return bool(kind.value({**kinds, **listed}))
 

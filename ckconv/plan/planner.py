@@ -27,6 +27,7 @@ from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
+from ckconv.families.sizes import layers_of_nothing
 from ckconv.families.words import document_words, keys_said, said, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -259,6 +260,11 @@ class Planner(ABC):
         As :func:`ckconv.plan.steps.missing_tensors` finds them.
         """
         self.reasons += missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
+
+    def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
+        """How many layers have no tensor, where the family has one for them."""
+        bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
+        return bare - layers_of_nothing(FAMILIES[config.family], config.scope) if bare > 0 else 0
 
     def refuse_bare(self, layers: int, bare: int, keys: str) -> None:
         """Note layers that are ``bare``: without tensors.

@@ -50,7 +50,14 @@ _SAID_THERE = _SAID_ALIKE | {"architectures", "hidden_act", "hidden_activation",
 _OF_EVERY = ("architectures", "model_type", "dtype")
 
 #: What classes call the context length besides :data:`CONFIG_KEYS`.
-_LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "model_max_length")
+_LENGTHS = (
+    "max_position_embeddings",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+    "max_context_length",
+)
 
 #: Files that go from one checkpoint to the next as they are.
 _CARRIED = (

@@ -230,7 +230,7 @@ class BumpPlanner(Planner):
         self._select(look=self.looks)
         self._check_model()
         # What follows is work for every layer that the header claims, whatever the size of the file.
-        bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
+        bare = self.bare_layers(self.config, self.tensors)
         if bare > 0:
             self.refuse_bare(self.config.num_layers, bare, said(self.config, "num_layers", format=self.index.format))
             return self.refused()

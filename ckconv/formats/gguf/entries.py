@@ -23,7 +23,7 @@ from ckconv.core.config import (
 )
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.metadata import Value, array
+from ckconv.core.metadata import Value, array, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     Array,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ckconv.quant.packings.module import Tile
 
 
-# Tensors of one number that are a metadata key in GGUF: an array with the number of every layer (xIELU's).
+# Tensors of one number that are a metadata key in GGUF: a number, or an array with that of every layer (xIELU's).
 
 
 def key_patterns(family: Family) -> dict[str, str]:
@@ -82,10 +82,15 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
         if found is None:
             continue
         numbers, count = found.value, sizes.layers(row)
-        if not isinstance(numbers, ArrayRef) or numbers.type != "f32" or numbers.count != count:
-            raise InputError("model.config", f"{row.key} must be a list of {count:,} numbers (f32)", path=file.path)
         pattern = canonical_pattern(family, row.name, "" if row.whole_name else "weight")
         shape = shapes.sizes(row.axes, sizes.of(row, None))
+        if not row.in_stack(family.stacks):
+            if found.type != "f32":
+                raise InputError("model.config", f"{row.key} must be a number (f32)", path=file.path)
+            yield Tensor(pattern, row.key, F32, shape, (Extent(file.files[0], found.offset, F32.size),), plain(1, 1))
+            continue
+        if not isinstance(numbers, ArrayRef) or numbers.type != "f32" or numbers.count != count:
+            raise InputError("model.config", f"{row.key} must be a list of {count:,} numbers (f32)", path=file.path)
         for layer in range(count):
             extent = Extent(file.files[0], numbers.offset + layer * F32.size, F32.size)
             yield Tensor(with_layer(pattern, layer), f"{row.key}[{layer}]", F32, shape, (extent,), plain(1, 1))
@@ -94,7 +99,7 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
 def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
     """The keys that a model's tensors are."""
     patterns = key_patterns(family)
-    numbers: dict[str, dict[int, float]] = {}
+    numbers: dict[str, dict[int | None, float]] = {}
     if patterns:
         from ckconv.io.rows import RowReader
         from ckconv.quant.codec import to_float32
@@ -102,10 +107,15 @@ def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
         with Files(index.identities) as files:
             for tensor in index.tensors.values():
                 name = parse(tensor.name)
-                if name.pattern in patterns and name.layer is not None:
+                if name.pattern in patterns:
                     [[number]] = to_float32(RowReader(tensor, files).rows(0, 1), tensor.dtype)
                     numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
-    return {key: array("f32", [layers[n] for n in sorted(layers)]) for key, layers in numbers.items()}
+    return {
+        key: scalar("f32", found[None])
+        if None in found
+        else array("f32", [found[n] for n in sorted(layer for layer in found if layer is not None)])
+        for key, found in numbers.items()
+    }
 
 
 # What llama.cpp loads and computes: which tensors of a family it looks for, and what it does not do.
@@ -409,7 +419,7 @@ def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, 
 
     A configuration may claim any number of them.
     """
-    bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
+    bare = planner.bare_layers(config, tensors)
     if not tensors and planner.index.unknown:  # Ultravox as it is published
         hint = "ckconv.convert_tower writes what is there; the text model is a checkpoint of its own"
         planner.refuse("no tensor of the text model is there, only what it hears or sees with", hint)

@@ -397,11 +397,13 @@ class MetaValue(NamedTuple):
         value: the decoded scalar; an f32 as the equal Python float. Strings as :meth:`ArrayRef.decode` has them.
         raw: the stored bytes of a number, because a signaling NaN does not survive a Python float; empty for
             strings and arrays, which are restorable as they are.
+        offset: where a number lies in the file.
     """
 
     type: str
     value: Scalar | ArrayRef
     raw: bytes = b""
+    offset: int = 0
 
 
 def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:
@@ -426,7 +428,7 @@ def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:
     raw = cursor.need(kind.size, f"the value of key {quoted(key)}")
     if kind is BOOL and raw[0] > 1:
         raise _not_bool(cursor, key, offset, raw[0])
-    return MetaValue(kind.name, struct.unpack("<" + kind.code, raw)[0], raw)
+    return MetaValue(kind.name, struct.unpack("<" + kind.code, raw)[0], raw, offset)
 
 
 def read_string(cursor: Cursor, length: Struct, cap: int, what: str) -> bytes:
