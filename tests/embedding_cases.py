@@ -23,6 +23,7 @@ COUNT, LONGEST, TOGETHER = 60, 36, 8
 PIECES = {
     "xlm_roberta": {"sentencepiece.bpe.model": "tokenizers/sentencepiece-rules.model"},
     "t5_encoder": {"spiece.model": "tokenizers/sentencepiece-t5.model"},
+    "umt5_encoder": {"spiece.model": "tokenizers/sentencepiece-t5.model"},
 }
 
 #: Of the embeddings of all these models.
@@ -71,6 +72,10 @@ EMBEDDINGS = [
     Embedding("modernbert", "silu", "mean"),
     Embedding("t5_encoder", "relu", "mean"),
     Embedding("t5_encoder", "gated", "mean"),
+    Embedding("umt5_encoder", "gated", "mean"),
+    Embedding("umt5_encoder", "relu", "mean"),
+    Embedding("distilbert", "plain", "mean"),
+    Embedding("distilbert", "deeper", "cls"),
     Embedding("qwen3", "tied", "lasttoken"),
 ]
 

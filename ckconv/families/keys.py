@@ -279,14 +279,15 @@ class Parameter(NamedTuple):
     def is_single(self) -> bool:
         """Whether it is one value, never a list.
 
-        No type, tensor or expression of its row is of lists. Fields of a configuration have rules of their own.
+        A GGUF's key has a type for it, or a constant is its default, and no type, tensor or expression of its row is
+        of lists. Fields of a configuration have rules of their own.
         """
         cells = [cell for cells in self.cells.values() for cell in cells]
         made = [one for cell in cells for one in (cell.expression, cell.read, cell.write)]
         lists = any(one.of_lists for one in (*made, *self.defaults.values(), self.value) if one)
-        return not (
-            lists or self.name in FIELD_OF or any(one.kind == "tensor" or one.type.endswith("[]") for one in cells)
-        )
+        several = lists or any(one.kind == "tensor" or one.type.endswith("[]") for one in cells)
+        typed = self.kind or any(not one.names and one.value({}) is not None for one in self.defaults.values())
+        return bool(typed) and not several and self.name not in FIELD_OF
 
 
 _CELL = frozenset(
