@@ -64,7 +64,8 @@ def record(one: Embedding, place: Path) -> dict[str, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     root = one.source(place / "hf")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(root)
+    own = one.family == "umt5_encoder"  # whose tokenizer_config.json names it
+    tokenizer = (transformers.T5Tokenizer if own else transformers.AutoTokenizer).from_pretrained(root)
     encoder = "Encoder" in one.case.model_class
     loader = transformers.AutoModelForTextEncoding if encoder else transformers.AutoModel
     model = loader.from_pretrained(root, dtype=torch.float32, attn_implementation="eager").eval()
