@@ -33,6 +33,8 @@ What a case, [base] or the file may say besides:
                 are llama.cpp's, of its own converter's file; a checkpoint that comes back is right if the converter
                 makes the same of it. "mlx_lm": those of mlx-lm, of what llama.cpp does not compute
                 "none": as "llama_cpp", and nobody computes it alone, as a drafter
+    columns     the only logits that are compared, where engines leave out others
+    alike       parts of names of tensors whose rows are all the first
     renamed     parts of names that save_pretrained writes, and what released checkpoints have there
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
@@ -132,6 +134,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             for theirs, released in case.renamed.items():
                 name = name.replace(theirs, released)
             found[name] = [kind, list(tensor.shape), *([first] if constant else [])]
+            if len(tensor.shape) > 1 and any(part in name for part in case.alike):
+                found[name] = [kind, list(tensor.shape), first if constant else 0.0, "alike"]
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found |= {name: [kind, shape] for name, shape in case.named}
     document = json.loads((folder / "config.json").read_text())

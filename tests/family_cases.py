@@ -55,6 +55,8 @@ RESERVED = (
     "renamed",
     "reference",
     "ranks",
+    "columns",
+    "alike",
 )
 #: TOML has no null.
 NULL = "null"
@@ -80,6 +82,8 @@ class Case:
         renamed: what save_pretrained calls tensors otherwise than released checkpoints -> theirs, parts of names.
         reference: the engine whose logits the others are held against; ``none`` of a drafter, which has none alone.
         ranks: the logits by whose softmax llama.cpp ranks texts, where it gives no others.
+        columns: the only logits that are compared, where engines leave out others.
+        alike: parts of names of tensors whose rows are all the first.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
@@ -101,6 +105,8 @@ class Case:
     renamed: Mapping[str, str] = field(default_factory=dict)
     reference: str = "transformers"
     ranks: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    alike: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -134,7 +140,7 @@ class Case:
     def digest(self) -> str:
         """Of all that a recording follows from."""
         said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
-        said += [each for each in (self.stored, self.renamed, self.ranks) if each]
+        said += [each for each in (self.stored, self.renamed, self.ranks, self.columns, self.alike) if each]
         said += [self.tokenizer] if self.tokenizer is not TOKENIZER else []
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -172,7 +178,7 @@ def cases(*names: str) -> Iterator[Case]:
             if "reference" in document and "stored" in own:  # all tensors, for which the file has rows
                 said["stored"] = {name: shape for name, shape in (shared["stored"] | own["stored"]).items() if shape}
             about = {key: said.pop(key) for key in RESERVED if key in said}
-            about |= {key: tuple(about.get(key, ())) for key in ("without", "besides", "ranks")}
+            about |= {key: tuple(about.get(key, ())) for key in ("without", "besides", "ranks", "columns", "alike")}
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)
 
 
@@ -239,13 +245,15 @@ def recording(family: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def values(name: str, shape: tuple[int, ...], mean: float = 0.0) -> np.ndarray:
+def values(name: str, shape: tuple[int, ...], mean: float = 0.0, rows: str = "") -> np.ndarray:
     """A tensor's values, from its name alone.
 
     Matrices keep the size of what they multiply, so that attention and routers choose. Whatever has one axis, and
     decays of states, lie on a grid of 2^-12: adding 1 and taking it away is exact in float32, and so is the logarithm
     of the exponential.
     """
+    if rows == "alike":
+        return np.broadcast_to(values(name, shape[1:], mean), shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
     drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
     if len(shape) > 1 and not mean and not name.endswith("A_log"):
@@ -259,7 +267,7 @@ def stored(array: np.ndarray, dtype: str) -> Array:
 
 
 def tensors(recorded: Mapping[str, Any]) -> Tensors:
-    """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``."""
+    """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``, and "alike" for equal rows."""
     return {
         name: stored(values(name, tuple(shape), *mean), dtype)
         for name, (dtype, shape, *mean) in recorded["tensors"].items()
@@ -297,6 +305,8 @@ def agrees(outcome: str, expected: str) -> bool:
 
 def kept(case: Case, rows: np.ndarray) -> np.ndarray:
     """The logits that are written down, of all that an engine computed."""
+    if case.columns:
+        return rows[case.positions][:, case.columns]
     if case.ranks:
         return rows[case.positions] if rows.shape[1] == len(case.ranks) else rows[case.positions][:, case.ranks]
     return rows[case.positions, :: STRIDE if rows.shape[1] > STRIDE else 1]
