@@ -228,7 +228,17 @@ def test_bump_has_no_place_for_their_families(family: str, tmp_path: Path) -> No
 DRAFTERS = [
     (
         {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-        "for another model (LlamaForCausalLMEagle3), and ckconv has no rules for such a drafter",
+        "for another model (LlamaForCausalLMEagle3), and ckconv has no rules for such a drafter: the converter adds up "
+        "its ids of tokens (d2t), and no word of a family file says that",
+    ),
+    (
+        {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
+        "for another model (Gemma4DSparkModel), and ckconv has no rules for such a drafter: nobody has written its",
+    ),
+    (
+        {"architectures": ["DeepseekV4DSparkModel"], "model_type": "deepseek_v4"},
+        "for another model (DeepseekV4DSparkModel), and ckconv has no rules for such a drafter: its layers are those "
+        "of DeepSeek V4",
     ),
     (
         {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},

@@ -54,6 +54,20 @@ _DRAFTERS = re.compile(r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(ea
 TAKEN = ("target_hidden_size", "backbone_hidden_size")
 
 
+#: Part of the name of a drafter that llama.cpp's converter knows -> why ckconv has no rules for it.
+_WITHOUT_RULES = {
+    "eagle3": "the converter adds up its ids of tokens (d2t), and no word of a family file says that",
+    "deepseekv4": "its layers are those of DeepSeek V4, which ckconv does not know",
+    "gemma4dspark": "nobody has written its file yet",
+}
+
+
+def without_rules(drafter: str) -> str:
+    """Clause on why a drafter has no rules; empty where nothing is known."""
+    found = (why for part, why in _WITHOUT_RULES.items() if part in drafter.lower())
+    return next((f": {why}" for why in found), "")
+
+
 def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
     """Class, or architecture, of a speculative drafter; empty for a model."""
     return next((name for name in (*classes_of(document), architecture) if _DRAFTERS.search(name)), "")

@@ -20,7 +20,7 @@ from ckconv.core.metadata import document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import FAMILIES, families_of_gguf, has_class
-from ckconv.families.elsewhere import classes_of, drafts_for, known_by
+from ckconv.families.elsewhere import classes_of, drafter_of, drafts_for, known_by, without_rules
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
@@ -113,7 +113,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if why := drafts_for(document, index.architecture):
         known = any(map(has_class, classes_of(document)))
         base = "--to gguf with --base DIR, the directory of that model, converts it; " if known else ""
-        why += ", and has that model's tokenizer" if known else ", and ckconv has no rules for such a drafter"
+        lacks = f", and ckconv has no rules for such a drafter{without_rules(drafter_of(document, index.architecture))}"
+        why += ", and has that model's tokenizer" if known else lacks
         return Reason(why, f"{base}--to safetensors copies it as it is" if document else "")
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
