@@ -141,7 +141,7 @@ REST = {
     ),
     "its layers are RWKV's, and nobody has written their rows yet": "arwkv7 rwkv6qwen2",
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
-        "bailingmoe3 cogvlm graniteswitch grok hrm_text hunyuan_vl kimi-k3 mimo2 minimax-01 neo-bert paddleocr step35"
+        "bailingmoe3 grok kimi-k3 mimo2 step35"
     ),
 }
 

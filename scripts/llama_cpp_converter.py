@@ -3,7 +3,7 @@
 One line of JSON asks, ``{"model", "out", "type", "document", "plain", "arguments",
 "vocabulary"}``, one answers: empty, or why there
 is no file. Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has, unless ``vocabulary``
-asks for its own.
+asks for its own; and no list of words without a row, for which MiniMax's class wants files of a split checkpoint.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main(sources: str) -> None:
     importlib.import_module("transformers").PreTrainedConfig.max_position_embeddings = 0
     read = base.ModelBase.load_hparams
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    importlib.import_module("conversion.minimax").MiniMaxText01Model._get_suppress_tokens = lambda self: None
     whole = {known: known.no_mtp for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     classes = {known: known.set_vocab for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     for line in sys.stdin:

@@ -25,7 +25,7 @@ What a case, [base] or the file may say besides:
     document    keys of config.json that released checkpoints have and save_pretrained does not write
     besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants
     stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes; names may
-                count, as those of a class of a repository do
+                count, as those of a class of a repository do; an empty shape takes those away that a glob names
     reference   "llama_cpp": the class is code of its repository. The configuration is config.json, and "stored" of the
                 file and of the case has all tensors: "{num_hidden_layers}" in a name is one for each layer,
                 "{first_k_dense_replace:num_hidden_layers}" from the first on, a size may be an expression over the
@@ -68,6 +68,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 found[name] = [kind, list(tensor.shape), first if constant else 0.0, "alike"]
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found |= {name: [kind, shape] for name, shape in case.named}
+    gone = [glob for glob, shape in case.stored.items() if not shape]
+    found = {name: what for name, what in found.items() if not any(fnmatchcase(name, glob) for glob in gone)}
     document = json.loads((folder / "config.json").read_text())
     document = {key: value for key, value in document.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found

@@ -175,7 +175,7 @@ def cases(*names: str) -> Iterator[Case]:
         shared = {key: document[key] for key in RESERVED if key in document} | document.get("base", {})
         for name, own in document["case"].items():
             said = shared | own
-            if "reference" in document and "stored" in own:  # all tensors, for which the file has rows
+            if "reference" in said and "stored" in own:  # all tensors, for which the file may have rows
                 said["stored"] = {name: shape for name, shape in (shared["stored"] | own["stored"]).items() if shape}
             about = {key: said.pop(key) for key in RESERVED if key in said}
             about |= {key: tuple(about.get(key, ())) for key in ("without", "besides", "ranks", "columns", "alike")}

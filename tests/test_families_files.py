@@ -33,6 +33,11 @@ REFUSED = {"minicpm3": {"L.attn_q"}}
 REFUSED |= {"dflash": {"fc"}, "dspark": {"fc", "markov_w1", "markov_w2", "conf_proj"}}
 REFUSED |= {"gemma4_assistant": {"nextn.pre_projection", "nextn.post_projection"}}
 
+#: Tensors of architectures that only llama.cpp's own copy has, under names of their own.
+REFUSED |= {"hrm_text": {"hrm.z_l_init"}}
+_LORA = {f"L.{name}.lora_{kind}" for name in ("attn_q", "attn_k", "attn_v", "attn_output") for kind in "ab"}
+REFUSED |= {"granite_switch": _LORA | {f"L.ffn_{name}.lora_{kind}" for name in ("gate", "up", "down") for kind in "ab"}}
+
 #: Families whose draft layers llama.cpp's own copy of the package has, and the published one of 0.19 has not.
 DRAFTED = {"deepseek_v3", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next"}
 #: Likewise those with a head that ranks.
@@ -40,7 +45,7 @@ RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
 NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "laguna", "maple", "mellum"}
-NEWER |= {"muse-glimmer", "nanbeige", "spark2_5", "talkie"}
+NEWER |= {"graniteswitch", "hrm_text", "minimax-01", "muse-glimmer", "nanbeige", "spark2_5", "talkie"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
@@ -53,7 +58,8 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
     tensors += [kind for kind in gguf.TENSOR_NAMES if "NEXTN_" in kind.name and family.name in DRAFTED]
     tensors += [gguf.MODEL_TENSOR.CLS_OUT] if family.name in RANKED else []
     (root, layer), *_ = family.prefixes["gguf"]
-    letters = {layer: "L.", **{stack.prefixes.get("gguf", ""): f"{letter}." for letter, stack in family.stacks.items()}}
+    stacks = {f"{letter}.": stack.prefixes.get("gguf", "") for letter, stack in family.stacks.items()}
+    letters = {**{prefix: letter for letter, prefix in stacks.items()}, layer: "L."}
     letters |= {root: "M."} if root else {}
     known = {gguf.TENSOR_NAMES[kind].replace("{bid}", "{n}") for kind in tensors} | INHERITED
     known = {
@@ -65,6 +71,7 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
     cells = [cell for row in family.tensors.values() for cell in row.cells.get("gguf", ())]
 
     names = {re.sub(r"^=|\.(weight|bias|scale)$", "", cell.name) for cell in cells}
+    names = {f"L.{name[2:]}" if stacks.get(name[:2]) == layer else name for name in names}
     assert names - known == REFUSED.get(family.name, set())
 
 

@@ -25,7 +25,7 @@ RECORDED = recordings()
 #: Models that see, of which both halves are known.
 HALF = (
     *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm"),  # code of their repositories
-    *("glm4v", "glm_ocr", "paddleocr_vl", "qwen3_vl_moe"),  # text models that are not known
+    *("glm4v", "glm_ocr", "qwen3_vl_moe"),  # text models that are not known
     "janus",  # it draws, too
 )
 WHOLE = [name for name in RECORDED if not name.startswith(HALF)]
@@ -61,6 +61,7 @@ _GEMMA4 |= {"vision_config.max_position_embeddings"}  # which nothing reads
 _GEMMA4 |= {f"text_config.per_layer_config.{n}.{key}" for n in (2, 5) for key in ("head_dim", "num_key_value_heads")}
 ALIAS = {
     "idefics3-f16": {"architectures", "model_type", "vision_config.model_type"},
+    "paddleocr_vl-f16": {"vision_config.architectures"},  # by which llama.cpp's converter finds its class
     "exaone4_5-f16": {"text_config.sliding_window_pattern"},  # of a model that does not slide
     **dict.fromkeys(("gemma4-f16", "gemma4-bf16"), _GEMMA4),
 }

@@ -110,6 +110,12 @@ _TOKENS = {
     "voxtral": {"audio_token_id": "[AUDIO]"},
     "audioflamingo3": {"audio_token_id": "<sound>"},
     "internvl": {"image_token_id": "<IMG_CONTEXT>"},
+    "paddleocr_vl": {
+        "image_token_id": "<|IMAGE_PLACEHOLDER|>",
+        "video_token_id": "<|VIDEO_PLACEHOLDER|>",
+        "vision_start_token_id": "<|IMAGE_START|>",
+        "vision_end_token_id": "<|IMAGE_END|>",
+    },
     "qwen": {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",

@@ -30,7 +30,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, family_of_gguf
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at
-from ckconv.families.names import GGUF, HF, MLX, NESTED, Stored, decoder, names_of
+from ckconv.families.names import GGUF, HF, MLX, NESTED, Names, Stored, decoder, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
 from ckconv.io.files import Files
@@ -295,23 +295,32 @@ def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _by_layer(names: Names, pattern: str) -> bool:
+    """Whether tensors of several kinds of layers have this name."""
+    return any(one.numbers is not None or one.parts[0].row.layers for one in names.choices.get(pattern, ()))
+
+
 def gguf_module_of(name: str, family: Family | None) -> str | None:
     """Canonical module of a GGUF tensor (``blk.3.attn_q.weight``)."""
     parsed = parse(name)
-    found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
-    if found is None or not parsed.pattern.endswith(_WEIGHT):
+    names = names_of(family or decoder(), GGUF)
+    found = names.stored.get(parsed.pattern)
+    if found is None or _by_layer(names, parsed.pattern) or not parsed.pattern.endswith(_WEIGHT):
         return None
     return with_layer(found.canonical.removesuffix(_WEIGHT), parsed.layer)
 
 
 def gguf_name_of(module: str, family: Family) -> str | None:
-    """GGUF tensor of a module's matrix; ``None`` without one."""
+    """GGUF tensor of a module's matrix.
+
+    ``None`` without one, or where another kind of layer calls one so, too.
+    """
     parsed = parse(module)
     names = names_of(family, GGUF)
     whole = f"{parsed.pattern}{_WEIGHT}"
     fused = next((found for found in names.always_fused if found.canonical == whole), None)
     found = fused or names.written.get(whole) or names.written.get(parsed.pattern)
-    if found is None or (fused is None and len(found.parts) > 1):
+    if found is None or _by_layer(names, found.pattern) or (fused is None and len(found.parts) > 1):
         return None
     return with_layer(found.pattern, parsed.layer)
 

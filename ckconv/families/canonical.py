@@ -256,12 +256,16 @@ class _Reading:
         return parse(stored), None
 
     def _found(self, name: Name) -> Stored | None:
-        choices = self.names.choices.get(name.pattern)
+        choices, scope = self.names.choices.get(name.pattern), self.sizes.scope
         if choices is None:
             return self.names.stored.get(name.pattern)
-        rows = [(one, one.parts[0].row) for one in choices]
-        there = [(one, row) for one, row in rows if row.when is None or row.when.value(self.sizes.scope)]
-        return next((one for one, row in there if self.sizes.has(row, name.layer)), there[0][0] if there else None)
+        rows = [one for one in choices if (when := one.parts[0].row.when) is None or when.value(scope)]
+        listed = [(one, one.numbers.value(scope) if one.numbers is not None else None) for one in rows]
+        # layers of a stack may go on with the numbers of the decoder's
+        own = [one for one, numbers in listed if isinstance(numbers, list | tuple) and name.layer in numbers]
+        plain = [one for one, numbers in listed if not isinstance(numbers, list | tuple)]
+        here = (one for one in plain if self.sizes.has(one.parts[0].row, name.layer))
+        return next(iter(own), None) or next(here, plain[0] if plain else None)
 
     def _put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:

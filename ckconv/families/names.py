@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse
+from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER
@@ -72,6 +72,13 @@ class Stored(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """Canonical patterns of the parts."""
         return tuple(part.canonical for part in self.parts)
+
+    def called(self, layer: int | None, scope: Mapping[str, Any]) -> str:
+        """The name in the format, of a layer of its stack."""
+        numbers = self.numbers.value(scope) if self.numbers is not None else None
+        if isinstance(numbers, list | tuple) and layer is not None:
+            layer = numbers[layer]
+        return with_layer(self.pattern, layer)
 
     @property
     def side_by_side(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import TensorIndex, parse, with_layer
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import beside_text, names_of
@@ -224,7 +224,7 @@ def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
         for name in index.tensors:
             pattern, layer, _ = parse(name)
             if pattern in written:
-                found.add(with_layer(written[pattern].pattern, layer))
+                found.add(written[pattern].called(layer, index.config.scope))
     return frozenset(found)
 
 

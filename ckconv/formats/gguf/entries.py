@@ -357,7 +357,7 @@ def canonical_entries(
         own = [with_layer(part, name.layer) for part in written[name.pattern].names]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):
-            made = _entry(with_layer(written[name.pattern].pattern, name.layer), there, family, config)
+            made = _entry(written[name.pattern].called(name.layer, config.scope), there, family, config)
             entries.setdefault(made.name, made)
         elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
@@ -489,8 +489,8 @@ def is_fp32(name: str) -> bool:
 
 def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
     """A name of GGUF that is written in FP32, however many axes it has."""
-    if name.rpartition(".")[0].rpartition(".")[2] in _FP32_MODULES and config is not None:
-        return parse(canonical).pattern not in narrow(FAMILIES[config.family], LLAMA_CPP.row)
+    if config is not None and parse(canonical).pattern in narrow(FAMILIES[config.family], LLAMA_CPP.row):
+        return False
     return is_fp32(name)
 
 

@@ -676,11 +676,8 @@ class TowerPlanner(GgufPlanner):
         family, tensors = tower_family(self._tower.family), self.index.tensors
         written, entries = names_of(family, "gguf").written, dict[str, Entry]()
         for name in map(parse, tensors):
-            held, number = written[name.pattern], name.layer
-            numbers = held.numbers.value(scope) if held.numbers is not None else None
-            if isinstance(numbers, list | tuple) and number is not None:
-                number = numbers[number]
-            called = with_layer(held.pattern, number)
+            held = written[name.pattern]
+            called = held.called(name.layer, scope)
             parts = [tensors[part] for one in held.names if (part := with_layer(one, name.layer)) in tensors]
             if len(parts) == len(held.names):
                 short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
