@@ -29,7 +29,7 @@ from ckconv.formats.destination import (
 )
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
-from ckconv.formats.model import check_alone, of_task, seen_as, with_mmproj
+from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
@@ -580,7 +580,7 @@ def check_output(
     from ckconv.comparison.verify import Request, check_beside, check_source_record, verify_alone, verify_whole
 
     if source is not None:
-        out, source = seen_as(source, out), seen_as(out, source)
+        out, source = seen_alike(out, source)
     if options.strict:
         noted(out, strict=True)
     beside = check_beside(path, out, source)
@@ -622,6 +622,6 @@ def diff(
 
     with own_families([Path(file) for file in families]):
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))
-        one, other = seen_as(other, one), seen_as(one, other)
+        one, other = seen_alike(one, other)
         require_comparable(one, other)
         return compare(one, other, weights=weights, tolerance=tolerance, progress=progress)

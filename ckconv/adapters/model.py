@@ -30,7 +30,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, family_of_gguf
 from ckconv.families.modules import Rule, has_module, paths_of, rules_at
-from ckconv.families.names import GGUF, HF, MLX, NESTED, Names, Stored, decoder, names_of
+from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, Names, Stored, decoder, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
 from ckconv.io.files import Files
@@ -250,7 +250,7 @@ def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
     """Stored names of the module at a Hugging Face or MLX path."""
     for format in (HF, MLX):
         stored = names_of(family, format).stored
-        for prefix, instead in (("", ""), *NESTED):
+        for prefix, instead in (("", ""), *NESTED_PATHS):
             name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
             if path.startswith(prefix) and name.pattern in stored:
                 return name, stored[name.pattern]

@@ -69,7 +69,7 @@ def command(
     from ckconv.comparison.compare import diff, require_comparable
     from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
-    from ckconv.formats.model import seen_as
+    from ckconv.formats.model import seen_alike
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
@@ -81,7 +81,7 @@ def command(
     context.with_resource(own_families(family))
     with interruptible():
         one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))
-        one, other = seen_as(other, one), seen_as(one, other)
+        one, other = seen_alike(one, other)
         require_comparable(one, other)
         with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)

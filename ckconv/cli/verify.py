@@ -79,7 +79,6 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     anything is not what it should be, with everything at fault named.
     """
     from ckconv.api import check_output
-    from ckconv.comparison.verify import lacks_tower
     from ckconv.families.catalog import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
@@ -136,11 +135,10 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     besides = [shown(item) for item in (checked.record, checked.sums) if item]
     opened_ones = [(shown(name or ""), index) for name, index in ((path, out), (src, source)) if index is not None]
     found_of = {name: [numberless(index), equal_tokens_of(index), *ids_beyond(index)] for name, index in opened_ones}
-    left = source is not None and not flags["weights"] and lacks_tower(source, out)
     for name in before - defaults:
         forget_default(context, name)
     notes = [*told_elsewhere(context)]
-    notes += ["the text model alone: the tower of the source is not in it"] if left else []
+    notes += ["the text model alone: the tower of the source is not in it"] if found.without_tower else []
     notes += [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
     if settings.json:
         print_json(

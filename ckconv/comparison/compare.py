@@ -516,7 +516,8 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     """Whether the hyper-parameters that were compared cover a fact.
 
     Its words are not :data:`COVERED` in every family: of a window that reaches beyond the context, of kinds of layers
-    that the class of the other takes by itself, and of a number that a family's class takes under two names.
+    that the class of the other takes by itself, and of a number that a family's class, or a tower's, takes under two
+    names.
 
     Args:
         places: as :func:`_counts` has them.
@@ -527,6 +528,10 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
+    if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.mine, fact.meant):
+        rows = tower_family(a.tower.family).parameters.values()
+        if fact.key in {cell.key for row in rows for cell in row.key_cells("hf")}:
+            return not parameter_differences(a, b)
     cells = [[*row.key_cells("hf")] for row in FAMILIES[a.config.family].parameters.values()] if alone else []
     named = any(last in {cell.key for cell in row} for row in cells if any(cell.alias for cell in row))
     return named and not parameter_differences(a, b)

@@ -44,7 +44,7 @@ from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recor
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.verification.content import check_json, content_of_index, differences
-from ckconv.verification.statements import HINT, faults_of
+from ckconv.verification.statements import HINT, faults_of, sees
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     """
     to = out.format.partition(" ")[0]
     options = replace(options, file_name="" if directory else file_name_of(out))
-    if TOWER not in options.drop and lacks_tower(source, out):
+    if TOWER not in options.drop and _lacks_tower(source, out):
         options = replace(options, drop=(*options.drop, TOWER))
     first: Plan | None = None
     for candidate in _candidates(source, out, options):
@@ -84,13 +84,11 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     return first
 
 
-def lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:
+def _lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:
     """Whether the output is the text model of a checkpoint with a tower."""
-    from ckconv.formats.huggingface.read import with_tower
-
     if not format_of(out.format).holds_towers or format_of(source.format).single or out.adapter or source.adapter:
         return False
-    return with_tower(source).tower is not None and with_tower(out).tower is None
+    return sees(source) and not sees(out)
 
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
@@ -196,6 +194,7 @@ class Verified(NamedTuple):
         zero_filled: all-zero placeholders for tensors that the source does not have.
         rounded: tensors that hold their source's values rounded to a smaller type: right, but not exact.
         payload_sha256: the digest of the payload that the header stores, as hex; empty where the format has none.
+        without_tower: it is the text model of a source that has a tower, too.
     """
 
     tensors: int
@@ -203,6 +202,7 @@ class Verified(NamedTuple):
     payload_sha256: str
     compared: bool
     rounded: int = 0
+    without_tower: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -425,6 +425,8 @@ def verify_whole(
     )
     if asked.weights:
         return found
+    if plan is not None and TOWER in plan.options.drop and format_of(out.format).holds_towers:
+        found = found._replace(without_tower=True)
     if _is_kept(out, source) and _is_restored(out, source, asked):
         return found
     if reason is not None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
 from ckconv.core.metadata import CONFIG_NAME, document_of
@@ -58,20 +59,28 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     target = format_of(to)
     if index.adapter is not None or all(output.adapter for output in target.outputs):
         return _plan_adapter(index, to, options)
+    unread: tuple[str, ...] = ()
+    if target.holds_towers and not format_of(index.format).single and TOWER not in options.drop:
+        beside, gone = _beside(index, options)
+        if gone and len(gone) == len(beside):
+            return _make_plan(index, to, replace(options, drop=(*options.drop, TOWER)))
+        index, why = _with_tower(index, target, options, whole=not gone)
+        if gone and index.tower is None and index.format == to:
+            said = (
+                f"--drop leaves out {len(gone):,} of {counted(len(beside), 'tensor')} beside the text model ({gone[0]})"
+            )
+            text = f"{said}, and config.json says all of it"
+            return Plan(index, to, 0, options, refusals=(Reason(text, "--drop tower writes the text model alone"),))
+        unread = (f"the tower is left out, as it cannot be read: {why}",) if why else ()
     if index.merged:
         plan = _plan_model(index, to, options)
         notes = [f"merged {adapter}" for adapter in index.merged]
         if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
-        return replace(plan, notes=(*plan.notes, *notes))
-    unread = ""
-    if target.holds_towers and not format_of(index.format).single and TOWER not in options.drop:
-        same = index.format == to and not (target.towers_of and (options.quantize or options.dequantize))
-        index, unread = (index, "") if same else _with_tower(index, target)
+        return replace(plan, notes=(*plan.notes, *unread, *notes))
     if not target.keeps_source:
         plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
-        if unread:
-            plan = replace(plan, notes=(*plan.notes, f"the tower is left out, as it cannot be read: {unread}"))
+        plan = replace(plan, notes=(*plan.notes, *unread))
         return _keeping(plan) if options.source_record == "always" and not plan.restores else plan
     plan = _plan_model(index, to, options)
     if plan.refusals or not options.source_record or options.trainable:  # training is to change it
@@ -85,16 +94,30 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     return with_record(plan)
 
 
-def _with_tower(index: TensorIndex, target: Format) -> tuple[TensorIndex, str]:
-    """The index with its tower, where the target holds that.
+def _beside(index: TensorIndex, options: Options) -> tuple[list[str], list[str]]:
+    """Tensors beside a text model, and those of them that ``--drop`` names."""
+    if index.config is None or not options.drop:
+        return [], []
+    found = [stored.name for stored in index.stored if is_beside_text(index.config.raw, stored.name)]
+    return found, [name for name in found if any(fnmatchcase(name, glob) for glob in options.drop)]
+
+
+def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: bool) -> tuple[TensorIndex, str]:
+    """Index with its tower, where a target holds one.
 
     Also why a known tower cannot be read, if so.
+
+    Args:
+        whole: no flag names tensors of the tower, which a copy would lack.
     """
     from ckconv.families.towers import tower_of_document
     from ckconv.formats.huggingface.read import tower_index
 
     family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
-    if family is None or (target.towers_of and target.towers_of not in family.engines):
+    if index.tower is not None or family is None or (target.towers_of and target.towers_of not in family.engines):
+        return index, ""
+    planner = load(next(output.planner for output in target.outputs if not output.adapter))
+    if whole and index.format == target.name and planner(index, options, SourceFacts()).keeps_names():
         return index, ""
     try:
         return joined(index, tower_index(index)), ""
@@ -231,7 +254,10 @@ def _parts_noted(plan: Plan) -> Plan:
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
-    without = " without --drop tower" if TOWER in plan.options.drop else ""
+    o = plan.options
+    flags = (TOWER in o.drop, "--drop tower"), (plan.index.merged, "--adapter"), (o.names != "hf", "--names")
+    given = [flag for there, flag in (*flags, (o.fuse, "--fuse"), (o.tie, f"--{o.tie}"), (o.pack, "--pack")) if there]
+    without = f" without {' and '.join(given)}" if given else ""
     keeps = TOWER_HINT if known else f"--to {plan.index.format}{without} keeps everything"
     note = f"only the text part is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
@@ -247,8 +273,10 @@ def _noted(plan: Plan) -> Plan:
         names = ", ".join(listed([*config.unread]))
         notes.append(f"no known class of {config.model_type} reads these keys of config.json: {names}")
     if config.overruled:
-        keys = "; ".join(listed([*config.overruled]))
-        notes.append(f"{CONSUMERS[index.format]} does not read everything that config.json says: {keys}")
+        from ckconv.families.towers import reader_of
+
+        keys, reader = "; ".join(listed([*config.overruled])), reader_of(CONSUMERS[index.format], config.raw)
+        notes.append(f"{reader} does not read everything that config.json says: {keys}")
     return replace(plan, notes=tuple(notes))
 
 

@@ -227,15 +227,29 @@ class _Reading:
             hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
             message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"
             self.faults.add(_CODE, message, tensor=first, hint=hint)
-        # One program wrote them all: what has as many rows as columns lies as the others do.
-        turned = self.names.turned if not all(self._fits(*one) for one in self.either) else {}
-        for item, found, number in self.either:
-            other = turned.get(found.pattern, found)
-            self._place(item, other if self._fits(item, other, number) else found, number)
+        self._place_either()
         for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)
         self.faults.check()
         return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
+
+    def _place_either(self) -> None:
+        """Place tensors of two orders by shape.
+
+        One program wrote them all: what has as many rows as columns lies as the others do.
+        """
+        turned = self.names.turned
+        fits = [
+            tuple(self._fits(item, one, layer) for one in (found, turned.get(found.pattern, found)))
+            for item, found, layer in self.either
+        ]
+        for (item, found, layer), way in zip(self.either, fits, strict=True):
+            if way == (True, True) and {(True, False), (False, True)} <= {*fits}:
+                source = item.tensor.source
+                message = f"{quoted(source)} is square, and others of its kind lie in two orders: it may be in either"
+                self._fault(message, source)
+            other = turned.get(found.pattern, found) if (False, True) in fits else found
+            self._place(item, other if way[1] else found, layer)
 
     def _fault(self, message: str, tensor: str) -> None:
         self.faults.add(_CODE, message, tensor=tensor)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.tensors import PARTS, Name, parse
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
-from ckconv.families.names import HF, MLX, NESTED, Stored, fusion_names, names_of
+from ckconv.families.names import HF, MLX, NESTED_PATHS, Stored, fusion_names, names_of
 from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
 from ckconv.families.sizes import has_transposed
 
@@ -60,7 +60,7 @@ def rules_at(path: str) -> dict[str, tuple[Name, Rule]]:
     found: dict[str, tuple[Name, Rule]] = {}
     for modules in _in_force():
         for format in (HF, MLX):
-            for prefix, instead in (("", ""), *NESTED):
+            for prefix, instead in (("", ""), *NESTED_PATHS):
                 name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
                 if not path.startswith(prefix):
                     continue

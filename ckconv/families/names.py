@@ -499,6 +499,9 @@ TEXT_PART = "_text"
 #: and 4.
 NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
 
+#: The same of paths of modules; the last is mlx-vlm's of SmolVLM and Idefics 3.
+NESTED_PATHS = (*NESTED, ("language_model.", "model."))
+
 #: What ``--fuse`` calls them -> canonical module of the fused tensor.
 FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
 

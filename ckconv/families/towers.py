@@ -21,7 +21,7 @@ from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, has_section
 from ckconv.families.names import names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
-from ckconv.families.schema import Family, load
+from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
 
 _TOWERS = FOLDER / "towers"
 
@@ -69,6 +69,18 @@ def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | N
     return next((one for one in found if one.in_gguf.condition and _holds(one.in_gguf.condition, said)), None)
 
 
+#: What stands before the names of a text model's tensors in a class of mlx-vlm's.
+_TEXT = "language_model."
+
+
+def name_within(row: Engine | None, name: str) -> str:
+    """A text tensor's name within mlx-vlm's class of both."""
+    for start, instead in row.names if row else ():
+        if name.startswith(start):
+            return instead + name.removeprefix(start)
+    return name if name.startswith(_TEXT) else _TEXT + name
+
+
 def tower_within(tower: Tower, text: str) -> Tower:
     """Tower as stored beside the text model of this family."""
     own = tower_family(tower.family)
@@ -80,6 +92,12 @@ def tower_within(tower: Tower, text: str) -> Tower:
             }
             return tower._replace(family=family.name, parameters={**tower.parameters, **constants})
     return tower
+
+
+def reader_of(consumer: str, document: Mapping[str, Any]) -> str:
+    """Library that loads a document; mlx-vlm where there is a tower."""
+    seeing = tower_of_document(document) if consumer == MLX_LM.name else None
+    return MLX_VLM.name if seeing is not None and MLX_VLM.row in seeing.engines else consumer
 
 
 def _holds(condition: Expression | None, said: Mapping[str, Any]) -> bool:
@@ -96,6 +114,9 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     """
     values = Values(family, source)
     try:
+        for name in _SIZES:
+            if name in family.parameters:
+                _check_size(family.parameters[name], _plain(values[name]), source.format)
         parameters = {name: _plain(values[name]) for name in family.parameters}
         for name, row in family.parameters.items():
             _check(row, parameters[name])
@@ -151,6 +172,17 @@ _NUMBERS: Mapping[str, tuple[tuple[type[int | float], ...], float]] = {
     "i32": ((int,), -math.inf),
     "f32": ((int, float), -math.inf),
 }
+
+
+#: Of these there is at least one, and others are divided by them.
+_SIZES = ("hidden", "heads", "kv_heads", "patch", "merge", "channels")
+
+
+def _check_size(row: Parameter, value: Any, format: str) -> None:
+    """Check that a size is not 0."""
+    if isinstance(value, int | float) and value == 0:
+        keys = " or ".join(cell.key for cell in row.key_cells(format))
+        raise ParameterError(f"{keys or row.name} must be a number above 0, got {value!r}")
 
 
 def _check(row: Parameter, value: Any) -> None:

@@ -213,6 +213,20 @@ class Model:
 # Choose text model, tower or both of a multimodal checkpoint, to match the other side of a comparison.
 
 
+def seen_alike(a: TensorIndex, b: TensorIndex) -> tuple[TensorIndex, TensorIndex]:
+    """Two models, each as the part that the other is.
+
+    Raises:
+        UnsupportedError, InputError: as :func:`seen_as`.
+    """
+    if a.format == b.format or format_of(a.format).single or format_of(b.format).single:
+        return seen_as(b, a), seen_as(a, b)
+    from ckconv.formats.huggingface.read import with_tower
+
+    both = with_tower(a), with_tower(b)
+    return both if all(index.tower for index in both) else (a, b)
+
+
 def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
     """The part of ``index`` that ``other`` is.
 

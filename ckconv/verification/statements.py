@@ -24,6 +24,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
+from ckconv.families.names import is_beside_text
 from ckconv.io.files import open_source
 from ckconv.options import Options
 from ckconv.verification.content import Fact, of_files, parameter_differences
@@ -279,10 +280,10 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         yield Fact("tie_word_embeddings", _shown(said), "true", CONFIG_NAME)
     if source.metadata_kind is not MetadataKind.DOCUMENT:
         return
-    if (text := text_key(meant)) and not text_key(mine):  # the text model alone
-        inner, meant = meant[text], dict(meant[text])
-    alike = out.format == source.format
-    if text and text_key(mine) and not alike:  # a library's own document around the text model: that one's words count
+    text, alike = text_key(meant), out.format == source.format
+    if text and (not text_key(mine) or (sees(source) and not sees(out))):  # the text model alone
+        inner, meant, mine = meant[text], dict(meant[text]), _flat(mine)
+    elif text and not alike:  # a library's own document around the text model: that one's words count
         mine, meant = _flat(mine), _flat(meant)
     free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
@@ -305,6 +306,12 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             for fact in of_files(name, _read(ours[name]), _read(theirs[name]), ours[name]):
                 if not _is_asked(fact.key.partition(".")[0], options) and not _is_template(name, options):
                     yield fact
+
+
+def sees(index: TensorIndex) -> bool:
+    """Whether tensors of a tower are stored."""
+    document = document_of(index.metadata)
+    return any(is_beside_text(document, stored.name) for stored in index.stored)
 
 
 def _flat(document: dict[str, Any]) -> dict[str, Any]:

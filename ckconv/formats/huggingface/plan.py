@@ -252,11 +252,11 @@ class HuggingFacePlanner(CheckpointPlanner):
     always_index = False
     library = "transformers"
 
-    def _keeps_names(self) -> bool:
+    def keeps_names(self) -> bool:
         """Whether the source has this layout already, and is copied."""
         said = self.document.get("quantization_config")
         method = said.get("quant_method") if isinstance(said, dict) else None
-        return super()._keeps_names() and self.options.pack in ("", method)
+        return super().keeps_names() and self.options.pack in ("", method)
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Float type of activations: bfloat16 beside packed FP4."""

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.adapters.model import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
-from ckconv.adapters.write import NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
+from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import float32
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.names import MLX
+from ckconv.families.schema import MLX_VLM
+from ckconv.families.towers import name_within, tower_of_document
 from ckconv.formats.safetensors.adapter import (
     Opener,
     adapter_index,
@@ -170,7 +172,11 @@ _ALL_LAYERS = -1
 
 
 class MlxAdapterPlanner(AdapterPlanner):
-    """Plans ``adapters.safetensors`` and its configuration."""
+    """Plans ``adapters.safetensors`` and its configuration.
+
+    Of a base that sees they are mlx-vlm's, which goes by whole names of modules, and leaves out tensors of others
+    without a word (``trainer/peft/utils.py`` of 0.7).
+    """
 
     format = "mlx adapter"
     what = "MLX"
@@ -187,6 +193,14 @@ class MlxAdapterPlanner(AdapterPlanner):
     def check(self) -> None:
         """Check that all ranks are equal, and embeddings mean the same."""
         self.paths = paths_in(self, MLX, same=self.index.format == "mlx")
+        seeing = tower_of_document(self.adapter.base.raw) if self.adapter.base else None
+        self.seen_by = seeing.engines.get(MLX_VLM.row) if seeing and self.index.format != "mlx" else None
+        if self.seen_by is not None:
+            self.paths = {name: name_within(self.seen_by, path) for name, path in self.paths.items()}
+            odd = [module.path for module in self.modules if module.embedding or self.stacked(module)]
+            if odd:
+                self.refuse(f"mlx-vlm adapts linear layers alone, and {quoted(odd[0])} is none", MERGED)
+            self.notes.append("names are those of mlx-vlm, which loads the base with its tower")
         ranks = sorted({module.rank for module in self.modules if module.rank})
         self.rank = ranks[-1] if ranks else 0
         if len(ranks) > 1:
@@ -257,7 +271,7 @@ class MlxAdapterPlanner(AdapterPlanner):
             "fine_tune_type": "dora" if any(Role.MAGNITUDE in m.roles for m in modules) else "lora",
             "lora_parameters": {
                 "dropout": 0.0,
-                "keys": sorted({_key(path) for path in paths}),
+                "keys": sorted({path if self.seen_by else _key(path) for path in paths}),
                 "rank": self.rank,
                 "scale": self.scale,
             },

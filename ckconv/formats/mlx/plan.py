@@ -19,6 +19,7 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.parameters import nested, scope_of
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
+from ckconv.families.towers import name_within
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS, complete
@@ -151,11 +152,11 @@ class MlxPlanner(CheckpointPlanner):
     always_index = True
     library = "mlx"
 
-    def _keeps_names(self) -> bool:
+    def keeps_names(self) -> bool:
         """Whether names are MLX's already, and are copied."""
         return (
             not self.options.quantize
-            and super()._keeps_names()
+            and super().keeps_names()
             and (self.config is not None or self.index.format == self.format)
         )
 
@@ -334,10 +335,6 @@ def planner_of(index: TensorIndex) -> type[MlxWholePlanner] | None:
     return MlxWholePlanner if index.tower is not None and index.config is not None else None
 
 
-#: What stands before the names of a text model's tensors.
-_TEXT = "language_model."
-
-
 class MlxWholePlanner(WholePlanner, MlxPlanner):
     """Planner of directories that mlx-vlm loads."""
 
@@ -371,11 +368,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     def text_name(self, name: str) -> str:
         """A text tensor's name within the class of both."""
-        row = self.seeing.engines.get(self.loader.row)
-        for start, instead in row.names if row else ():
-            if name.startswith(start):
-                return instead + name.removeprefix(start)
-        return name if name.startswith(_TEXT) else _TEXT + name
+        return name_within(self.seeing.engines.get(self.loader.row), name)
 
     def encoded(self, whole: dict[str, Any], text: Mapping[str, Any], modules: Sequence[Module]) -> bytes:
         """Bytes of a document with every key, as mlx-vlm has other defaults."""

@@ -270,7 +270,7 @@ def loader_reasons(
     tensors: Collection[str],
     loader: Loader,
     *,
-    target: str,
+    loaded: bool,
     built: bool,
     context: int,
     dropped: Mapping[str, int],
@@ -281,7 +281,7 @@ def loader_reasons(
 
     Args:
         tensors: canonical names of those that are written.
-        target: format; a source of the same one was loaded as it is.
+        loaded: the source is of the same format, and was loaded as it is.
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
         dropped: as :func:`ckconv.plan.steps.missing_tensors`.
@@ -289,7 +289,7 @@ def loader_reasons(
     """
     present = [name for name in tensors if name != HEAD]
     yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)
-    if index.format != target:
+    if not loaded:
         yield from row_reasons(
             config,
             loader,
@@ -416,7 +416,7 @@ class CheckpointPlanner(Planner):
             UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
         """
         metadata = metadata_of(self.index, self.options, self.written_by)
-        kept = self._keeps_names()
+        kept = self.keeps_names()
         if self.config is None and not kept:
             self.reasons.append(unknown_architecture(self.index))
             return self.refused()
@@ -431,7 +431,7 @@ class CheckpointPlanner(Planner):
             self.refuse(f"{count}{why}: {names[0]}{more}", hint)
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
-    def _keeps_names(self) -> bool:
+    def keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""
         o, source = self.options, self.index
         if source.metadata_kind is MetadataKind.TYPED and self.config is None and o.names == GGUF:
@@ -489,8 +489,8 @@ class CheckpointPlanner(Planner):
             else:
                 modules.append(self._module(entry, parts, dtype))
         if self.options.names == "hf" and modules:
-            dtype = self.types.get(EMBEDDING, F32)  # without one it is refused
-            spare = [*spare_of(self.family, self.scheme, self.config.scope, dtype, self.index.dropped, self.plain_type)]
+            row = self.family, self.scheme, self.config.scope, self.spare_type
+            spare = [*spare_of(*row, self.index.dropped, self.plain_type)]
             if named := ", ".join(piece.name for module in spare for piece in module if piece.source is None):
                 self.notes.append(f"zeros stand for {named}, which the class would fill at random if they were missing")
             written = {piece.canonical for module in spare for piece in module}
@@ -547,6 +547,12 @@ class CheckpointPlanner(Planner):
                 hint = "" if asked == "tie" else "--untie writes it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
+
+    @property
+    def spare_type(self) -> DType:
+        """Type of zeros: the embedding's, or another float type."""
+        types = (self.types.get(EMBEDDING, F32), *self.types.values())
+        return next((dtype for dtype in types if dtype.kind is Kind.FLOAT), F32)
 
     @cached_property
     def unpacked(self) -> bool:
@@ -620,7 +626,7 @@ class CheckpointPlanner(Planner):
             model = self.index, self.config, self.tensors, self.loader
             self.reasons += loader_reasons(
                 *model,
-                target=self.format,
+                loaded=self.index.format == self.format and TOWER not in self.options.drop,
                 built=built,
                 context=context,
                 dropped=self.dropped_patterns(self.index.tensors),

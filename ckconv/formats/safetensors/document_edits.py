@@ -24,6 +24,8 @@ from ckconv.errors import InputError, UsageError, quoted
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.schema import Family
+from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.steps import Change, Plan, Reason
@@ -183,7 +185,11 @@ class _Edits:
         for file in _DOCUMENTS:
             document, split = self._after[file], tuple(key.split("."))
             inner = text_key(document)
-            named = [path for path in ((key,), split, (inner, *split)) if _has(document, path)][:1]
+            named = [path for path in dict.fromkeys(((key,), split, (inner, *split))) if _has(document, path)]
+            said = [(_table(document, path) or {})[path[-1]] for path in named]
+            named = [
+                path for path, value in zip(named, said, strict=True) if value == said[0]
+            ]  # twice, for two readers
             rope = [path for path in ((_ROPE, key), (inner, _ROPE, key)) if _has(document, path)]
             within = [path for path in (split, (inner, *split)) if len(split) > 1 and _has(document, path[:-1])][:1]
             found += [_Place(file, path) for path in named + rope or within]
@@ -280,17 +286,39 @@ class _Edits:
         if document == self._before[CONFIG_NAME] or index.config is None:
             return
         family = huggingface_family(document)
+        self._check_kind(family)
         if family is None:
             self.notes.append(f"ckconv knows no model_type {quoted(str(self._own.get('model_type')))}")
             return
+        consumer = CONSUMERS[self._plan.format]
         try:
-            made = huggingface_config(
-                document, family, index.stored, Path(CONFIG_NAME), consumer=CONSUMERS[self._plan.format]
-            )
+            made = huggingface_config(document, family, index.stored, Path(CONFIG_NAME), consumer=consumer)
         except InputError as error:
             raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
+        reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
-            self.notes.append(f"{modifier} changes what is computed: ckconv converts no such {family.name}")
+            said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
+            self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
+
+    def _check_kind(self, family: Family | None) -> None:
+        """Check that an edited document names the class of the tensors.
+
+        Raises:
+            UsageError: ``usage.meta``, they were named for a class that the document would not name.
+        """
+        index = self._index
+        assert index.config is not None
+        seen = tower_of_document(self._before[CONFIG_NAME])
+        sees = tower_of_document(self._after[CONFIG_NAME])
+        texts = f"a {index.config.family}", f"a {family.name if family else index.config.family}"
+        towers = tuple(f"a {found.name}" if found else "a model without a known tower" for found in (seen, sees))
+        for was, made in (texts, towers):
+            if was == made:
+                continue
+            text = f"config.json would make it {made}, and its tensors are those of {was}"
+            if index.format != self._plan.format or index.tower is not None:
+                raise UsageError("usage.meta", text, hint="convert it first; edit changes what a document says")
+            self.notes.append(text)
 
     def files(self) -> dict[str, bytes]:
         """Every file that is another."""

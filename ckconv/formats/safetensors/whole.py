@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import F32, Kind
+from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import PREFIX, StoredTensor, Tensor, TensorIndex, parse, parted
 from ckconv.families.parameters import differ, nested, write
@@ -59,12 +59,19 @@ class WholePlanner(CheckpointPlanner):
         """
         if self.options.names != "hf" or self.options.fuse:
             self.refuse("--names and --fuse are for text models: the class has one name for each tensor")
+        if self.options.file_name:
+            why = "a text model with its tower is a directory: a file beside the tensors says how pictures are prepared"
+            self.refuse(why, "name a directory (DST/)")
         row = self.seeing.engines.get(self.loader.row)
         if row is not None and row.absent:
             self.refuse(f"{self.loader.name} has no class for {self.within} (model_type): {row.why}")
         elif self.config is not None:
             self._check_text(self.config)
         return super().plan(only_reasons=only_reasons)
+
+    def keeps_names(self) -> bool:
+        """Whether tensors are copied: a copy is none of a text model and a tower."""
+        return False
 
     def _check_text(self, config: ModelConfig) -> None:
         """The two files are of one model."""
@@ -121,15 +128,20 @@ class WholePlanner(CheckpointPlanner):
         tensors = {
             name: tensor for name, tensor in self._seen.items() if name not in embedded and not self._left(tensor)
         }
+        types = {name: tensor.dtype for name, tensor in self.tensors.items()}
         for tensor in (self._seen[name] for name in embedded if name in self._seen):
-            if EMBEDDING in self.tensors and self.tensors[EMBEDDING].dtype.kind is not Kind.FLOAT:  # else compared
+            kinds = {found[EMBEDDING].kind for found in (types, self.types) if EMBEDDING in found}
+            if kinds - {Kind.FLOAT}:  # else compared
                 self.leave_out(tensor.name, "a row of the text model's embedding, which is quantized", tensor.nbytes)
         entries, nameless = Spelling(family, self._tower.parameters, scheme).entries(tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
-        there = Counter(parse(name).pattern for name in tensors)
-        wanted = expected(family, scheme, self._tower.parameters)
-        missing, left = {name: count - there[name] for name, count in wanted.items()}, self.dropped_patterns(self._seen)
-        self.reasons += missing_tensors(missing, dropped=left)
+        own = self._seen.keys() - embedded.keys()
+        there, all_there = (Counter(PREFIX + parse(name).pattern for name in names) for names in (tensors, own))
+        wanted = {PREFIX + name: count for name, count in expected(family, scheme, self._tower.parameters).items()}
+        missing = {name: count - there[name] for name, count in wanted.items()}
+        alone = "--drop tower writes" if self.index.format in CHECKPOINTS else "leave MMPROJ out to write"
+        hint = f"{alone} the text model alone" if all_there != there else ""
+        self.reasons += [one._replace(hint=hint) for one in missing_tensors(missing, dropped=all_there - there)]
         modules = []
         for entry in entries:
             parts = [tensors[part] for part in entry.parts if part in tensors]
@@ -137,8 +149,8 @@ class WholePlanner(CheckpointPlanner):
                 dtype = self._type_of(parts, entry.shift)
                 named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
                 modules.append(module_of(named, parts, dtype))
-        dtype = self.types.get(EMBEDDING, F32)
-        for (piece,) in spare_of(family, scheme, self._tower.parameters, dtype, (), self.plain_type):
+        row = family, scheme, self._tower.parameters, self.spare_type
+        for (piece,) in spare_of(*row, (), self.plain_type):
             modules.append((piece._replace(name=prefix + piece.name),))
             self.notes.append(f"zeros stand for {prefix + piece.name}, which nothing that the text model sees needs")
         return modules

@@ -1,0 +1,99 @@
+"""A quantized text model beside a tower of floats: what mlx-vlm's own conversion makes of the same model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_mlx_vlm import raw
+from tower_cases import seen_by_mlx_vlm, with_tokens
+
+from ckconv.api import convert, verify
+from ckconv.options import Options
+
+#: Sizes of the recorded models -> whole groups.
+SIZES = {12: 32, 24: 64, 40: 96, 48: 128}
+
+#: Those whose projector mlx-vlm quantizes, too, as its name is none of ``skip_multimodal_module``.
+PROJECTORS = {"smolvlm-f16": "connector.", "internvl_chat-bf16": "mlp1."}
+NAMES = ["gemma3-f16", "internvl-bf16", "llava-f16", "mistral3-f16", "pixtral-f16", "qwen2_vl-f16", "qwen2_5_vl-f32",
+         "qwen3_vl-f16", *PROJECTORS]  # fmt: skip
+
+#: Parts of a tower whose sizes are those of the tower alone.
+_OWN = ("vision_model", "visual.blocks", "vision_tower", "visual.merger.norm")
+
+
+def wide(name: str, root: Path) -> Path:
+    """The recorded model, with a text model of whole groups."""
+    recorded = seen_by_mlx_vlm(name)
+    config, vision = recorded["config"], recorded["config"]["vision_config"]
+    text: dict[str, Any] = config.get("text_config") or config["llm_config"]
+    for key, (dtype, shape) in recorded["tensors"].items():
+        if not any(part in key for part in _OWN):
+            recorded["tensors"][key] = [dtype, [SIZES.get(size, size) for size in shape]]
+    head = SIZES.get(text.get("head_dim", 6), 16)
+    text |= {"hidden_size": 64, "intermediate_size": 96, "head_dim": head}
+    if "out_hidden_size" in vision:
+        vision["out_hidden_size"] = 64
+    if config["model_type"] == "qwen2_vl":
+        vision["hidden_size"] = 64
+    if "mrope_section" in text.get("rope_parameters", {}):
+        text["rope_parameters"]["mrope_section"] = [head // 2 - 10, 5, 5] if head > 16 else [2, 3, 3]
+    return with_tokens(recorded, root)
+
+
+def two(name: str, root: Path) -> tuple[Path, Path]:
+    """Directories of floats, and of a quantized text model; the second is verified."""
+    source = wide(name, root / "hf")
+    convert(source, f"{root}/plain/", to="mlx")
+    convert(source, f"{root}/four/", to="mlx", options=Options(quantize="affine:4:32"))
+    verify(root / "four", source, options=Options(quantize="affine:4:32"))
+    return root / "plain", root / "four"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_matrix_of_the_text_model_is_quantized_and_nothing_of_the_tower(name: str, tmp_path: Path) -> None:
+    plain, four = map(raw, two(name, tmp_path))
+
+    scaled = {key.removesuffix(".scales") for key in four if key.endswith(".scales")}
+    assert {key.partition(".")[0] for key in scaled} == {"language_model"}
+    assert plain.keys() == {key for key in four if not key.endswith((".scales", ".biases"))}
+    dense = [key for key in plain if key.removesuffix(".weight") not in scaled]
+    assert [key for key in dense if plain[key]["data"] != four[key]["data"]] == []
+    matrices = {
+        key.removesuffix(".weight") for key in plain if key.startswith("language") and len(plain[key]["shape"]) > 1
+    }
+    assert matrices == scaled
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", NAMES)
+def test_mlx_vlm_makes_the_same_bytes(name: str, tmp_path: Path) -> None:
+    mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_vlm.utils")
+    quant, trees = pytest.importorskip("mlx_vlm.quant_utils"), pytest.importorskip("mlx.utils")
+    plain, four = two(name, tmp_path)
+    model, said = utils.load_model(plain), json.loads((plain / "config.json").read_text())
+
+    def chosen(path: str, module: Any) -> Any:
+        """As in ``convert`` of mlx-vlm."""
+        own = getattr(model, "quant_predicate", None)
+        if utils.skip_multimodal_module(path) or path.startswith(PROJECTORS.get(name, "-")):
+            return False
+        return own(path, module) if own else True
+
+    made, document = quant.quantize_model(model, said, 32, 4, quant_predicate=chosen)
+
+    wanted, found = dict(trees.tree_flatten(made.parameters())), mx.load(str(four / "model.safetensors"))
+    assert found.keys() == wanted.keys()
+    same = {
+        key: (one.shape, one.dtype) == (found[key].shape, found[key].dtype)
+        and np.array_equal(np.array(one.view(mx.uint8)), np.array(found[key].view(mx.uint8)))
+        for key, one in wanted.items()
+    }
+    assert [key for key, alike in same.items() if not alike] == []
+    assert json.loads((four / "config.json").read_text())["quantization"] == document["quantization"]
+    loaded = dict(trees.tree_flatten(utils.load_model(four).parameters()))
+    assert loaded.keys() == found.keys()
