@@ -419,11 +419,11 @@ def test_output_that_is_the_input(way: str, source: Path, tmp_path: Path, ckconv
         (target := tmp_path / "other.bump").symlink_to(source)
     elif way == "through a directory link":
         (tmp_path / "d").symlink_to(tmp_path)
-        target = tmp_path / "d" / "m.gguf"
+        target, flags = tmp_path / "d" / "m.gguf", ("--force",)
     elif way == "config.json":
         target, flags = tmp_path / "other.bump", (*flags, "--config-out", source)
     else:
-        target = source
+        target, flags = source, ("--force",)
     result = ckconv("convert", source, target, *flags)
     assert result.code == 6
     assert "error[output.is-input]" in result.err

@@ -312,15 +312,21 @@ def test_fp8_whose_scale_is_called_otherwise_is_not_taken_for_values(scale: str,
     assert read_safetensors(tmp_path / "copy")[matrix][0] == "F8_E4M3"
 
 
-def test_fp8_that_lost_the_scale_of_its_format_is_not_taken_for_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "stored"), [("float8_e4m3fn", "F8_E4M3"), ("nvfp4", "U8"), ("int8_tensorwise", "I8")])
+def test_a_matrix_that_lost_the_scale_of_its_format_is_named_and_copied(kind: str, stored: str, tmp_path: Path) -> None:
     matrix = "double_blocks.0.img_attn.proj"
     held: Tensors = {name: bf16(array) for name, array in original(np.float32).items()}
-    held[f"{matrix}.weight"] = Raw("F8_E4M3", (48, 64), bytes(48 * 64))
-    said = {"_quantization_metadata": json.dumps({"layers": {matrix: {"format": "float8_e4m3fn"}}})}
+    held[f"{matrix}.weight"] = Raw(
+        stored, (48, 32 if kind == "nvfp4" else 64), bytes(48 * (32 if kind == "nvfp4" else 64))
+    )
+    said = {"_quantization_metadata": json.dumps({"layers": {matrix: {"format": kind}}})}
     source = raw_file(tmp_path / "flux.safetensors", held, said)
 
-    with pytest.raises(CkconvError, match=f"llama.cpp loads no F8_E4M3 here: {matrix}"):
-        convert(source, tmp_path / "m.gguf", options=Options(dequantize=True))
+    for target in ("m.gguf", "m.safetensors"):
+        with pytest.raises(CkconvError, match=f"ComfyUI's {kind} without weight_scale: {matrix}"):
+            convert(source, tmp_path / target, options=Options(dequantize=True))
+    convert(source, tmp_path / "copy.safetensors")
+    assert diff(source, tmp_path / "copy.safetensors").same
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
@@ -344,6 +350,30 @@ def test_fp8_with_scales_becomes_the_products(prefix: str, target: str, tmp_path
         made = {name.removeprefix(prefix): data for name, (*_, data) in read_safetensors(tmp_path / "out").items()}
     assert made[f"{matrix}.weight"] == values.tobytes()
     assert made.keys() == original(np.float32).keys(), "neither scales nor the marker"
+
+
+@pytest.mark.parametrize("said", ["header", "old"])
+@pytest.mark.parametrize("target", ["gguf", "safetensors"])
+def test_fp8_of_a_convolution_has_a_scale_of_all_its_axes(said: str, target: str, tmp_path: Path) -> None:
+    """``[O, 1, 1, 1]``: what torch broadcasts over a convolution."""
+    held: Tensors = {name: np.zeros(shape, np.float16) for name, shape in MODELS["sdxl"][1]().items()}
+    name, shape = next(it for it in MODELS["sdxl"][1]().items() if len(it[1]) == 4 and it[1][2] == 3)
+    module = name.removesuffix(".weight")
+    codes = np.arange(math.prod(shape), dtype=np.uint64).astype(np.uint8) % 127
+    held[name] = Raw("F8_E4M3", shape, codes.tobytes())
+    scale = np.linspace(0.1, 0.7, shape[0], dtype=np.float32).reshape(-1, 1, 1, 1)
+    held[f"{module}.{'weight_scale' if said == 'header' else 'scale_weight'}"] = scale
+    header = {"_quantization_metadata": json.dumps({"layers": {module: {"format": "float8_e4m3fn"}}})}
+    source = raw_file(tmp_path / "model.safetensors", held, header if said == "header" else {})
+
+    convert(source, f"{tmp_path / 'out'}/", to=target, options=Options(dequantize=True))
+
+    values = (fp8_values()[codes].astype(np.float32).reshape(shape) * scale).tobytes()
+    if target == "gguf":
+        made = {it.name: it.data.tobytes() for it in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
+    else:
+        made = {key: data for key, (*_, data) in read_safetensors(tmp_path / "out").items()}
+    assert values in made.values()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Decoder, Raw, Tensors, save
+from checkpoints import Decoder, Raw, Tensors, save, save_file
+from family_directions import read_safetensors
 from packed_checkpoints import (
     awq_model,
     bitnet_model,
@@ -642,3 +644,30 @@ def test_packed_matrices_of_a_family_that_stores_them_transposed_are_named_and_c
     for flags in (("--to", "gguf"), ("--to", "safetensors", "--dequantize")):
         result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/out/", *flags)
         assert (result.code, "stored [in, out]" in result.err) == (4, True), result.err
+
+
+#: What a matrix loses -> whether its codes alone may be values.
+LOST = {
+    "comfyui-fp8": True, "comfyui-fp8-old": True, "comfyui-int8": False, "comfyui-nvfp4": False, "bnb-int8": False,
+    "bnb-nf4": False, "ct-fp8-channel-dynamic": False, "ct-w8a8-int8": False, "ct-mxfp8": False, "fp8-block": False,
+    "modelopt-fp8": False, "modelopt-nvfp4": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_matrix_that_lost_all_that_belongs_to_it_is_not_taken_for_values(name: str, tmp_path: Path, ckconv) -> None:
+    """Its codes were copied, or decoded without a word, where all others were decoded."""
+    source = shutil.copytree(Path(__file__).parents[1] / "fixtures/quantised" / name, tmp_path / "source")
+    stored = {key: Raw(*it) for key, it in read_safetensors(source).items()}
+    matrix = next(key for key in stored if key.endswith("layers.0.mlp.down_proj.weight"))
+    kept = {key: it for key, it in stored.items() if not key.startswith(matrix.removesuffix("weight")) or key == matrix}
+    save_file(source / "model.safetensors", kept)
+
+    for target in ("out/", "m.gguf"):
+        to = "hf" if target == "out/" else "gguf"
+        done = ckconv("convert", source, f"{tmp_path}/{target}", "--to", to, "--dequantize")
+        if LOST[name]:
+            assert (done.code, "no scale, beside 13 matrices with one" in done.out) == (0, True), (done.err, done.out)
+        else:
+            assert (done.code, matrix in done.err) == (4, True), done.err
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "hf").code == 0

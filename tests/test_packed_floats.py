@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors
-from packed_checkpoints import fp8_values, model, rewritten
+from packed_checkpoints import fp8, fp8_values, model, rewritten
 from safetensors import safe_open
 
 from ckconv.families.catalog import FAMILIES
@@ -52,6 +52,11 @@ def mxfp8(module: str, shape: tuple[int, int], seed: int) -> Made:
     scales = rng.integers(100, 130, (shape[0], shape[1] // 32)).astype(np.uint8)
     values = fp8_values()[codes] * groups(2.0 ** (scales.astype(float) - 127), 32)
     return {f"{module}.weight": Raw("F8_E4M3", shape, codes.tobytes()), f"{module}.weight_scale": scales}, values
+
+
+def fp8_blocks(module: str, shape: tuple[int, int], seed: int) -> Made:
+    codes, scales, values = fp8(shape, (64, 64), seed=seed, powers=True)
+    return {f"{module}.weight": Raw("F8_E4M3", shape, codes.tobytes()), f"{module}.weight_scale_inv": scales}, values
 
 
 def nvfp4(module: str, shape: tuple[int, int], seed: int, *, divided: bool, factor: float | None = None) -> Made:
@@ -193,7 +198,41 @@ def test_mxfp8_scales_with_which_bf16_does_not_hold_every_code_are_counted(tmp_p
     model(tmp_path / "packed", DECODER, one, compressed("mxfp8-quantized"))
     result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
     assert result.code == 4
-    assert "1 groups have a scale that is not a power of two in BF16's range" in result.err
+    said = "1 groups have a scale that is not a power of two in BF16's range"
+    assert ("the scale of 1 group is not a finite number" if byte == 255 else said) in result.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--dequantize",), ("--decode", "*"), ("--dequantize", "--quantize", "q8_0")])
+@pytest.mark.parametrize("target", ["m.gguf", "m.bump", "m/"])
+@pytest.mark.parametrize(
+    ("pack", "named", "byte", "settings"),
+    [
+        (mxfp8, "weight_scale", 255, compressed("mxfp8-quantized")),
+        (mxfp4, "weight_scale", 255, compressed("mxfp4-pack-quantized")),
+        (fp8_blocks, "weight_scale_inv", np.nan, {"quant_method": "fp8", "weight_block_size": [64, 64]}),
+    ],
+    ids=["mxfp8", "mxfp4", "fp8"],
+)
+def test_a_scale_that_is_no_number_has_the_same_reason_and_way_out_everywhere(
+    tmp_path: Path, ckconv, pack: Pack, named: str, byte: float, settings: Any, target: str, flags: tuple[str, ...]
+) -> None:
+    """Decoding, which was offered, makes NaN of it: in a bump file it did."""
+
+    def one(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = pack(module, shape, seed)
+        if module.endswith("0.mlp.down_proj"):
+            scales = tensors[f"{module}.{named}"]
+            assert isinstance(scales, np.ndarray)
+            scales[0, 0] = byte
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, one, settings)
+    to = ("--to", "mlx") if target == "m/" else ()
+    if to and "--quantize" in flags:
+        flags = (*flags[:-1], "affine:8:32")
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/{target}", *to, *flags)
+    assert (result.code, "the scale of 1 group is not a finite number" in result.err) == (4, True), result.err
+    assert ("convert the original" in result.err, "way out" in result.err) == (True, False), result.err
 
 
 @pytest.mark.parametrize(

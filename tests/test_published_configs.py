@@ -408,7 +408,7 @@ DAMAGED: list[tuple[str, str, object, str]] = [
     ("lfm2", "num_key_value_heads", "x", "num_key_value_heads must be a whole number, got 'x'"),
     ("smallthinker", "sliding_window_layout", 7, "sliding_window_layout"),
     ("qwen3_5", "layer_types", 7, "layer_types"),
-    ("llama4", "moe_layers", [99], "moe_layers must be numbers of layers"),
+    ("llama4", "moe_layers", [99], r"moe_layers = \[99\]: whole numbers from 0 to 4 are expected"),
     ("mamba2", "n_groups", 0, "axis g has no number of elements .n_groups"),
 ]
 

@@ -353,7 +353,7 @@ def test_a_tower_alone_is_told_what_it_is_converted_with(
 ) -> None:
     _, _, mmproj = halves("gemma3-f16", tmp_path)
     done = ckconv("convert", mmproj, f"{tmp_path}/out/", *flags)
-    assert (done.code, "it is not a model but 'mmproj'" in done.err) == (4, True), done.err
+    assert (done.code, "it is not a model but 'mmproj' (general.type)" in done.err) == (4, True), done.err
     assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model\n" in done.err
 
 

@@ -288,7 +288,8 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
 
     for changes, flags, lost in _WAYS:
         mine = {chosen.option.name for chosen in asked(plan.options)}
-        if mine & changes.keys() or ("dequantize" in changes and plan.options.dtype == "keep"):
+        idle = "dtype" in changes and plan.options.quantize
+        if mine & changes.keys() or idle or ("dequantize" in changes and plan.options.dtype == "keep"):
             continue  # what was asked for stays
         try:
             other, _ = again(options=replace(plan.options, **changes, file_name=""))
@@ -298,9 +299,20 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
             kept = (
                 "" if other.record or not format_of(other.format).keeps_source else "; SRC cannot be restored from it"
             )
-            if lost.startswith(_EXACT) and not products_are_exact(plan.index):
-                lost = lost.replace(_EXACT, _ROUNDED)
+            if lost.startswith(_EXACT):
+                exact = products_are_exact(plan.index)
+                lost = lost.replace(_EXACT, _of_values(plan.options, exact=exact))
             yield f"way out: {flags}: {size(other.nbytes)}, {lost}{kept}"
+
+
+def _of_values(options: Options, *, exact: bool) -> str:
+    """Effect on values of decoding, with the further flags."""
+    if options.quantize:
+        return f"values are rounded to the blocks of --quantize {options.quantize}"
+    if options.dtype in ("f16", "bf16") and options.allow_lossy:
+        return f"values are rounded to {options.dtype.upper()}"
+    said = _EXACT if exact else _ROUNDED
+    return said if options.dtype == "engine" else said.replace("FP32", options.dtype.upper().replace("F32", "FP32"))
 
 
 def _executor(context: click.Context, address: str) -> Executor:

@@ -21,7 +21,7 @@ from ckconv.conversion.run import (
     ways_of,
 )
 from ckconv.core.dtypes import F32
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import MAX_LISTED, counted
 from ckconv.formats.destination import Destination
 from ckconv.plan.probe import size_of
@@ -67,6 +67,16 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
         print_plan(tower[0], tower[1].name, settings)
 
 
+def _in_keys(plan: Plan) -> int:
+    """Tensors of the model that are keys of the output, and no tensors of it."""
+    from ckconv.families.catalog import FAMILIES
+    from ckconv.families.names import key_patterns
+
+    family = FAMILIES.get(plan.index.config.family) if plan.index.config else None
+    patterns = key_patterns(family) if family else {}
+    return sum(parse(name).pattern in patterns for name in plan.index.tensors) if patterns else 0
+
+
 def print_report(report: Report, settings: Settings, *, tower: Report | None = None, err: bool) -> None:
     """Print the report; to stderr where stdout is the model.
 
@@ -87,7 +97,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     # A head that is stored beside the embedding which it is, is verified for itself; so are the
     # factors of RoPE, which a configuration says and a GGUF holds as a tensor.
     own = (step for step in plan.steps if step.content is not None and step.target.name not in plan.index.tensors)
-    made = len([*own]) if plan.format == "gguf" else 0
+    made = len([*own]) + _in_keys(plan) if plan.format == "gguf" else 0
     compared = report.verified if plan.restores or plan.options.tie == "untie" else total + made
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate, peak = size(int(plan.nbytes / report.seconds) if report.seconds else plan.nbytes), peak_memory()

@@ -460,6 +460,7 @@ def build_config(
     vocab_size: int,
     position_rows: int = 0,
     rope: bool,
+    experts: bool = False,
     rope_scaling: Mapping[str, Any] | None = None,
     tied: bool | None = None,
     modifiers: tuple[Modifier, ...] = (),
@@ -493,6 +494,9 @@ def build_config(
         raise fail(f"{names['vocab_size']} is {got['vocab_size']:,}, the embedding has {vocab_size:,} rows")
     if rope and values.get("rope_theta") == 0:
         raise fail(f"{names['rope_theta']} is 0")
+    if experts and not 0 < got["experts_used"] <= got["num_experts"]:
+        counted = (f"{names[field]} is {got[field]:,}" for field in ("experts_used", "num_experts"))
+        raise fail(", ".join(counted))
     context = int(got["context_length"]) or position_rows
     if position_rows and context != position_rows:
         raise fail(f"{names['context_length']} is {context:,}, the position embedding has {position_rows:,} rows")

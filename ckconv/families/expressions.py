@@ -110,6 +110,13 @@ def among(count: int, numbers: list[int]) -> list[int]:
     return [n for n in range(count) if n in numbers]
 
 
+def whole(it: Any, low: int, high: int = (1 << 31) - 1) -> Any:
+    """``it``, a whole number from ``low`` to ``high``, or a list of such."""
+    if not all(type(number) is int and low <= number <= high for number in (it if isinstance(it, list) else [it])):
+        raise ExpressionError("", f"whole numbers from {low:,} to {high:,} are expected")
+    return it
+
+
 def every(count: int, period: int, one: Any, other: Any, start: int = -1) -> list[Any]:
     """``count`` items ``one``, with ``other`` at every ``period``-th.
 
@@ -302,6 +309,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "len": len,
+    "whole": whole,
     **BY_NAME,
 }
 

@@ -201,7 +201,7 @@ def read_rope(
             overruled.append(f"{key}, because {_said(stated, theta)} is there")
     kind, other = _kind(table, name, consumer, fail)
     kind = style.older.get(consumer, {}).get(kind, kind)
-    if consumer == TRANSFORMERS and style.types and kind not in ("default", *style.types):
+    if consumer == TRANSFORMERS and style.types is not None and kind not in ("default", *style.types):
         modifiers.append(f"{name}.rope_type = {kind!r}, which the class does not take,")
     overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]
     if consumer == MLX_LM and table is not nested:
@@ -219,7 +219,7 @@ def read_rope(
     if style.alpha and table.get("alpha") and (consumer == MLX_LM or kind == "dynamic"):
         alpha = float(checked_number(f"{name}.alpha", table["alpha"], REAL, fail))
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), (), tuple(overruled), alpha)
-    takes_mrope = consumer == MLX_LM or "mrope" in style.types
+    takes_mrope = consumer == MLX_LM or "mrope" in (style.types or ())
     plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind))
     in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
@@ -546,8 +546,6 @@ def huggingface_config(
     windows = read_windows(family, own, Values(family, ConfigSource(own), reader, given), consumer, fail)
     if windows.size is not None:
         values["sliding_window"] = windows.size
-    if family.experts:
-        _check_experts(own, family, values, names, fail)
     made = build_config(
         family.name,
         _model_type(own, family),
@@ -557,6 +555,7 @@ def huggingface_config(
         vocab_size=_rows(stored, _EMBEDDINGS),
         position_rows=_rows(stored, _POSITIONS),
         rope=family.rope,
+        experts=family.experts,
         rope_scaling=scaling,
         tied=_tied(own, family, consumer),
         modifiers=modifiers_of(modifiers),
@@ -779,37 +778,6 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
     if rotary < 2 or rotary % 2:
         raise fail(f"partial_rotary_factor is {part}, which turns {rotary} of {head:g} elements of a head, not pairs")
     return rotary
-
-
-def _check_experts(
-    own: Mapping[str, Any],
-    family: Family,
-    values: Mapping[str, int | float],
-    names: Mapping[str, str],
-    fail: Fail,
-) -> None:
-    """Check counts of experts and numbers of layers with experts."""
-    used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
-    if not 0 < used <= count:
-        counted = dict.fromkeys([names["num_experts"], *(k for k in document_words(family, "num_experts") if k in own)])
-        raise fail(f"{names['experts_used']} is {used:,}, {' or '.join(counted)} is {count:,}")
-    keys = family.document.keys.keys
-    step = own.get("decoder_sparse_step", 1) if "decoder_sparse_step" in keys else 1
-    dense = (own.get("mlp_only_layers") or []) if "mlp_only_layers" in keys else []
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")
-    if not isinstance(dense, list):
-        raise fail(f"mlp_only_layers must be a list, got {dense!r}")
-    sparse, layers = own.get("moe_layers") if "moe_layers" in keys else None, int(values.get("num_layers", 0))
-    listed = sparse if isinstance(sparse, list) else [sparse]
-    if sparse is not None and not all(type(n) is int and 0 <= n < layers for n in listed):
-        raise fail(f"moe_layers must be numbers of layers, from 0 to {layers - 1}, got {sparse!r}")
-    # JambaConfig.validate_architecture
-    for kind in ("attn", "expert") if "expert_layer_offset" in keys else ():
-        words = (f"{kind}_layer_offset", f"{kind}_layer_period")
-        offset, period = (own.get(key, default_of({"model_type": family.model_type}, key)) for key in words)
-        if type(offset) is not int or type(period) is not int or not 0 <= offset < period:
-            raise fail(f"{kind}_layer_offset must be from 0 to below {kind}_layer_period ({period!r}), got {offset!r}")
 
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:

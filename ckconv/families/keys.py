@@ -403,7 +403,7 @@ class RopeStyle(NamedTuple):
     """
 
     by_layer: bool = False
-    types: tuple[str, ...] = ()
+    types: tuple[str, ...] | None = None
     mlx_lm: str = "top"
     default: Mapping[str, Any] = {}
     part: Mapping[str, float] = {}
@@ -626,7 +626,7 @@ def rope_style(
     mlx, transformers = engines.get("mlx_lm"), engines.get("transformers")
     return RopeStyle(
         by_layer=any(cell.key.startswith("rope_parameters.full_attention.") for cell in base),
-        types=(transformers.scaling if transformers else None) or (),
+        types=transformers.scaling if transformers else None,
         mlx_lm=mlx.rope if mlx else MLX_ROPE[0],
         default=default,
         part={READERS[who][0]: share for who, share in part.items() if who in READERS},

@@ -268,6 +268,12 @@ class _Compiler:
         return [*(prefixes.get(self.format) or prefixes["hf"]), *prefixes.get(other, ())]
 
 
+def key_patterns(family: Family) -> dict[str, str]:
+    """Canonical pattern of a tensor that is a GGUF key -> its key."""
+    rows = (row for row in family.tensors.values() if row.key)
+    return {canonical_pattern(family, row.name, "" if row.whole_name else "weight"): row.key for row in rows}
+
+
 def _halves(name: str) -> tuple[str, str]:
     """The module with its dot, and weight or bias."""
     module, dot, kind = name.rpartition(".")

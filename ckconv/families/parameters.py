@@ -67,6 +67,10 @@ class ConfigSource:
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
+#: What llama.cpp takes for a number of each layer, too (``get_key_or_arr``).
+PER_LAYER = ("head_count", "head_count_kv", "feed_forward_length", "expert_used_count")
+
+
 class ParameterError(ValueError):
     """Missing or contradictory parameter, or no place in a format."""
 
@@ -135,10 +139,12 @@ class Values(Mapping[str, Any]):
 
     def _unread(self, parameter: Parameter, error: ExpressionError) -> str:
         """Message on keys that give no value for a parameter."""
-        names = () if error.why else sorted(error.names)
-        rows = [parameter, *(self._family.parameters[one] for one in names if one in self)]
-        cells = [cell for row in rows for cell in row.key_cells(self._source.format) if self._looks_at(cell)]
-        said = {cell.key: self._source.value(cell.key) for cell in cells if self._source.has(cell.key)}
+        asked = [self._family.parameters[one] for one in sorted(error.names) if one in self]
+        for rows in ([parameter], asked) if error.why else ([parameter, *asked],):
+            cells = [cell for row in rows for cell in row.key_cells(self._source.format) if self._looks_at(cell)]
+            said = {cell.key: self._source.value(cell.key) for cell in cells if self._source.has(cell.key)}
+            if said:
+                break
         values = ", ".join(f"{key} = {reprlib.repr(value)}" for key, value in said.items())
         return f"{values or parameter.name}: {error.why or f'no {parameter.name} follows from it'}"
 
@@ -186,13 +192,18 @@ class Values(Mapping[str, Any]):
         stored: Any = self._numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
-        of_document = [stored] if self._source.format == "hf" else []  # a GGUF may hold an infinity: Gemma 3n's does
-        for number in stored if of_document and isinstance(stored, list) else of_document:
-            if isinstance(number, float) and not math.isfinite(number):
+        typed = self._source.format != "hf"  # a GGUF may hold an infinity: Gemma 3n's does
+        for number in stored if isinstance(stored, list) else [stored]:
+            no_number = isinstance(number, float) and not math.isfinite(number) and not (typed and math.isinf(number))
+            if no_number or (typed and cell.type == "f32" and isinstance(number, bool)):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if isinstance(stored, list) and parameter.is_single and (cell.read is None or "it" in cell.read.names):
             words = _TYPES.get(parameter.kind, ((), "one value"))[1]
             raise ParameterError(f"{cell.key} must be {words}, got {reprlib.repr(stored)}")
+        if typed and cell.type in ("u32", "u64") and isinstance(stored, int) and stored < 0:
+            raise ParameterError(f"{cell.key} is {stored}, and no such number is below 0")
+        if typed and cell.type.endswith("[]") and isinstance(stored, bool):
+            raise ParameterError(f"{cell.key} must be a list or a number, got {stored}")
         if cell.words:
             stored = [_own_word(cell, item) for item in stored] if isinstance(stored, list) else _own_word(cell, stored)
         if cell.read is not None:

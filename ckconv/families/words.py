@@ -92,15 +92,32 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
     family = FAMILIES[config.family]
     others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
     keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
-    return f" of a {family.name} ({', '.join(f'{family.gguf}.{key}' for key in dict.fromkeys(keys))})" if keys else ""
+    keys = [*(f"{family.gguf}.{key}" for key in keys), *_of_layers(family, format, pattern)]
+    return f" of a {family.name} ({', '.join(dict.fromkeys(keys))})" if keys else ""
 
 
 def _of_layers(family: Family, format: str, pattern: str) -> list[str]:
     """Keys that say which layers have a tensor, where not all have it."""
-    held = names_of(family, "mlx" if format == "mlx" else "hf").stored.get(pattern)
+    held = names_of(family, format if format in ("gguf", "mlx") else "hf").stored.get(pattern)
     layers = held.parts[0].row.layers if held else None
     fields = sorted({name for kind in layers.names for name in family.layers[kind].names}) if layers else []
-    return [key for name in fields for key in document_words(family, name)]
+    words = gguf_words if format == "gguf" else document_words
+    return [key for name in fields for key in words(family, name)]
+
+
+def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
+    """Keys that say which layers have a tensor of this canonical name."""
+    family = family_of(config)
+    row = next((row for row in family.tensors.values() if _is_of(row.name, pattern)), None) if family else None
+    if family is None or row is None or row.layers is None or not (config.raw or format == "gguf"):
+        return []
+    fields = sorted({name for kind in row.layers.names for name in family.layers[kind].names})
+    words = gguf_words if format == "gguf" else document_words
+    return list(dict.fromkeys(key for name in fields for key in words(family, name)))
+
+
+def _is_of(module: str, pattern: str) -> bool:
+    return pattern.startswith(f"{module.replace('L.', 'layers.{n}.', 1)}.")
 
 
 def tensors_said(config: ModelConfig, *, format: str) -> str:

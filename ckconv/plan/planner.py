@@ -95,7 +95,10 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         )
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
-        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert", hint)
+        return Reason(
+            f"it is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
+            hint,
+        )
     configured = any(path.name == _CONFIG for path in index.side_files)
     if (
         _DIFFUSERS in index.metadata

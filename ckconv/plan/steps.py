@@ -293,7 +293,11 @@ class Reason(NamedTuple):
 
 
 def missing_tensors(
-    counts: Mapping[str, int], keys: str = "", *, dropped: Mapping[str, int] | None = None
+    counts: Mapping[str, int],
+    keys: str = "",
+    *,
+    dropped: Mapping[str, int] | None = None,
+    of_layers: Callable[[str], Iterable[str]] = lambda pattern: (),
 ) -> Iterator[Reason]:
     """Tensors that a target needs and does not get.
 
@@ -301,11 +305,14 @@ def missing_tensors(
 
     Args:
         keys: what says that they should be there, in brackets.
+        of_layers: pattern -> keys that say which layers have it.
         dropped: pattern -> how many of them the source has, and ``--drop`` leaves out.
     """
     for pattern, count in counts.items():
         out = min(count, (dropped or {}).get(pattern, 0))
-        for number, why, whence in ((count - out, "", keys), (out, ", which --drop leaves out", "")):
+        also = [key for key in of_layers(pattern) if key not in keys]
+        said = f"{keys.removesuffix(')')}, {', '.join(also)})" if keys and also else keys
+        for number, why, whence in ((count - out, "", said), (out, ", which --drop leaves out", "")):
             where = f" in {counted(number, 'layer')}" if "{n}" in pattern else ""
             if number > 0:
                 yield Reason(f"no tensor for {pattern}{why}{where}{whence}")

@@ -124,16 +124,15 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
     return any(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)
 
 
+def _token_count(index: TensorIndex) -> int:
+    count = getattr(_value(index.metadata, _TOKENS), "count", 0)
+    return count if isinstance(count, int) else 0
+
+
 def ids_beyond(index: TensorIndex) -> Iterator[str]:
     """Special tokens that the source names by an id that no token has."""
     typed = index.metadata_kind is MetadataKind.TYPED
-    rows = (
-        index.config.vocab_size
-        if index.config
-        else getattr(_value(index.metadata, _TOKENS), "count", 0)
-        if typed
-        else 0
-    )
+    rows = index.config.vocab_size if index.config else _token_count(index) if typed else 0
     try:
         of_file = {} if typed or not rows else _beside(index, _GENERATION) or {}
     except InputError:  # a malformed file is said where it is needed
@@ -202,10 +201,10 @@ def special_texts(index: TensorIndex) -> dict[str, str]:
     """Texts of special tokens that the model names: ``bos_token``, ..."""
     found: dict[str, str] = {}
     if index.metadata_kind is MetadataKind.TYPED:
-        tokens = _value(index.metadata, "tokenizer.ggml.tokens")
+        tokens, count = _value(index.metadata, _TOKENS), _token_count(index)
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
             number = _value(index.metadata, f"tokenizer.ggml.{key}_token_id")
-            if isinstance(number, int) and tokens is not None and 0 <= number < tokens.count:
+            if isinstance(number, int) and 0 <= number < count:
                 found[f"{name}_token"] = tokens.head(number + 1)[-1]
     elif index.metadata_kind is MetadataKind.DOCUMENT:
         for name in ("bos_token", "eos_token", "unk_token", "pad_token"):

@@ -200,10 +200,10 @@ def _value(index: TensorIndex, key: str) -> Any:
 
 
 def _stored(index: TensorIndex, key: str) -> Any:
-    """A value; of an array the bytes, which need no decoding."""
-    found = getattr(index.metadata[key], "value", None)
-    raw = getattr(found, "raw", None)
-    return bytes(raw()) if raw is not None else found
+    """Bytes of an array or of a number; else the value."""
+    found = index.metadata[key]
+    raw = getattr(getattr(found, "value", None), "raw", None)
+    return bytes(raw()) if raw is not None else getattr(found, "raw", b"") or getattr(found, "value", None)
 
 
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
@@ -370,16 +370,21 @@ def words_of(index: TensorIndex, *, merges: bool = True) -> Words | None:
 
 def _roles_of_keys(index: TensorIndex) -> dict[str, int]:
     found = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
+    if "tokenizer.ggml.seperator_token_id" in index.metadata:  # it may end a text, whatever eos is
+        found["eos"] = None
     return {role: number for role, number in found.items() if isinstance(number, int)}
 
 
 def _words_of_keys(index: TensorIndex) -> Words:
-    tokens = dict(enumerate(_value(index, _TOKENS)))
-    types = dict(enumerate(_value(index, "tokenizer.ggml.token_type") or ()))
+    lists = {name: _value(index, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "scores", "merges")}
+    tokens, types, scores = (
+        dict(enumerate(lists[name] if isinstance(lists[name], list) else ()))
+        for name in ("tokens", "token_type", "scores")
+    )
     return Words(
         tokens,
-        _value(index, "tokenizer.ggml.merges"),
-        dict(enumerate(_value(index, "tokenizer.ggml.scores") or ())),
+        lists["merges"],
+        scores,
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
         _roles_of_keys(index),

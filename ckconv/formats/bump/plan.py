@@ -26,7 +26,7 @@ from ckconv.formats.bump.slots import (
     unusual,
 )
 from ckconv.options import Options
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons
+from ckconv.plan.planner import HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix
@@ -50,6 +50,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[Tensor]]] = {}
+    spoiled: dict[str, list[str]] = {}
     kept: set[str] = set()
     for slot, layer in slots_of(planner.table, planner.config.num_layers):
         name = with_layer(slot.name, layer)
@@ -65,7 +66,10 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
                 dtype, why = _repacked(planner, here, tensor.dtype, slot)
             else:
                 dtype, why = _type(planner, tensor, slot)
-            if why:
+            looked = why or given is not None or planner.decoded(tensor)
+            if looked and side_by_side(tensor.dtype) and (wrong := planner.unsound(tensor)):
+                spoiled.setdefault(wrong, []).append(tensor.source)
+            elif why:
                 refused.setdefault(why, []).append(tensor)
             elif tensor.dtype.block > 1 and not planner.decoded(tensor):
                 kept.add(tensor.source)
@@ -75,6 +79,8 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
         types[name] = chosen[0] if chosen else F32
         if len(set(chosen)) > 1:
             mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
+    for why, names in spoiled.items():
+        planner.refuse(f"{why}: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else ""), ORIGINAL)
     for why, tensors in refused.items():
         _refuse_blocks(planner, why, tensors, kept, tensors[0].source)
     for why, pairs in mixed.items():

@@ -21,7 +21,7 @@ from ckconv.core.config import (
     scaled,
     starts_behind,
 )
-from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, F64, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.core.named import NamedTuple
@@ -45,7 +45,7 @@ from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
-from ckconv.families.names import beside_text, canonical_pattern, names_of, shift_of
+from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Sizes, conditional, everywhere, layout_in, loaded, narrow, required
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
@@ -62,12 +62,6 @@ if TYPE_CHECKING:
 
 
 # Tensors of one number that are a metadata key in GGUF: a number, or an array with that of every layer (xIELU's).
-
-
-def key_patterns(family: Family) -> dict[str, str]:
-    """Canonical pattern of such a tensor -> its key."""
-    rows = (row for row in family.tensors.values() if row.key)
-    return {canonical_pattern(family, row.name, "" if row.whole_name else "weight"): row.key for row in rows}
 
 
 def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iterator[Tensor]:
@@ -108,7 +102,8 @@ def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
             for tensor in index.tensors.values():
                 name = parse(tensor.name)
                 if name.pattern in patterns:
-                    [[number]] = to_float32(RowReader(tensor, files).rows(0, 1), tensor.dtype)
+                    rows = RowReader(tensor, files).rows(0, 1)
+                    [[number]] = rows.view("<f8") if tensor.dtype is F64 else to_float32(rows, tensor.dtype)
                     numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
     return {
         key: scalar("f32", found[None])

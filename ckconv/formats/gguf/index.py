@@ -6,6 +6,7 @@ With the hyper-parameters as llama.cpp reads them.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,16 +29,16 @@ from ckconv.core.config import (
     shortest_float32,
 )
 from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
-from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf
 from ckconv.families.diffusion import ORIGINAL_SHAPE, Diffusion, canonical_diffusion, diffuses, diffusion_of
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
-from ckconv.families.parameters import ExpressionError, ParameterError, Values
+from ckconv.families.parameters import PER_LAYER, ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
-from ckconv.families.words import said_of
+from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND
@@ -49,6 +50,20 @@ if TYPE_CHECKING:
 
 
 # The hyper-parameters of a GGUF, as llama.cpp reads them.
+
+#: Keys of a tokenizer -> their type (``llama_vocab::impl::load`` stops at another).
+_TEXT, _FLAG, _ID = ("str", "a text"), ("bool", "true or false"), ("u32", "the number of a token")
+_OF_TOKENS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("model", "pre"), _TEXT),
+    **dict.fromkeys(("tokens", "merges"), ("arr[str]", "a list of texts")),
+    "scores": ("arr[f32]", "a list of numbers"),
+    "token_type": ("arr[i32]", "a list of whole numbers"),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix"), _FLAG),
+    "remove_extra_whitespaces": _FLAG,
+}
+
+#: Turns of YaRN, of which there is a logarithm.
+_ABOVE_ZERO = frozenset({"beta_fast", "beta_slow"})
 
 #: Fields that are no plain number under a key, or none that GGUF has.
 _SPECIAL = ("layer_types", "local_theta", "final_cap", "query_scalar")
@@ -87,9 +102,19 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
             value = value_of(file.metadata, key)
             if value is not None:
+                if value == 0 and NUMBERS[field].required and not cell.read:
+                    raise fail(f"{key} is 0")
+                names[field] = key
                 if cell.read and not cell.unread:
                     value = _read(file, architecture, family, name, fail)
-                names[field] = key
+                    if "it" not in cell.read.names:  # what it is made of is at fault
+                        asked = (word for one in sorted(cell.read.names) for word in gguf_words(family, one))
+                        key = next(asked, key)
+                    elif isinstance(value, int) and value < 0:
+                        others = [word for one in sorted(cell.read.names) for word in gguf_words(family, one)]
+                        said = {one: value_of(file.metadata, one) for one in (key, *others)}
+                        shown = ", ".join(f"{one} is {it}" for one, it in said.items() if it is not None)
+                        raise fail(f"{shown}: no {field} follows from it")
                 values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
                 break
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
@@ -108,6 +133,7 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         vocab_size=vocab or _token_count(file),
         position_rows=positions,
         rope=family.rope,
+        experts=family.experts,
     )
     made = _classified(file, architecture, family, _window(family, made))
     made = replace(made, unread=(*made.unread, *idle.values()))
@@ -154,6 +180,11 @@ def _uniform(file: GgufFile, key: str, value: object) -> object:
     """
     if not isinstance(value, ArrayRef):
         return value
+    layers = value_of(file.metadata, f"{key.partition('.')[0]}.block_count")
+    if not key.endswith(PER_LAYER):
+        raise _fail(file)(f"{key} must be a number, got a list of {value.count:,}")
+    if isinstance(layers, int) and value.count != layers:
+        raise _fail(file)(f"{key} has {counted(value.count, 'number')}, for {counted(layers, 'layer')}")
     elements = value.decode()
     if not elements or any(element != elements[0] for element in elements):
         raise UnsupportedError(
@@ -168,6 +199,15 @@ def _token_count(file: GgufFile) -> int:
 
 
 def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
+    for key, found in file.metadata.items():
+        _, dot, name = key.partition("tokenizer.ggml.")
+        wanted, words = _ID if name.endswith("_token_id") else _OF_TOKENS.get(name, ("", ""))
+        if not dot or not wanted:
+            continue
+        value = found.value
+        if found.type != wanted and not (name.endswith("_token_id") and type(value) is int and value >= 0):
+            shown = f"{found.type} of {value.count:,}" if isinstance(value, ArrayRef) else reprlib.repr(value)
+            raise fail(f"{key} must be {words}, got {shown}")
     tokens = _token_count(file)
     if vocab and tokens > vocab:
         raise fail(f"tokenizer.ggml.tokens has {tokens:,} entries, token_embd.weight {vocab:,} rows")
@@ -275,7 +315,12 @@ def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: M
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
     try:
-        return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
+        found = {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
+        for number in found.keys() & _ABOVE_ZERO:
+            if found[number] <= 0:
+                key = gguf_words(family, f"rope_{number}")[0]
+                raise _fail(file)(f"{key} must be above 0, got {found[number]}")
+        return found
     except (ParameterError, ExpressionError) as error:
         raise _fail(file)(f"{architecture}.{error}") from None
 
@@ -319,13 +364,22 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
     given = {name: value for name, value in config.scope.items() if name not in special}
     values = Values(family, KeySource(file, architecture), given=given)
     try:
+        for name in special:
+            if name != "layer_types" and values[name] is not None:
+                key = next(iter(gguf_words(family, name)), name)
+                if not checked_number(key, values[name], REAL, fail) and name in ("local_theta", "query_scalar"):
+                    raise fail(f"{key} is 0")
         found = {FIELD_OF[name]: _exact(values[name]) for name in special}
         kinds = found.get("layer_types")
         if kinds is not None and not isinstance(kinds, tuple):
             raise fail(f"layer_types is {kinds!r}, and no list over layers: {family.path.name} says how it is read")
         if kinds and SLIDING not in kinds:
             found["sliding_window"] = None
-        return replace(config, **found, own={name: _number(values[name]) for name in family.own})
+        own = {name: _number(values[name]) for name in family.own}
+        for name in sorted(own.keys() & family.sizes):
+            if not isinstance(own[name], list | None):  # kinds of layers are a list
+                checked_number(next(iter(gguf_words(family, name)), name), own[name], WHOLE, fail)
+        return replace(config, **found, own=own)
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
 

@@ -144,6 +144,9 @@ def types_of(
         for part in entry.parts:
             given = quantized.get(entry.name)
             choice = _Choice(given) if given is not None else _choice(planner, entry, part, same_format)
+            looked = choice.why or given is not None or is_scaled(part.dtype) or planner.decoded(part)
+            if looked and side_by_side(part.dtype) and (why := planner.unsound(part)):
+                choice = _Choice(choice.dtype, why, ORIGINAL)
             if choice.why:
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
                 groups[choice.why] += choice.groups
@@ -175,8 +178,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     asked, source = planner.dtype, tensor.dtype
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
-        why = planner.unsound(tensor) if decodable(source) else f"no decoder for {source}"
-        return _Choice(target, why, ORIGINAL if why else "")
+        return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
     if is_scaled(source):
@@ -459,7 +461,8 @@ class GgufPlanner(Planner):
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""
         found = as_read({key: metadata[key] for key in metadata.keys() & {_TOKENS}})
-        count = found[_TOKENS].value.count if found else 0
+        count = getattr(found[_TOKENS].value, "count", 0) if found else 0
+        count = count if isinstance(count, int) else 0
         for key, _ in self.options.set_meta if count else ():
             value = as_read({key: metadata[key]})[key].value
             if key.endswith("_token_id") and type(value) is int and value >= count:

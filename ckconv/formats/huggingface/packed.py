@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from ckconv.core.dtypes import Kind
+from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Dropped, Packed, StoredTensor, Tensor, matrix_of
 from ckconv.errors import Faults, InputError, OutputError, counted, quoted
@@ -190,6 +190,9 @@ def check_ignored(
 # The tensors are the truth: a packing is known by the names and types of its arrays, and ``quantization_config`` has to
 # agree with them. Nothing but an index of groups is read of their data.
 
+#: Types of a matrix that says nothing without its scales, in a checkpoint whose others have some.
+_CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2"))
+
 #: Suffixes that only packed modules have.
 _OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales", *hqq.BESIDE})
 
@@ -212,6 +215,7 @@ class Found(NamedTuple):
         dropped: what is about activations.
         words: the quantizers and their types, for people; empty where nothing is quantized.
         unread: the same where there is something among it that cannot be read: then nothing is packed.
+        notes: what a user should know of them.
     """
 
     items: Sequence[Item] = ()
@@ -219,6 +223,7 @@ class Found(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
     words: str = ""
     unread: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def packed_items(
@@ -243,9 +248,10 @@ def packed_items(
     modules = dict(_modules(stored, method)) if own else {}
     if method in ("", comfyui.METHOD):
         taken = {array.name for _, arrays in modules.values() for array in arrays.values()}
-        itself = comfyui.alone(stored, taken).items()
-        # What the metadata has a format for has lost its scale.
-        modules |= {n: one for n, one in itself if not comfyui.said_of(n.removesuffix(".weight"), layers or {})}
+        lost = comfyui.without_scale(stored, taken, layers or {})
+        if lost:
+            return Found(words=lost, unread=lost)
+        modules |= comfyui.alone(stored, taken)
     for key in _ROTATED:
         if modules and settings.get(key):
             words = f"a model whose weights and activations are rotated ({key})"
@@ -284,6 +290,9 @@ def packed_items(
     arrays_of_modules = {array.name for _, arrays in modules.values() for array in arrays.values()}
     rest = [tensor for tensor in stored if tensor.name not in arrays_of_modules]
     about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
+    codes = [one for one in rest if one.name.endswith(".weight") and len(one.shape) > 1 and one.dtype in _CODES]
+    if codes:
+        unread[f"codes without scales ({codes[0].name})"] += len(codes)
     for alone in rest:
         if alone.name.endswith(_OWN):
             faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
@@ -301,7 +310,15 @@ def packed_items(
     ]
     words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
     dropped = tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in about)
-    return Found([item for item in named if item], packed, dropped, words)
+    bare = [array.name for packing, arrays in modules.values() if packing is comfyui.ALONE for array in arrays.values()]
+    scaled = sum(bool(arrays.keys() & {".weight_scale", ".scale_weight"}) for _, arrays in modules.values())
+    notes = tuple[str, ...]()
+    if bare and scaled:
+        few = f"{bare[0]} and {len(bare) - 1} more have" if len(bare) > 1 else f"{bare[0]} has"
+        notes = (
+            f"{few} no scale, beside {counted(scaled, 'matrix', 'matrices')} with one: codes are taken for values",
+        )
+    return Found([item for item in named if item], packed, dropped, words, notes=notes)
 
 
 def _said_of(name: str, headers: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:

@@ -314,6 +314,8 @@ class HuggingFacePlanner(CheckpointPlanner):
     def _unpackable(self, tensor: Tensor, dtype: DType | None) -> tuple[str, str] | None:
         """Reason why the layout cannot hold a matrix, and what can."""
         layout, entry = self.options.pack, self._entries.get(tensor.name)
+        if wrong := self.unsound(tensor):
+            return wrong, ORIGINAL
         if dtype is None:
             elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
             elsewhere = elsewhere and not (with_zeros(tensor.dtype) and self.source.zeros.get(tensor.name, (0,))[0])
@@ -323,8 +325,6 @@ class HuggingFacePlanner(CheckpointPlanner):
             return f"{layout} packs linear layers, and this is the embedding", DECODE
         if entry is not None and (why := misplaced(entry)):
             return f"{layout} cannot pack it: {why}", DECODE
-        if wrong := self.unsound(tensor):
-            return wrong, ORIGINAL
         if (many := words_of(dtype)) and math.prod(tensor.shape[:-1]) % many:
             return f"{layout} has zero points of {many} rows in a word, and the rows are no multiple of that", DECODE
         numbers = self._factors(tensor)

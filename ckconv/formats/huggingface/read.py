@@ -152,7 +152,7 @@ def index_checkpoint(
         side_files=checkpoint.side_files,
         target=checkpoint.target,
         shard_index=checkpoint.index_path,
-        notes=(*checkpoint.notes, *_stale(config or {}, checkpoint.tensors, mlx=mlx), *notes_on(misfit)),
+        notes=(*checkpoint.notes, *found.notes, *_stale(config or {}, checkpoint.tensors, mlx=mlx), *notes_on(misfit)),
         misfit=misfit,
     )
     ranking = _embeddings(index, family.in_huggingface.embeddings) if family and model else {}

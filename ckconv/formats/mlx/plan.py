@@ -189,16 +189,15 @@ class MlxPlanner(CheckpointPlanner):
                 why = f"ckconv neither decodes {tensor.dtype} nor packs it for MLX"
             self._fault(SCATTERED if scattered(tensor.dtype) else why, decode_hint(tensor.dtype), tensor.source)
             return tensor.dtype
-        if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
-            self._fault("scales are not powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
-            return tensor.dtype
-        if is_scaled(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
-            self._fault(
-                "scales times the global scale are not E4M3 numbers, as MLX's nvfp4 wants them",
-                DECODE,
-                tensor.source,
-                count,
-            )
+        floats = is_fp8(tensor.dtype) or is_scaled(tensor.dtype)
+        if floats and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
+            why = "scales are not powers of two, as MLX's mxfp8 wants them"
+            if is_scaled(tensor.dtype):
+                why = "scales times the global scale are not E4M3 numbers, as MLX's nvfp4 wants them"
+            if wrong := self.unsound(tensor):
+                self._fault(wrong, ORIGINAL, tensor.source)
+            else:
+                self._fault(why, DECODE, tensor.source, count)
             return tensor.dtype
         if not triple.quantization.divides(tensor.shape[-1]):
             self._fault(f"rows are not whole groups of {triple.quantization}", DECODE, tensor.source)

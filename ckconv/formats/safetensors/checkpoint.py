@@ -47,7 +47,7 @@ from ckconv.families.names import (
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
-from ckconv.families.words import of_source, said, tensors_said
+from ckconv.families.words import layers_said, of_source, said, tensors_said
 from ckconv.formats.safetensors.arrays import (
     BLOCKS,
     Entry,
@@ -335,16 +335,17 @@ def class_reasons(
     """
     family = FAMILIES[config.family]
     found = fit(config, present, loader)
-    yield from missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped)
+    of_layers = partial(layers_said, config, format=format)
+    yield from missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped, of_layers=of_layers)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
-        kind = said(config, "family", format=format)
+        which = of_layers(pattern)
+        kind = said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
         yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
     if built and not config.norm_eps:
         yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
-    # A class of another program has a default of its own.
-    own = built or (CONSUMERS.get(format) not in (None, loader) and loader in family.parameters["context"].defaults)
-    if own and not (context or config.context_length):
+    # A class of another program has a default of its own, or none.
+    if (built or CONSUMERS.get(format) not in (None, loader)) and not (context or config.context_length):
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if not built:

@@ -4,7 +4,8 @@
 ``{"layers": {"P": {"format": ..}}}``. ``P.weight`` and, of each ``format``:
 
 float8_e4m3fn, float8_e5m2
-    ``weight`` of that type, of any shape; ``weight_scale`` F32, one number or one for each row. Files of before have
+    ``weight`` of that type, of any shape; ``weight_scale`` F32, one number or one for each row (of a convolution
+    ``[O, 1, 1, 1]``). Files of before have
     neither JSON, call it ``scale_weight``, and have ``scaled_fp8``, which says how products are computed.
 int8_tensorwise
     ``weight`` I8; ``weight_scale`` likewise. With ``convrot`` it is the matrix times a rotation.
@@ -133,10 +134,12 @@ def _fit_scaled(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
     columns, rows = weight.shape[-1], math.prod(weight.shape[:-1])
     if scale.dtype not in FLOATS:
         raise Misfit(f"{suffix[1:]} is {scale.dtype}, and a number is expected")
-    if math.prod(scale.shape) not in (1, rows) or (math.prod(scale.shape) > 1 and scale.shape[0] != rows):
+    count = math.prod(scale.shape)
+    flat = len(weight.shape) <= 2 or len(scale.shape) == len(weight.shape)  # of a convolution: of all axes
+    if count != 1 and not (flat and scale.shape[0] == count == weight.shape[0]):
         raise Misfit(f"{suffix[1:]} has shape {list(scale.shape)}, and weight {list(weight.shape)}")
-    one = math.prod(scale.shape) == 1
-    number = in_rows(scale._replace(shape=(1, 1)), 0) if one else in_rows(scale._replace(shape=(rows, 1)))
+    one = count == 1
+    number = in_rows(scale._replace(shape=(count, 1)), 0 if one else rows // count)
     what = "FP8" if weight.dtype is FP8 else "FP8 (E5M2)" if weight.dtype is FP8_WIDE else "8-bit"
     scheme = Scheme(_CODES[weight.dtype], _BITS, columns, scale.dtype)
     words = f"{what}, {'one scale a matrix' if one else 'scales of whole rows'}"
@@ -195,6 +198,19 @@ def _unpack_alone(tile: Tile) -> Rows:
 
 #: FP8 that stands for itself, whatever it is called.
 ALONE = Packing("FP8", frozenset({METHOD}), {"": (FP8, FP8_WIDE)}, _fit_alone, "")
+
+
+def without_scale(stored: Sequence[StoredTensor], taken: Collection[str], layers: Mapping[str, Any]) -> str:
+    """Matrices with a format in the metadata and no scale, in words."""
+    found = [
+        (one.name, kind)
+        for one in (stored if layers else ())
+        if one.name not in taken and one.name.endswith(".weight")
+        for kind in [said_of(one.name.removesuffix(".weight"), layers).get("format")]
+        if isinstance(kind, str) and one.dtype is _FORMATS.get(kind)
+    ]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"ComfyUI's {found[0][1]} without weight_scale: {found[0][0]}{more}" if found else ""
 
 
 def alone(stored: Sequence[StoredTensor], taken: Collection[str]) -> dict[str, tuple[Packing, dict[str, StoredTensor]]]:

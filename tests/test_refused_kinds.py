@@ -1,0 +1,183 @@
+"""Kinds of mistakes of configurations and headers, each in several families: refused by name, with a way out."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import family_cases
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+STEP = "decoder_sparse_step = {}: whole numbers from 1 to 2,147,483,647 are expected"
+
+#: Family, target, changes of config.json, what is said.
+DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("qwen3moe", "m.gguf", {"decoder_sparse_step": 0}, STEP.format(0)),
+    ("qwen2_moe", "m.gguf", {"decoder_sparse_step": "2"}, STEP.format("'2'")),
+    ("klear", "m/", {"decoder_sparse_step": True}, STEP.format(True)),
+    ("qwen3_next", "m.gguf", {"mlp_only_layers": 5}, "mlp_only_layers"),
+    ("llama4", "m.gguf", {"moe_layers": [-1]}, "moe_layers = [-1]: whole numbers from 0 to"),
+    ("jamba", "m.gguf", {"attn_layer_period": 0}, "attn_layer_period = 0"),
+    ("mixtral", "m/", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, num_local_experts is"),
+    ("plamo", "m/", {"n_shared_head": 3}, "4 are no multiple of 3 (num_attention_heads, n_shared_head)"),
+    # its class has a mask of the window (modeling_arctic.py), and no scaling; llama.cpp the other way round
+    ("arctic", "m.gguf", {"sliding_window": 16}, "sliding_window = 16"),
+    *(
+        (family, "m.gguf", {"rope_scaling": YARN}, "which the class does not take")
+        for family in ("arctic", "llada", "qwen")
+    ),
+    *(
+        (
+            family,
+            "m/",
+            {"max_position_embeddings": ..., "seq_length": ...},
+            "no context length (max_position_embeddings)",
+        )
+        for family in ("plamo", "klear", "bailing_moe", "nanbeige", "telechat3", "spark2_5", "iquestloopcoder")
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "target", "changes", "said"), DOCUMENTS)
+def test_a_configuration_that_no_class_computes_is_refused_by_its_key(
+    tmp_path: Path, ckconv: Any, family: str, target: str, changes: dict[str, Any], said: str
+) -> None:
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text()) | changes
+    (source / "config.json").write_text(json.dumps({key: it for key, it in config.items() if it is not ...}))
+    to = ("--to", "mlx") if target == "m/" else ()
+
+    done = ckconv("convert", source, f"{tmp_path}/{target}", *to)
+
+    assert (done.code in (3, 4), said in done.err) == (True, True), done.err
+    if "--context" in done.err:
+        done = ckconv("convert", source, f"{tmp_path}/{target}", *to, "--context", 64)
+        assert done.code == 0, done.err
+        assert json.loads((tmp_path / "m/config.json").read_text())["max_position_embeddings"] == 64
+
+
+def damaged(path: Path, key: str, value: bytes) -> None:
+    """Put another typed value behind a key."""
+    reader = gguf.GGUFReader(path)
+    field, last = reader.fields[key], reader.tensors[-1].field
+    start, behind = field.offset + 8 + len(key), field.offset + sum(int(part.nbytes) for part in field.parts)
+    end = last.offset + sum(int(part.nbytes) for part in last.parts)
+    data, begin = path.read_bytes(), int(reader.data_offset)
+    head = data[:start] + value + data[behind:end]
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + data[begin:])
+
+
+def number(kind: str, code: str, value: float) -> bytes:
+    return struct.pack(f"<I{code}", gguf.GGUFValueType[kind], value)
+
+
+LIST = struct.pack("<IIQ2I", gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32, 2, 3, 5)
+EMPTY = struct.pack("<IQ", gguf.GGUFValueType.STRING, 0)
+NAN, NEGATIVE = number("FLOAT32", "f", np.nan), number("INT32", "i", -3)
+
+#: Family, key of the GGUF, value, whether a model is made of it all the same.
+KEYS = [
+    *(("qwen3moe", "qwen3moe.expert_used_count", one) for one in (number("UINT32", "I", 99), LIST, NAN, EMPTY)),
+    *(("llama", "llama.context_length", one) for one in (LIST, NAN, NEGATIVE, EMPTY)),
+    *(("llama", f"tokenizer.ggml.{name}", NAN) for name in ("tokens", "token_type", "model", "pre", "add_bos_token")),
+    *(("llama", "tokenizer.ggml.tokens", one) for one in (LIST, EMPTY, NEGATIVE)),
+    *(("llama", "tokenizer.ggml.bos_token_id", one) for one in (NAN, NEGATIVE, EMPTY, LIST)),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value"), KEYS)
+def test_a_key_of_another_type_is_named_and_stays_in_the_container(
+    tmp_path: Path, ckconv: Any, family: str, key: str, value: bytes
+) -> None:
+    """``gguf_get_val`` of llama.cpp's loader takes one type; nothing else is needed to copy, edit or inspect a file."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    made = tmp_path / "m.gguf"
+    assert ckconv("convert", source, made).code == 0
+    damaged(made, key, value)
+
+    back = ckconv("convert", made, f"{tmp_path}/back/", "--to", "hf")
+    assert (back.code in (3, 4), key in back.err) == (True, True), back.err
+    for command in (
+        ("inspect", made),
+        ("verify", made),
+        ("convert", made, tmp_path / "copy.gguf"),
+        ("edit", made, tmp_path / "edited.gguf", "--set-meta", "general.author=x"),
+    ):
+        done = ckconv(*command)
+        assert done.code == 0, (command, done.err)
+    assert ckconv("diff", made, tmp_path / "copy.gguf").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "said"),
+    [
+        ("kquants/llama64.Q4_K_M.gguf", ("--quantize", "q8_0"), "values are rounded to the blocks of --quantize q8_0;"),
+        ("quantised/ct-nvfp4", ("--to", "mlx", "--dtype", "bf16", "--allow-lossy"), "values are rounded to BF16;"),
+        ("quantised/ct-nvfp4", ("--to", "mlx"), "every value is what its library computes, rounded to FP32;"),
+        ("quantised/fp8-block-ue8m0", ("--to", "bump"), "every value is exact, in FP32;"),
+    ],
+)
+def test_a_way_out_says_what_becomes_of_values_with_what_was_asked_for(
+    tmp_path: Path, ckconv: Any, fixtures: Path, name: str, flags: tuple[str, ...], said: str
+) -> None:
+    """Decoded values are exact, and were said to be so where they are rounded then."""
+    done = ckconv("convert", fixtures / name, f"{tmp_path}/{'m/' if '--to' in flags else 'm.gguf'}", *flags)
+
+    ways = [line for line in done.err.splitlines() if "way out: --dequantize: " in line]
+    assert (len(ways), said in ways[0]) == (1, True), done.err
+    assert not ("--quantize" in flags and "bf16" in done.err)
+
+
+#: Family, a key whose number is made of others or says which layers have tensors, value, what is named.
+DERIVED = [
+    ("gemma4_text", "gemma4.attention.shared_kv_layers", number("UINT32", "I", 4000), "attention.shared_kv_layers"),
+    ("glm4_moe", "glm4moe.nextn_predict_layers", NEGATIVE, "nextn_predict_layers is -3"),
+    ("glm4_moe", "glm4moe.nextn_predict_layers", number("UINT32", "I", 4000), "nextn_predict_layers is 4000"),
+    ("distilbert", "bert.attention.layer_norm_epsilon", number("FLOAT32", "f", 1e-3), "1e-12 (layer_norm_epsilon)"),
+    ("gemma3n", "gemma3n.block_count", number("UINT32", "I", 0), "gemma3n.block_count is 0"),
+    ("gemma3", "gemma3.rope.freq_base_swa", number("FLOAT32", "f", 0), "gemma3.rope.freq_base_swa is 0"),
+    ("gpt_oss", "gpt-oss.rope.scaling.yarn_beta_slow", number("FLOAT32", "f", 0), "yarn_beta_slow must be above 0"),
+    ("dbrx", "dbrx.attention.clamp_kqv", NAN, "attention.clamp_kqv must be a finite number"),
+    ("bailing_moe_v2", "bailingmoe2.expert_gating_func", number("UINT32", "I", 3), "from 1 to 2 are expected"),
+    ("t5", "t5.block_count", LIST, "t5.block_count must be a whole number, got"),
+    ("falcon_h1", "falcon-h1.ssm.state_size", number("UINT32", "I", 0), "falcon-h1.ssm.state_size"),
+    ("deepseek_v2", "deepseek2.leading_dense_block_count", number("UINT32", "I", 0), "leading_dense_block_count"),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value", "said"), DERIVED)
+def test_a_number_is_named_though_others_are_made_of_it(
+    tmp_path: Path, ckconv: Any, family: str, key: str, value: bytes, said: str
+) -> None:
+    """No sentence names a number that is not in the file, and no check of the output finds it first."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    damaged(tmp_path / "m.gguf", key, value)
+
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
+    assert (done.code in (3, 4), said in done.err) == (True, True), done.err
+
+
+def test_tensors_that_are_keys_of_a_gguf_are_counted_and_may_be_doubles(tmp_path: Path, ckconv: Any) -> None:
+    """xIELU's numbers: a report said "verified 46/34", and float64 of them ended in an internal error."""
+    case = next(family_cases.cases("apertus"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (done.code, "verified 46/46" in done.out) == (0, True), done.out
+
+    stored = load_file(source / "model.safetensors")
+    for path in source.glob("*.safetensors*"):
+        path.unlink()
+    save_file({key: values.astype(np.float64) for key, values in stored.items()}, source / "model.safetensors")
+    done = ckconv("convert", source, tmp_path / "d.gguf", "--dtype", "f32")
+    assert (done.code, "verified 46/46" in done.out) == (0, True), done.err
+    assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "d.gguf").code == 0
