@@ -166,3 +166,16 @@ def test_verify_looks_for_towers_once(ckconv: Ckconv, tmp_path: Path) -> None:
     with patch.object(read, "tower_index", wraps=read.tower_index) as looked:
         assert ckconv("verify", tmp_path / "text", source).code == 0
     assert looked.call_count == 2  # of the source, and of the output
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl-f16", "smolvlm-f16"])
+def test_a_record_makes_a_directory_of_mlx_vlm_again_byte_for_byte(name: str, ckconv: Ckconv, tmp_path: Path) -> None:
+    _, directory = both(name, tmp_path)
+    two = (tmp_path / "text.gguf", tmp_path / "mmproj.gguf")
+
+    made = ckconv("convert", directory, two[0], "--mmproj", two[1], "--source-record")
+    done = ckconv("convert", *two, f"{tmp_path}/back/", "--to", "mlx")
+
+    assert (made.code, done.code, "byte for byte: mlx" in done.out) == (0, 0, True), made.err + done.err
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == files
