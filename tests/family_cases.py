@@ -176,7 +176,9 @@ def cases(*names: str) -> Iterator[Case]:
         for name, own in document["case"].items():
             said = shared | own
             if "reference" in said and "stored" in own:  # all tensors, for which the file may have rows
-                said["stored"] = {name: shape for name, shape in (shared["stored"] | own["stored"]).items() if shape}
+                said["stored"] = {
+                    name: shape for name, shape in (shared.get("stored", {}) | own["stored"]).items() if shape
+                }
             about = {key: said.pop(key) for key in RESERVED if key in said}
             about |= {key: tuple(about.get(key, ())) for key in ("without", "besides", "ranks", "columns", "alike")}
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)

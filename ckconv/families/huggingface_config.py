@@ -165,6 +165,10 @@ def read_rope(
     nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
     if own.get("rope_parameters") is None and consumer == TRANSFORMERS:
         nested = style.default
+    if style.share in style.noted:  # a row of its own has it, and the sizes of heads say what turns
+        scaling, nested = (
+            {key: value for key, value in one.items() if key != style.share} for one in (scaling, nested)
+        )
     local: Mapping[str, Any] = {}
     if style.by_layer:
         local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)
