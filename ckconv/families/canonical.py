@@ -321,7 +321,7 @@ class _Reading:
             try:
                 self._kinds[key] = kind_of(part, self.sizes.of(part.row, layer))
             except shapes.AxesError as error:
-                fused = [part._replace(axes=part.row.fused_axes)]
+                fused = [part, part._replace(axes=part.row.fused_axes)]
                 raise UnsupportedError(_CODE, f"{error}{self._said(fused)}", tensor=source) from None
         return self._kinds[key]
 
