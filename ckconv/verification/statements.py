@@ -370,8 +370,6 @@ def words_of(index: TensorIndex, *, merges: bool = True) -> Words | None:
 
 def _roles_of_keys(index: TensorIndex) -> dict[str, int]:
     found = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
-    if "tokenizer.ggml.seperator_token_id" in index.metadata:  # it may end a text, whatever eos is
-        found["eos"] = None
     return {role: number for role, number in found.items() if isinstance(number, int)}
 
 
