@@ -15,7 +15,9 @@ from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import (
+    HEAD,
     PREFIX,
+    ROPE_FREQUENCIES,
     MetadataKind,
     Tensor,
     TensorIndex,
@@ -36,7 +38,6 @@ from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options
-from ckconv.plan.planner import HEAD
 from ckconv.quant.convert import Conversion, convertible, decodable, decode
 from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.tokenizer.vocabulary import adds_by_default
@@ -144,7 +145,6 @@ def _hash_tensor(
 # Metadata of one format are compared as they are. Of two formats one model is planned into the other's: what it would
 # say there is held against what that one says.
 
-ROPE_FREQUENCIES = "rope_frequencies"
 
 Progress = Callable[[int, str], None]
 

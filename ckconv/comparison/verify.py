@@ -19,7 +19,7 @@ from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file
 from ckconv.conversion.write import Losses, in_one_run
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import Content, beside
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, require_described
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
@@ -36,7 +36,6 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, readable
 from ckconv.io.json import parse_object, read_document
 from ckconv.options import Options, asked
-from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Container, Plan, Written
 from ckconv.publish.files import holds, opened_regular, pieces_of, there
 from ckconv.record import CONVERSION_NAME, record_path

@@ -29,7 +29,7 @@ from ckconv.conversion.sidefiles import (
 from ckconv.conversion.write import Losses, digested, holes, write_archive, write_frames, write_stdout
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import Extent, TensorIndex
+from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import InputError, VerifyError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
@@ -39,7 +39,6 @@ from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.io.tiles import threads
-from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
 from ckconv.publish.checks import check_parent, check_place
 from ckconv.publish.files import failing

@@ -113,6 +113,9 @@ class Tower(NamedTuple):
 #: What stands before the names of a tower's tensors in the index of a model that has both.
 PREFIX = "tower."
 
+#: Canonical names of the tensors that formats treat in ways of their own.
+EMBEDDING, HEAD, ROPE_FREQUENCIES = "token_embedding.weight", "output.weight", "rope_frequencies"
+
 
 def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
     """Join the indexes of a text model and of the tower beside it.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import TensorIndex, parse
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import beside_text, names_of
@@ -18,7 +18,6 @@ from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
 from ckconv.formats.safetensors.files import read_shard_index
 from ckconv.options import OPTIONS, Options, asked
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.quantizing import parsed
 from ckconv.plan.steps import Plan
 

@@ -17,7 +17,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.metadata import document_of
-from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, parse
+from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import FAMILIES, families_of_gguf, has_class
 from ckconv.families.elsewhere import classes_of, drafter_of, drafts_for, known_by, without_rules
@@ -34,10 +34,6 @@ from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
-
-ROPE_FREQUENCIES = "rope_frequencies"
-HEAD = "output.weight"
-EMBEDDING = "token_embedding.weight"
 
 _OWN_HEAD = (
     "tie_word_embeddings is true, and another matrix than the embedding is stored as the head: it is the head, as for "

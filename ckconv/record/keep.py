@@ -11,13 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
+from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces, head_is_embedding
 from ckconv.options import Options, Records, asked
-from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Triple, triple_of

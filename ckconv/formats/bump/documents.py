@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.tensors import TensorIndex, parse
+from ckconv.core.tensors import HEAD, TensorIndex, parse
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
@@ -32,7 +32,6 @@ from ckconv.formats.bump.slots import (
     key_of,
 )
 from ckconv.io.files import open_source
-from ckconv.plan.planner import HEAD
 
 # What the engine's builder checks when it builds a bump 5 or 4 file, checked without building.
 #

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
-from ckconv.core.tensors import Extent, Tensor, TensorIndex, parse, with_layer
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, parse, with_layer
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, beside_text, names_of, part_hint
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
@@ -26,7 +26,7 @@ from ckconv.formats.bump.slots import (
     unusual,
 )
 from ckconv.options import Options
-from ckconv.plan.planner import HEAD, ORIGINAL, ROPE_FREQUENCIES, Planner, modifier_reason, surplus_reasons
+from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix

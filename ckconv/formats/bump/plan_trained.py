@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import EMBEDDING, HEAD, TensorIndex
 from ckconv.families.catalog import families_of_engine, family_of_model_type
 from ckconv.families.sizes import used
 from ckconv.formats.bump.plan import BumpPlanner
@@ -22,7 +22,6 @@ from ckconv.formats.bump.slots import SLOTS_TRAINED, TRAINED, Slot, align, with_
 from ckconv.formats.bump.trained import ALIGNMENT, CHECKPOINT, CONFIG_KEYS, EPSILON, PROVENANCE, WRAPPERS
 from ckconv.formats.bump.write import MANIFEST_NAME
 from ckconv.options import Options
-from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Container, Frame, Plan, Step
 

@@ -14,7 +14,7 @@ from itertools import combinations, product
 from typing import Any, Protocol
 
 from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse, with_layer
+from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.families.ages import Age
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
@@ -49,7 +49,6 @@ from ckconv.formats.bump.slots import (
     with_optional,
 )
 from ckconv.options import Options
-from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan, Reason, decode
 

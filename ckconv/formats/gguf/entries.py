@@ -26,6 +26,9 @@ from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
+    EMBEDDING,
+    HEAD,
+    ROPE_FREQUENCIES,
     Array,
     Dropped,
     Extent,
@@ -51,7 +54,7 @@ from ckconv.families.sizes import Sizes, conditional, everywhere, layout_in, loa
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
-from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, modifier_reason, row_reasons
+from ckconv.plan.planner import Planner, modifier_reason, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of

@@ -34,7 +34,7 @@ from ckconv.core.metadata import (
     scalar,
     string,
 )
-from ckconv.core.tensors import MetadataKind, TensorIndex, made
+from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
 from ckconv.families.diffusion import ORIGINAL_SHAPE
@@ -43,7 +43,7 @@ from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
 from ckconv.io.files import card_of, open_source, own_texts
-from ckconv.plan.planner import HEAD, Planner
+from ckconv.plan.planner import Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
 from ckconv.tokenizer.vocabulary import MODELS
 

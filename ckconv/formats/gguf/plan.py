@@ -19,6 +19,8 @@ from ckconv.core.layouts import plain
 from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.metadata import array as int_array
 from ckconv.core.tensors import (
+    HEAD,
+    ROPE_FREQUENCIES,
     Extent,
     Tensor,
     TensorIndex,
@@ -87,15 +89,7 @@ from ckconv.formats.gguf.values import (
     parse_shard_name,
 )
 from ckconv.io.files import own_texts
-from ckconv.plan.planner import (
-    HEAD,
-    ORIGINAL,
-    ROPE_FREQUENCIES,
-    Planner,
-    row_notes,
-    surplus_reasons,
-    unknown_architecture,
-)
+from ckconv.plan.planner import ORIGINAL, Planner, row_notes, surplus_reasons, unknown_architecture
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix, Picture

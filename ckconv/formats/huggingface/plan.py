@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import GATE_UP, PARTS, QKV, Tensor, TensorIndex, parse
+from ckconv.core.tensors import EMBEDDING, GATE_UP, HEAD, PARTS, QKV, Tensor, TensorIndex, parse
 from ckconv.errors import counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
@@ -28,7 +28,7 @@ from ckconv.formats.safetensors.arrays import (
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.formats.safetensors.whole import WholePlanner
-from ckconv.plan.planner import EMBEDDING, HEAD, ORIGINAL
+from ckconv.plan.planner import ORIGINAL
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
 from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together

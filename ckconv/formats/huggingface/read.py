@@ -13,6 +13,8 @@ from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import (
+    EMBEDDING,
+    HEAD,
     MetadataKind,
     Name,
     StoredTensor,
@@ -54,7 +56,6 @@ from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safet
 from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
 from ckconv.io.files import text_of_card
 from ckconv.io.json import Document, parse_object, read_object
-from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.tokenizer.checkpoint import token_ids_beside
 
 # The headers and the configuration of a checkpoint -> the canonical index.

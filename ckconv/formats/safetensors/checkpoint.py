@@ -15,7 +15,10 @@ from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, beside, text_of_card
 from ckconv.core.tensors import (
+    EMBEDDING,
     GATE_UP,
+    HEAD,
+    ROPE_FREQUENCIES,
     Dropped,
     MetadataKind,
     StoredTensor,
@@ -73,10 +76,7 @@ from ckconv.formats.safetensors.write import Checkpoint, container, lay_out, sin
 from ckconv.io.files import card_of, own_texts
 from ckconv.options import Options
 from ckconv.plan.planner import (
-    EMBEDDING,
-    HEAD,
     ORIGINAL,
-    ROPE_FREQUENCIES,
     Planner,
     modifier_reason,
     row_notes,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.elsewhere import TAKEN
@@ -29,7 +29,7 @@ from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
 from ckconv.families.words import family_of, said, without_aids, without_noted
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options
-from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, engine_of
+from ckconv.plan.planner import engine_of
 from ckconv.plan.steps import Reason
 
 # A document that goes from one library's hands into the other's: both must read the same out of it.

@@ -11,7 +11,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
-from ckconv.core.tensors import PREFIX, StoredTensor, Tensor, TensorIndex, parse, parted
+from ckconv.core.tensors import EMBEDDING, PREFIX, StoredTensor, Tensor, TensorIndex, parse, parted
 from ckconv.families.parameters import differ, nested, write
 from ckconv.families.schema import TRANSFORMERS
 from ckconv.families.sizes import expected
@@ -20,7 +20,6 @@ from ckconv.formats.safetensors.arrays import Spelling, module_of, spare_of
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.options import Options
-from ckconv.plan.planner import EMBEDDING
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Module, Plan, missing_tensors
 from ckconv.tokenizer.vocabulary import token_ids

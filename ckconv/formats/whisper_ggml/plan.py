@@ -10,7 +10,7 @@ from pathlib import Path
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of
-from ckconv.core.tensors import Extent, Tensor, matrix_of, parse
+from ckconv.core.tensors import HEAD, Extent, Tensor, matrix_of, parse
 from ckconv.families.speech import speech, speech_tensors
 from ckconv.formats.whisper_ggml.read import (
     BINS,
@@ -25,7 +25,7 @@ from ckconv.formats.whisper_ggml.read import (
     words,
 )
 from ckconv.io.files import open_source
-from ckconv.plan.planner import HEAD, Planner, unknown_architecture
+from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.steps import DECODE, Container, Frame, OutputFile, Plan, Step, missing_tensors
 from ckconv.quant.convert import between, decodable, writable
 from ckconv.tokenizer.checkpoint import byte_letters, vocabulary_beside
