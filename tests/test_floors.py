@@ -72,6 +72,14 @@ WRITES = re.compile(
     r"io/(stored|joined|together|uploads)|tokenizer/"
 )
 
+#: What compares two models plans a source again, to hold all that an output says against all that a plan writes; what
+#: is proved of tensors and statements is proved before, by :mod:`ckconv.verification` (tests/test_independence.py).
+PLANS_AGAIN = {
+    "comparison/compare": "tokenizer/vocabulary",
+    "comparison/verify": "conversion/follow, conversion/planning, conversion/sidefiles, conversion/write, plan/steps, "
+    "publish/files",
+}
+
 #: Where rows are computed a second time with the functions that computed them. :mod:`ckconv.verification.values` looks
 #: at some rows with other ones, and has nothing of :mod:`ckconv.quant` but what a type stands for.
 COMPUTED_TWICE = {"verification/tensors", "verification/rows"}
@@ -180,6 +188,10 @@ def test_what_verifies_has_nothing_of_what_writes() -> None:
     """Neither by itself nor by what it imports within its own folder; readers of files are another matter."""
     found = {(a, b) for a, b in arrows() if box(a) == "verification" and WRITES.match(b)}
     assert found == set()
+
+
+def test_what_compares_has_of_what_writes_what_plans_again() -> None:
+    only(((a, b) for a, b in arrows() if box(a) == "comparison" and WRITES.match(b)), PLANS_AGAIN)
 
 
 def test_a_second_implementation_has_nothing_of_the_first() -> None:

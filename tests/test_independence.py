@@ -13,21 +13,32 @@ import json
 import pkgutil
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from checkpoints import Decoder, save_gguf
+from test_floors import FILES, WRITES
 
 import ckconv
 from ckconv.__main__ import run
+from ckconv.comparison import verify
 from ckconv.core import metadata as typed
+from ckconv.verification import statements, tensors
 from ckconv.verification.content import items_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+#: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
+READS = (
+    r"conversion/follow:((Growing|Progress)\..+|compare\.<locals>\..+)"
+    r"|publish/files:(open_regular|close_unwritten|same_file|_remember|_require_regular)"
+)
 
 #: Told the function that has the bug, what stands in its place.
 Bug = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -274,6 +285,11 @@ def untransposed(real: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def left_out(name: str) -> Bug:
+    """A tensor is left out, as if a flag had asked for that."""
+    return lambda real: lambda planner, *names: name in names or real(planner, *names)
+
+
 def names_exchanged(real: Callable[..., Any]) -> Callable[..., Any]:
     """The first two files have each other's names."""
     from dataclasses import replace
@@ -380,6 +396,10 @@ TENSORS = [
         names_exchanged,
         SHARDED,
         (*PLAIN, "--max-shard-size", "200KB"),
+    ),
+    *(
+        Case(f"the head left out, {asked[1]}", "Planner.dropped", left_out("output.weight"), SHARDED, asked)
+        for asked in (GGUF, PLAIN, MLX)
     ),
     Case("two shards exchanged, gguf", "make_plan", names_exchanged, SHARDED, (*GGUF, "--max-shard-size", "200KB")),
     Case("two rows exchanged while widening", "_converted", of_first(swapped_rows), HF, (*GGUF, "--dtype", "f32")),
@@ -672,14 +692,59 @@ def test_no_bug_of_the_writer_is_published_and_verify_finds_each(case: Case, tmp
         assert status == 5, printed
 
 
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Functions that run while tensors or statements are compared, ``module:Class.method``; filled as they do."""
+    found: set[str] = set()
+    names = {str(path): name for name, path in FILES.items()}
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename in names:
+            found.add(f"{names[frame.f_code.co_filename]}:{frame.f_code.co_qualname}")
+
+    def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **flags: Any) -> Any:
+            sys.setprofile(note)
+            try:
+                made = real(*args, **flags)
+                return iter([*made]) if isinstance(made, Iterator) else made
+            finally:
+                sys.setprofile(None)
+
+        return call
+
+    monkeypatch.setattr(tensors.TensorComparison, "run", noted(tensors.TensorComparison.run))
+    for module in (statements, verify):
+        monkeypatch.setattr(module, "faults_of", noted(statements.faults_of))
+    return found
+
+
 @pytest.mark.parametrize(
     "asked", sorted({(case.source, *case.asked) for case in [*TENSORS, *CONTENT] if not case.config}), ids=" ".join
 )
-def test_without_a_bug_each_is_published(asked: Sequence[str], tmp_path: Path) -> None:
-    """What the bugs are put into is right without them."""
+def test_without_a_bug_each_is_published_and_what_verifies_runs_nothing_of_what_writes(
+    asked: Sequence[str], tmp_path: Path, entered: set[str]
+) -> None:
+    """What the bugs are put into is right without them, and proved by functions of readers alone."""
     source = str(FIXTURES / asked[0])
     status, printed = command("convert", source, f"{tmp_path}/out/", *asked[1:], "--no-source-record")
     assert status == 0, printed
+    assert {"verification/tensors:TensorComparison.run", "verification/statements:faults_of"} <= entered
     case = Case("", "", touched(id), asked[0], asked[1:])
     status, printed = command("verify", f"{tmp_path}/out", source, *flags_of(case))
     assert status == 0, printed
+    assert {name for name in entered if WRITES.match(name.partition(":")[0]) and not re.fullmatch(READS, name)} == set()
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor: float, tmp_path: Path) -> None:
+    """A GGUF has a tensor of factors; config.json, which has none, says what they follow from."""
+    source = save_gguf(
+        tmp_path / "m.gguf", Decoder(), "llama", permuted=True, extra={"rope_freqs.weight": np.full(8, 4.0, np.float32)}
+    )
+    other = touched(lambda found: {**found, "factor": found["factor"] * factor})
+    with broken("safetensors.config_json:_recovered", other) as calls:
+        status, printed = command("convert", str(source), f"{tmp_path}/found/", *PLAIN)
+        assert (calls[0] > 0, status) == (True, 0 if factor == 1 else 5), printed
+        command("convert", str(source), f"{tmp_path}/out/", *PLAIN, "--no-verify")
+        assert command("verify", f"{tmp_path}/out", str(source))[0] == status

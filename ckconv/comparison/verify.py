@@ -325,6 +325,7 @@ def verify_index(
     source: TensorIndex | None = None,
     *,
     left_out: Collection[str] = (),
+    left_parts: Collection[str] = (),
     configuration: bool = True,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
@@ -335,7 +336,8 @@ def verify_index(
     The source's own checksum comes first: nothing is right beside a damaged one.
 
     Args:
-        left_out, configuration, importance, decodes: see :class:`ckconv.verification.tensors.TensorComparison`.
+        left_out, left_parts, configuration, importance, decodes: see
+            :class:`ckconv.verification.tensors.TensorComparison`.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -357,6 +359,7 @@ def verify_index(
             source,
             files,
             left_out=left_out,
+            left_parts=left_parts,
             configuration=configuration,
             progress=progress,
             importance=importance or {},
@@ -412,11 +415,11 @@ def verify_whole(
     if out.config is not None and (way := wants_model(source)):
         message = "tensors of a drafter have no names in its source without the model that it drafts for"
         raise VerifyError(CODE, message, path=out.path, hint=way)
-    left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
     found = verify_index(
         out,
         source,
-        left_out=left_out,
+        left_out=options.drop,
+        left_parts=[left.name for left in plan.left_out] if plan else (),
         configuration=not (options.set_meta or options.drop_meta or asked.weights),
         progress=progress,
         importance=plan.importance if plan else None,

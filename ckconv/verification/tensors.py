@@ -16,11 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.core.config import llama3_factors, same_factors
+from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.dtypes import F32
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     PREFIX,
+    ROPE_FREQUENCIES,
     Checksum,
     Extent,
     MetadataKind,
@@ -37,7 +38,7 @@ from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
-from ckconv.families.schema import MTP
+from ckconv.families.schema import DRAFTS
 from ckconv.families.towers import tower_family
 from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
@@ -180,7 +181,9 @@ class TensorComparison:
     Attributes:
         out: what is looked at.
         source: what it was made of; ``None`` where nobody knows.
-        left_out: names or globs of source tensors that are not in the output on purpose.
+        left_out: names or globs of source tensors that somebody asked to leave out.
+        left_parts: names of source tensors that the plan left out: it is believed about those alone that no row of the
+            family is about (parts of a picture model beside its text).
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
         importance: canonical name -> how much the error of each column counted when it was quantized, an expert a row.
         decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
@@ -193,6 +196,7 @@ class TensorComparison:
     source: TensorIndex | None
     files: Files
     left_out: Collection[str] = ()
+    left_parts: Collection[str] = ()
     configuration: bool = True
     progress: Progress | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)
@@ -270,13 +274,13 @@ class TensorComparison:
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
             twin = self._theirs.get("token_embedding.weight")
             twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
-        if twin is not None and tensor.name in self._embedded and self._may_be_left_out(twin):
+        if twin is not None and tensor.name in self._embedded and self._is_left_out(twin, key):
             return
         if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
             self.zero_filled += 1
         elif twin is not None:
             yield from self._rows(tensor, twin, self._arrays.pop(key, []))
-        elif key == "rope_frequencies" and self._follows(tensor):
+        elif key == ROPE_FREQUENCIES and self.source and self._follows(tensor, self.source.config, ("llama3",)):
             return
         elif self.source is not None:
             if self._says_nothing(tensor, self.out):
@@ -317,9 +321,10 @@ class TensorComparison:
         if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
             there.update(_in_directories(self.source))  # compared as files beside the model
         for key, tensor in self._theirs.items():
-            if key in there or key in self._ours or tensor.source in by_rule or self._may_be_left_out(tensor):
+            if key in there or key in self._ours or tensor.source in by_rule or self._is_left_out(tensor, key):
                 continue
-            if self._says_nothing(tensor, self.source):
+            kinds = ("llama3", "linear", "default") if key == ROPE_FREQUENCIES else ()
+            if self._follows(tensor, self.out.config, kinds) or self._says_nothing(tensor, self.source):
                 continue
             yield Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
 
@@ -329,6 +334,12 @@ class TensorComparison:
             return head_is_embedding(index, self.files)
         return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
 
+    def _is_left_out(self, tensor: Tensor, key: str) -> bool:
+        """Whether a tensor of the source may be missing: none of the model's is by the plan alone."""
+        named = key in self._theirs and not key.startswith("\0") and key not in self._embedded
+        by_plan = not named and not {tensor.name, tensor.source}.isdisjoint(self.left_parts)
+        return by_plan or self._may_be_left_out(tensor)
+
     def _may_be_left_out(self, tensor: Tensor) -> bool:
         """Whether a name or glob left a tensor out.
 
@@ -336,7 +347,8 @@ class TensorComparison:
         """
         names = (tensor.name, tensor.source)
         layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
-        if MTP in self.left_out and layer is not None and config is not None and layer >= config.num_layers:
+        drafts = self.out.config is not None and self.out.config.own.get(DRAFTS)
+        if layer is not None and config is not None and layer >= config.num_layers and not drafts:
             return True
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
 
@@ -404,22 +416,23 @@ class TensorComparison:
             return []
         return [Fault("verify.tensor", f"{_label(tensor)} differs from {twin.source}: {text}", tensor.source)]
 
-    def _follows(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the factors of Llama 3's RoPE."""
-        config = self.source.config if self.source else None
-        expected = llama3_factors(config) if config else None
-        if expected is None or len(expected) != tensor.nbytes or tensor.dtype is not F32:
+    def _follows(self, tensor: Tensor, config: ModelConfig | None, kinds: Collection[str]) -> bool:
+        """Whether a tensor is the factors of RoPE that a configuration says, by one of these kinds of scaling."""
+        scaling = (config.rope_scaling if config else None) or {}
+        kind = scaling.get("rope_type", "default")
+        if config is None or kind not in kinds or tensor.dtype is not F32:
             return False
         stored = bytearray(tensor.nbytes)
         self.files.read_into(tensor.extents[0].path, tensor.extents[0].offset, stored)
-        if not same_factors(bytes(stored), expected):
+        expected = llama3_factors(config)
+        if (kind == "llama3") != (expected is not None and same_factors(bytes(stored), expected)):
             return False
         import numpy as np
 
         from ckconv.verification.values import llama3_factors as again
 
-        assert config is not None
-        meant = again(config.rope_theta or 0.0, config.rotary_dim, config.rope_scaling or {})
+        llama3 = kind == "llama3"
+        meant = again(config.rope_theta or 0.0, config.rotary_dim, scaling) if llama3 else scaling.get("factor", 1.0)
         return bool(np.allclose(np.frombuffer(stored, "<f4"), meant, rtol=1e-5, atol=0))
 
     def _padding(self, tensor: Tensor) -> list[Fault]:
