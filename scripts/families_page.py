@@ -134,12 +134,10 @@ def towers() -> str:
 REST = {
     "llama.cpp's converter (of llama-cpp-python 0.3.36) does not end on it: RecursionError": "baichuan",
     "its values are rounded to three on the way": "bitnet",
-    "its tokenizer is RWKV's or PLaMo's own, which is not read": "plamo2 plamo3 rwkv6 rwkv7",
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
     "it has indexers or hyper-connections, and nobody has written their rows in its file yet": (
-        "deepseek4 dots3note glm5-next hy_v4 minimax-m3 qwen4exp"
+        "deepseek4 dots3note glm5-next hy_v4 qwen4exp"
     ),
-    "its layers are RWKV's, and nobody has written their rows yet": "arwkv7 rwkv6qwen2",
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
         "bailingmoe3 grok kimi-k3 mimo2 step35"
     ),

@@ -31,6 +31,7 @@ def main(sources: str) -> None:
     importlib.import_module("conversion.minimax").MiniMaxText01Model._get_suppress_tokens = lambda self: None
     whole = {known: known.no_mtp for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     classes = {known: known.set_vocab for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
+    tables = [(known, name) for known in classes for name, table in vars(known).items() if table == {}]
     for line in sys.stdin:
         asked = json.loads(line)
 
@@ -41,6 +42,8 @@ def main(sources: str) -> None:
         base.ModelBase.load_hparams = staticmethod(load)
         for known, left in whole.items():
             known.no_mtp = left  # a flag of its command line stays on the class
+        for known, name in tables:  # what RWKV's class has gathered of one model
+            setattr(known, name, {})
         for known, own in classes.items():
             known.set_vocab = own if asked["vocabulary"] else lambda self: self._set_vocab_gpt2()
         sys.argv = ["convert_hf_to_gguf.py", asked["model"], "--outfile", asked["out"], "--outtype", asked["type"]]

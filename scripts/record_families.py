@@ -40,6 +40,7 @@ What a case, [base] or the file may say besides:
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
                 { plain = true } (it reads config.json itself, not what transformers makes of it),
+                { otherwise = [..] } (keys that it writes with a value that llama.cpp does not compute right),
                 { arguments = [..] } (of its command line besides), { vocabulary = true } (its own rule for them)
     tokenizer   name of a file beside the checkpoint -> where it lies in fixtures; OLMo 2's unless said
 

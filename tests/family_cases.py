@@ -119,7 +119,8 @@ class Case:
         for pattern, sizes in self.stored.items():
             said = [parse(str(size)) for size in sizes]
             bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
-            counts = [range(self.overrides.get(start, 0), self.overrides[stop]) for start, stop in bounds]
+            starts = [int(one) if one.isdecimal() else self.overrides.get(one, 0) for one, _ in bounds]
+            counts = [range(start, self.overrides[stop]) for start, (_, stop) in zip(starts, bounds, strict=True)]
             for numbers in itertools.product(*counts):
                 here = {**self.overrides, "n": (*numbers, 0)[0]}
                 shape = [size.value(here) for size in said]

@@ -217,7 +217,9 @@ class Run:
         made = self.result(direction)
         if direction == "hf->gguf":
             theirs = self.recorded["converter"]
-            return "" if not theirs else self._other_gguf(theirs, self._without_besides(self.gguf, theirs))
+            if not theirs:
+                return ""
+            return self._other_gguf(self._without_besides(theirs, theirs), self._without_besides(self.gguf, theirs))
         if direction == "mlx->gguf":
             if self.convert("hf->gguf"):
                 return "the checkpoint itself is refused"
@@ -229,6 +231,7 @@ class Run:
 
     def _without_besides(self, made: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         besides = set(self.case.besides) - wanted["tensors"].keys() - wanted["keys"].keys()
+        besides |= {*self.case.converter.get("otherwise", ())}
         return {part: {name: found for name, found in made[part].items() if name not in besides} for part in made}
 
     def _other_gguf(self, wanted: Mapping[str, Any], made: Mapping[str, Any]) -> str:

@@ -73,6 +73,20 @@ def sentence(tmp_path: Path, text: str) -> str:
             "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp)",
         ),
         (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = 1e39 } }',
+            "tensors.L.x: 1e+39 is no number of float32 that can be added",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.{x,y}" = '
+            '{ axes = "(H|H)", hf = "L.x", gguf = { name = "L.x", axes = "(H|H)", map = "{1,2}" } }',
+            "tensors.L.{x,y}: map '2': a segment of 2, counted from 0, expected",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = '
+            '{ axes = "H", hf = "L.x", gguf = { name = "L.x", instead = "L.z" } }',
+            "tensors.L.x: there is no row 'L.z' to stand instead",
+        ),
+        (
             'extends = "llama"\n[tensors]\n"L.x" = '
             '{ axes = "H", hf = { name = "L.x", value = "add_one" }, gguf = "L.x" }',
             "tensors.L.x: hf holds the values themselves, without add_one",

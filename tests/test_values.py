@@ -207,6 +207,21 @@ def test_shift_is_added_in_float32() -> None:
     assert changed == 0
 
 
+def test_a_sum_with_a_fraction_gives_the_shortest_number_back() -> None:
+    """PLaMo's norms: 1/5 is no float32, so that several numbers have one sum; a bfloat16 is found again."""
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(0, 0.3, (8, 64)).astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    fifth = float(np.float32(0.2))
+
+    stored, _ = Conversion(F32, F32, fifth).apply(rows.view(np.uint8))
+    again, changed = Conversion(F32, F32, -fifth).apply(stored)
+
+    assert np.array_equal(stored.view(np.float32), rows + np.float32(0.2))
+    assert np.array_equal(again.view(np.float32), rows)
+    assert not np.array_equal(stored.view(np.float32) - np.float32(0.2), rows)
+    assert changed == 0
+
+
 def test_a_signaling_nan_of_a_shifted_norm_stays_a_nan_without_a_word() -> None:
     rows = np.array([[0xFF81, 0x7F80, 0xBF80]], "<u2").view(np.uint8)
     with warnings.catch_warnings():

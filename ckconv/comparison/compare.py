@@ -117,7 +117,7 @@ def _hash_tensor(
     """The digest, and whether every byte that went into it was zero."""
     reader = RowReader(tensor, files)
     exact = reader.dtype in WIDENS_TO_F32 or decodable(reader.dtype)
-    shift = 0
+    shift = 0.0
     if index.config is not None:
         shift = shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
     factor = tensor.layout.scale if exact else 1.0
@@ -335,7 +335,7 @@ def _without_derived(
     return _without(has, {ROPE_FREQUENCIES} if same_factors(values.tobytes(), factors) else ())
 
 
-def _shift(index: TensorIndex, tensor: Tensor) -> int:
+def _shift(index: TensorIndex, tensor: Tensor) -> float:
     """Difference between a stored value and another file's: norms as 1 + w."""
     family, name = FAMILIES[index.config.family] if index.config else None, tensor.name
     if index.tower is not None and (family is None or name.startswith(PREFIX)):
@@ -344,7 +344,7 @@ def _shift(index: TensorIndex, tensor: Tensor) -> int:
 
 
 def _compare(
-    one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress, *, spread: bool
+    one: Tensor, other: Tensor, shifts: tuple[float, float], files: Files, progress: Progress, *, spread: bool
 ) -> Difference | None:
     if one.shape != other.shape:
         from ckconv.adapters.model import same_rank

@@ -63,7 +63,7 @@ def incomparable(one: Tensor, other: Tensor, reason: str) -> Difference:
 
 
 def difference(
-    one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, tell: Callable[[int], None], *, spread: bool
+    one: Tensor, other: Tensor, shifts: tuple[float, float], files: Files, tell: Callable[[int], None], *, spread: bool
 ) -> Difference | None:
     """The difference between two tensors; ``None`` for equal ones.
 
@@ -85,7 +85,7 @@ def difference(
     return pair.result(types, lambda: _power(left, shifts[0]))
 
 
-def _power(reader: RowReader, shift: int) -> float:
+def _power(reader: RowReader, shift: float) -> float:
     """The sum of a tensor's squared values, read once more."""
     total = 0.0
     with np.errstate(all="ignore"):
@@ -94,14 +94,14 @@ def _power(reader: RowReader, shift: int) -> float:
     return total
 
 
-def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
+def _values(rows: Rows, reader: RowReader, shift: float) -> Floats:
     values = np.ascontiguousarray(decode(rows, reader.dtype))
     if reader.layout.scale != 1.0:
         values = (values.astype(np.float64) * reader.layout.scale).astype(np.float32)
     return shifted(values, shift) if shift else values
 
 
-def _doubles(rows: Rows, reader: RowReader, shift: int) -> NDArray[np.float64]:
+def _doubles(rows: Rows, reader: RowReader, shift: float) -> NDArray[np.float64]:
     if reader.dtype is not F64:
         return _values(rows, reader, shift).astype(np.float64)
     return np.ascontiguousarray(rows).view(np.float64) * reader.layout.scale + shift
@@ -110,7 +110,9 @@ def _doubles(rows: Rows, reader: RowReader, shift: int) -> NDArray[np.float64]:
 class _Pair:
     """Adds up the differences of two tensors, piece by piece."""
 
-    def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int], spread: Counter[int] | None) -> None:
+    def __init__(
+        self, one: RowReader, other: RowReader, shifts: tuple[float, float], spread: Counter[int] | None
+    ) -> None:
         self.spread = spread
         self.one, self.other, self.shifts = one, other, shifts
         self.doubles = F64 in (one.dtype, other.dtype) and one.dtype.kind is other.dtype.kind

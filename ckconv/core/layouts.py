@@ -38,9 +38,17 @@ Box = tuple[tuple[int, int], ...]
 #: Layouts that are shared: the tensors of a model have a few dozen.
 _KEPT = 1024
 
-#: What a format stores for a canonical w: 1 + w, or -exp(w). A tensor has one of them everywhere or none, so the
-#: difference of two says what makes the one out of the other.
+#: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w). A tensor has one of
+#: them everywhere or none, so the difference of two says what makes the one out of the other.
 ADD_ONE, NEG_EXP = 1, 2
+
+
+def ambiguous(shift: float) -> bool:
+    """Whether several canonical values are stored as the same number.
+
+    Exponentials and sums with a fraction are rounded; several float32 become the same one.
+    """
+    return shift < 0 and (shift == -NEG_EXP or shift != int(shift))
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ class Layout:
     stored_cols: int
     strips: tuple[Strip, ...]
     shared: bool = False
-    shift: int = 0
+    shift: float = 0
     scale: float = 1.0
 
     @property
@@ -324,7 +332,7 @@ def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
     return Strip(first, merged(axes[:split]), merged(axes[split:]))
 
 
-def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: int = 0) -> Layout:
+def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: float = 0) -> Layout:
     """Rows in canonical order, padded at their ends and after the last."""
     return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)
 
@@ -338,7 +346,7 @@ def headed(
     head_stride: int = 0,
     stored_cols: int = 0,
     interleaved: bool = False,
-    shift: int = 0,
+    shift: float = 0,
 ) -> Layout:
     """Rows of heads, each padded to ``head_stride`` stored rows."""
     stride, width = head_stride or head_rows, stored_cols or cols
@@ -360,6 +368,6 @@ def transposed(rows: int, cols: int, *, stored_cols: int = 0) -> Layout:
     return Layout(rows, cols, cols, width, (Strip(0, merged([(rows, 1)]), merged([(cols, width)])),))
 
 
-def shifted(layout: Layout, shift: int) -> Layout:
+def shifted(layout: Layout, shift: float) -> Layout:
     """The same places, values stored ``shift`` higher."""
     return replace(layout, shift=shift)

@@ -189,8 +189,8 @@ def _elements(term: Term, size: Size) -> float:
 
 
 def _segment_size(part: Product, size: Size) -> int:
-    """Size of a segment; without an owner it may be empty."""
-    if _owned_by_none(part) and math.prod(_elements(term, size) for term in part) == 0:
+    """Size of a segment, which is 0 for a tensor that a model lacks."""
+    if math.prod(_elements(term, size) for term in part) == 0:
         return 0
     return _size(part, size)
 

@@ -19,10 +19,13 @@ from ckconv.families.expressions import ExpressionError
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
 from ckconv.families.parameters import scope_of
-from ckconv.families.schema import DRAFTS, MTP, VALUES, Family
+from ckconv.families.schema import DRAFTS, MTP, Family, stored_higher
 from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, stored_layout, with_factor
 
 # -- Stored tensors -> canonical tensors, by the rows of a family ------------------------------------------------------
+
+#: Why a tensor is left out that only fills a place.
+FILLER = "it stands in a layer that does not have such a tensor, and nothing reads it"
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which is not needed to compute the model"
@@ -193,7 +196,9 @@ class _Reading:
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
             self.beyond.setdefault(name.layer, item.tensor.source)
         elif not self.sizes.has(found.parts[0].row, name.layer):
-            self.unknown += item.stored
+            filled = bool(found.parts[0].instead)
+            self.dropped += [Dropped(stored, FILLER) for stored in item.stored if filled]
+            self.unknown += item.stored if not filled else ()
         elif found.parts[0].stack:
             layer, number = (None, name.layer) if name.expert is None else (name.layer, name.expert)
             for part in found.parts:
@@ -289,6 +294,7 @@ class _Reading:
 
     def _place(self, item: Item, found: Stored, layer: int | None) -> None:
         """A tensor, or the parts of one that holds several."""
+        found = found._replace(parts=self.sizes.held(found.parts))
         kinds = [self._kind(part, layer, item.tensor.source) for part in found.parts]
         whole = kinds[0].whole
         if item.tensor.shape != whole:
@@ -297,7 +303,7 @@ class _Reading:
             self._fault(f"tensor {quoted(source)} has shape {list(item.tensor.shape)}, {made}", source)
             return
         for part, kind in zip(found.parts, kinds, strict=True):
-            placed = self._multiplied(_placed(item.tensor, part, kind), part)
+            placed = self._multiplied(_placed(item.tensor, part, kind), part, layer)
             self._put(_named(placed, with_layer(part.canonical, layer)))
         for stored in item.stored:
             self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
@@ -305,10 +311,10 @@ class _Reading:
     def _fits(self, item: Item, found: Stored, layer: int | None) -> bool:
         return item.tensor.shape == self._kind(found.parts[0], layer, item.tensor.source).whole
 
-    def _multiplied(self, tensor: Tensor, part: Part) -> Tensor:
+    def _multiplied(self, tensor: Tensor, part: Part, layer: int | None) -> Tensor:
         """The values with the factors of the format's class in them."""
         try:
-            factor = factor_of(part, self.sizes.scope)
+            factor = factor_of(part, self.sizes.scope, layer)
         except shapes.AxesError as error:
             named = sorted(part.by.names) if part.by is not None else ()
             keys = dict.fromkeys(each for name in named for each in (name, *self._behind(name)))
@@ -377,7 +383,7 @@ class _Reading:
             planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
             packed=tuple(packed for piece in pieces for packed in piece.packed),
         )
-        self._put(_named(self._multiplied(_placed(whole, part, kind.stacked(len(ordered))), part), name))
+        self._put(_named(self._multiplied(_placed(whole, part, kind.stacked(len(ordered))), part, layer), name))
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
@@ -405,7 +411,7 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
         if layout.whole_rows:
             planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in planes)
         tensor = replace(tensor, shape=kind.shape, layout=layout, planes=planes)
-    shift = VALUES[part.value]
+    shift = stored_higher(part.value)
     return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor
 
 

@@ -119,7 +119,9 @@ def _layer(value: Any) -> str | None:
 
 _CELL_FIELDS: dict[str, Form] = {
     **dict.fromkeys(("axes", "dropped", "key"), _text),
-    "value": _many(_text),
+    "value": _many(_scalar),
+    "map": _text,
+    "instead": _text,
     "name": _name,
     "as": _text,
     "by": _scalar,
@@ -473,7 +475,10 @@ def _form(value: Any, part: int, parts: int) -> Table:
     name = cell.get("name")
     picked = {field: _picked(item, part, parts) for field, item in cell.items()}
     if isinstance(name, str):
-        picked["part"], picked["parts"] = (part, parts) if picked["name"] == name else (0, 1)
+        at = str(picked.pop("map", part))
+        if not at.isdecimal() or int(at) >= parts:
+            raise AxesError(f"map {at!r}: a segment of {parts}, counted from 0, expected")
+        picked["part"], picked["parts"] = (int(at), parts) if picked["name"] == name else (0, 1)
     return picked
 
 

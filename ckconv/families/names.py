@@ -16,7 +16,7 @@ from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER
-from ckconv.families.schema import FAMILIES_KEPT, VALUES, Cell, Family, Fusion, TensorRow, load
+from ckconv.families.schema import FAMILIES_KEPT, Cell, Family, Fusion, TensorRow, load, stored_higher
 
 # -- Tensor rows of a family, compiled for a format: names and parts ---------------------------------------------------
 # A name is looked up with its whole-number segments replaced (:func:`ckconv.core.tensors.parse`: ``{n}``, ``{e}``), so
@@ -41,16 +41,18 @@ class Part(NamedTuple):
         stack: the axis of which every index is a stored tensor of its own, "" where there is none.
         by: what a stored value is multiplied with; ``None`` for 1.
         row: where this is said.
+        instead: the row whose tensor stands here in layers without this one; "" for none.
     """
 
     canonical: str
     axes: shapes.Shape
     stored: shapes.Shape
     number: int
-    value: str
+    value: str | float
     stack: str
     row: TensorRow
     by: Expression | None = None
+    instead: str = ""
 
 
 class Stored(NamedTuple):
@@ -245,10 +247,11 @@ class _Compiler:
         stored = cell.axes or axes
         if kind == "bias" and len(axes) > 1:
             without = (axes[-1], ("1",))  # columns, and the axis of one of a convolution's kernel
-            axes, stored = axes[:-1], tuple(product for product in stored if product not in without)
+            kept = axes[:-1] if stored == axes else tuple(product for product in stored if product not in without)
+            axes, stored = axes[:-1], kept
         canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
         value = cell.value if kind == "weight" else ""  # of a norm's scale; its shift is stored as it is
-        return Part(canonical, axes, stored, cell.part, value, cell.stack, row, cell.by)
+        return Part(canonical, axes, stored, cell.part, value, cell.stack, row, cell.by, cell.instead)
 
     def _spelled(self, row: TensorRow, name: str) -> list[str]:
         """The pattern behind every prefix that is read, the written one first."""
@@ -352,13 +355,13 @@ def heads_of(family: Family, canonical: str) -> str | None:
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)
-def _shifts(family: Family) -> Mapping[str, int]:
+def _shifts(family: Family) -> Mapping[str, float]:
     """Canonical pattern -> shift of stored values in GGUF and bump."""
     written = names_of(family, GGUF).written.values()
-    return {part.canonical: VALUES[part.value] for found in written for part in found.parts if part.value}
+    return {part.canonical: stored_higher(part.value) for found in written for part in found.parts if part.value}
 
 
-def shift_of(family: Family, canonical: str) -> int:
+def shift_of(family: Family, canonical: str) -> float:
     """Shift of stored values of a canonical tensor in GGUF and bump, or 0."""
     own = _shifts(family)
     return own.get(parse(canonical).pattern, 0) if own else 0

@@ -20,13 +20,15 @@ store it though nothing reads it there.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
+from ckconv.core.dtypes import float32
 from ckconv.core.layouts import ADD_ONE, NEG_EXP
 from ckconv.core.metadata import TARGET
 from ckconv.core.named import NamedTuple
@@ -269,6 +271,12 @@ def condition(reader: Fields, item: object) -> Condition:
 #: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
 VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
 
+
+def stored_higher(value: str | float) -> float:
+    """Shift of a value operation, a word or a number of float32."""
+    return VALUES[value] if isinstance(value, str) else float32(value)
+
+
 #: Forms of a cell beside the usual one: of values in blocks, and what its class calls it in memory.
 MEMORY = "memory"
 _FORMS = ("", "blocks", MEMORY)
@@ -292,20 +300,22 @@ class Cell(NamedTuple):
         name: the module's name, with ``M.``, ``L.`` and ``{n}``, ``{E}``; with ``=`` in front the full name.
         axes: the order in which the format stores the values; ``None`` for the canonical one.
         part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
-        value: the operation on values, "" for none.
+        value: the operation on values, "" for none; a number is added.
         packed: the form is that of values in blocks, which are stored in another order and under another name.
         by: what a stored value is multiplied with; ``None`` for 1.
         memory: the class calls it so in memory, where its files have the first form; adapters are made there.
+        instead: the row whose tensor stands here in layers without this one; nothing reads it. "" for none.
     """
 
     name: str
     axes: shapes.Shape | None = None
     part: int = 0
     parts: int = 1
-    value: str = ""
+    value: str | float = ""
     packed: bool = False
     by: Expression | None = None
     memory: bool = False
+    instead: str = ""
 
     @property
     def stack(self) -> str:
@@ -402,9 +412,9 @@ _DROPPED = frozenset({"name", "dropped", "value", "part", "parts"})
 class TensorRows(Fields):
     """Reads the section."""
 
-    def __init__(self, path: Path, letters: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, letters: Mapping[str, object], rows: Collection[str]) -> None:
         super().__init__(path)
-        self._letters = letters
+        self._letters, self._rows = letters, rows
 
     def row(self, name: str, row: Mapping[str, Any], kinds: Mapping[str, Any]) -> TensorRow:
         """Row of a tensor out of its merged fields."""
@@ -456,13 +466,16 @@ class TensorRows(Fields):
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
-        known = frozenset({"name", "axes", "value", "as", "part", "parts", *(["by"] if format in _FACTORED else [])})
+        own = ["by"] if format in _FACTORED else ["instead"]
+        known = frozenset({"name", "axes", "value", "as", "part", "parts", *own})
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
             raise self.fault('a cell without a name: "NAME", or { name = "NAME", ... }')
-        if value not in VALUES:
+        if isinstance(value, str) and value not in VALUES:
             raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
+        if isinstance(value, bool) or (isinstance(value, float | int) and not 0 < float32(value) < math.inf):
+            raise self.fault(f"{value!r} is no number of float32 that can be added")
         if value and format == _CANONICAL:
             raise self.fault(f"{format} holds the values themselves, without {value}")
         stored, form_of = self._axes(row.get("axes")), self.word(row, "as", dict(zip(_FORMS, _FORMS, strict=True)), "")
@@ -476,6 +489,7 @@ class TensorRows(Fields):
             form_of == "blocks",
             self.expression(row.get("by")),
             form_of == MEMORY,
+            str(row.get("instead", "")),
         )
         self._check_cell(cell, axes, format)
         return cell
@@ -483,6 +497,8 @@ class TensorRows(Fields):
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
         """Check that a cell's axes are the row's, without a stacked axis."""
         canonical = axes[1:] if cell.stack else axes
+        if cell.instead and cell.instead not in self._rows:
+            raise self.fault(f"there is no row {cell.instead!r} to stand instead")
         if cell.stack and (axes[:1] != ((cell.stack,),) or format == _KEYED):
             raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_KEYED}")
         if cell.axes is None:
@@ -672,7 +688,7 @@ class _Reader(Fields):
     def family(self) -> Family:
         """The family; every part of the table is looked at."""
         rows, keys = ParameterRows(self.path), KeyRows(self.path)
-        tensors = TensorRows(self.path, self.table.get("axes", {}))
+        tensors = TensorRows(self.path, self.table.get("axes", {}), self.table.get("tensors", {}))
         parameters = {name: rows.row(name, row) for name, row in self.table.get("parameters", {}).items()}
         rows.check(parameters, [format for format, section in _SECTIONS.items() if section in self.table])
         letters = {name: self.expression(text, "axes", name) for name, text in self.table.get("axes", {}).items()}

@@ -141,6 +141,12 @@ class Sizes:
             self._has[row.name, layer] = any(_is(self.family, kind, self.scope, layer) for kind in kinds)
         return self._has[row.name, layer]
 
+    def held(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """The segments of a stored tensor that a model has; the others are empty."""
+        if len(parts) == 1:
+            return parts
+        return tuple(one for one in parts if one.row.when is None or one.row.when.value(self.scope)) or parts
+
     def _differs(self, row: TensorRow) -> bool:
         if row.name not in self._layered:
             letters = (letter for letter in shapes.letters(row.fused_axes) if letter in self.family.axes)
@@ -345,14 +351,17 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
     Raises:
         AxesError: the parameters give no sizes.
     """
-    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in stored.parts]
+    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in sizes.held(stored.parts)]
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     same = layout.in_order and len(kinds[0].whole) == len(kinds[0].shape)
     return None if same else (kinds[0].whole, replace(layout, shared=False))
 
 
-def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
+def factor_of(part: Part, parameters: Mapping[str, Any], layer: int | None = None) -> float:
     """Factor on stored values, the product of float32 factors.
+
+    Args:
+        layer: what expressions call ``n``.
 
     Raises:
         AxesError: a factor that no value is divided by again.
@@ -360,7 +369,7 @@ def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
     if part.by is None:
         return 1.0
     try:
-        said = part.by.value(parameters)
+        said = part.by.value(ChainMap({"n": layer}, parameters) if layer is not None else parameters)  # type: ignore[arg-type]
         factor = math.prod(float32(one) for one in (said if isinstance(said, list) else [said]))
     except (ExpressionError, TypeError, OverflowError, struct.error):
         raise shapes.AxesError("what a matrix is multiplied by is no number") from None

@@ -16,7 +16,7 @@ import numpy as np
 from ckconv.core.tensors import StoredTensor
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError, Shape
-from ckconv.families.schema import Cell, Family
+from ckconv.families.schema import Cell, Family, stored_higher
 from ckconv.learning.pair import APART, FLOATS, NEAR, NO_LAYER, Guess, Numbers, Pair, apart, stored_as
 
 #: Elements of each sampled row that are compared.
@@ -261,7 +261,7 @@ class Tracer:
         ours: Sequence[StoredTensor],
         theirs: StoredTensor,
         moves: Moves,
-        value: str,
+        value: str | float,
     ) -> bool:
         one, other, experts = moves
         if len(ours) != experts or tuple(ours[0].shape) != tuple(one.stored):
@@ -285,7 +285,7 @@ class Tracer:
             return not value and bool(apart(found, meant) <= APART)
         if value == "neg_exp":
             return bool(np.allclose(-np.exp(found), meant, rtol=NEAR, atol=0))
-        found = found + np.float32(1) if value == "add_one" else found
+        found = found + np.float32(stored_higher(value)) if value else found
         return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))
 
     def _read(self, tensor: StoredTensor, places: np.ndarray, move: shapes.Move) -> np.ndarray:
@@ -326,7 +326,7 @@ def written(shape: Shape) -> str:
 
 def plainness(form: Form) -> tuple[int, int]:
     """Rank of equivalent forms: fewest numbers and letters first."""
-    text = written(form.axes) + written(form.gguf.axes or ()) + written(form.hf.axes or ()) + form.gguf.value
+    text = written(form.axes) + written(form.gguf.axes or ()) + written(form.hf.axes or ()) + str(form.gguf.value)
     return len(re.findall(r"\d", text)), len(text)
 
 

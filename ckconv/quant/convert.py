@@ -11,7 +11,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F16, F32, F64, IK, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import NEG_EXP
+from ckconv.core.layouts import NEG_EXP, ambiguous
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _FEWEST, _MOST = 8, 24
 
 
-def shifted(floats: Floats, shift: int) -> Floats:
+def shifted(floats: Floats, shift: float) -> Floats:
     """Shift float32 values by the difference of two layouts' shifts.
 
     Shifts of :class:`ckconv.core.layouts.Layout`; a NaN stays one.
@@ -48,19 +48,24 @@ def shifted(floats: Floats, shift: int) -> Floats:
     with np.errstate(all="ignore"):
         if shift == NEG_EXP:
             return -np.exp(floats.astype(np.float64)).astype(np.float32)
-        return _logarithm(-floats) if shift == -NEG_EXP else floats + np.float32(shift)
+        if not ambiguous(shift):
+            return floats + np.float32(shift)
+        exact = floats.astype(np.float64)
+        return _shortest(np.log(-exact) if shift == -NEG_EXP else exact + shift, floats, -shift)
 
 
-def _logarithm(floats: Floats) -> Floats:
-    """Shortest float32 with this exponential: a bfloat16 is found again."""
+def _shortest(exact: NDArray[np.float64], floats: Floats, shift: float) -> Floats:
+    """Shortest float32 that becomes ``floats`` when it is shifted.
+
+    A bfloat16 is found again.
+    """
     import numpy as np
 
-    exact = np.log(floats.astype(np.float64))
     mantissa, exponent = np.frexp(exact)
     found = exact.astype(np.float32)
     for digits in range(_MOST - 1, _FEWEST - 1, -1):
         shorter = np.ldexp(np.round(np.ldexp(mantissa, digits)), exponent - digits).astype(np.float32)
-        same = np.exp(shorter.astype(np.float64)).astype(np.float32) == floats
+        same = shifted(shorter, shift) == floats
         found = np.where(same, shorter, found)
     return found
 
@@ -107,7 +112,7 @@ class Conversion(NamedTuple):
 
     source: DType
     target: DType
-    shift: int = 0
+    shift: float = 0
     plane: int | None = None
     factor: float = 1.0
     quantizing: Quantizing | None = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from ckconv.adapters.model import changes_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import NEG_EXP, plain
+from ckconv.core.layouts import NEG_EXP, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Role
 from ckconv.io.rows import RowReader
@@ -72,7 +72,7 @@ class Sample(NamedTuple):
     out: Tensor
     source: Tensor
     model: TensorIndex
-    shift: int
+    shift: float
     factor: float
     importance: bool
     quantized: bool
@@ -109,8 +109,8 @@ def disagreement(sample: Sample, files: Files) -> str:
     if found is None:
         return ""
     meant = meant * sample.factor if sample.factor != 1.0 else meant
-    if sample.shift == -NEG_EXP:  # several numbers have this exponential, and any of them is right
-        found, target = _moved(found, NEG_EXP), F32 if target is F32 else None
+    if ambiguous(sample.shift):  # several numbers have this exponential or this sum, and any of them is right
+        found, target = _moved(found, -sample.shift), F32 if target is F32 else None
     else:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
@@ -559,7 +559,7 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
     return made
 
 
-def _moved(values: Doubles, shift: int) -> Doubles:
+def _moved(values: Doubles, shift: float) -> Doubles:
     with np.errstate(all="ignore"):
         return -np.exp(values) if shift == NEG_EXP else values + shift
 

@@ -244,6 +244,8 @@ _FP32_MODULES = frozenset(
     {
         "position_embd", "token_types", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef",
         "altup_predict_coef", "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
+        "time_mix_first", "time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2",
+        "time_mix_lerp_fused", "q_proj", "k_proj",
     }
 )  # fmt: skip
 
@@ -347,12 +349,12 @@ def canonical_entries(
         planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
     tensors = _selected(planner, config, zero_filled)
     entries: dict[str, Entry] = {}
-    written, keys = names_of(family, "gguf").written, key_patterns(family)
+    written, keys, sizes = names_of(family, "gguf").written, key_patterns(family), Sizes(family, config.scope)
     for tensor in tensors.values():
         name = parse(tensor.name)
         if name.pattern in keys:
             continue
-        own = [with_layer(part, name.layer) for part in written[name.pattern].names]
+        own = [with_layer(part.canonical, name.layer) for part in sizes.held(written[name.pattern].parts)]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):
             made = _entry(written[name.pattern].called(name.layer, config.scope), there, family, config)
@@ -360,12 +362,29 @@ def canonical_entries(
         elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
+    for made in _fillers(family, config, tensors):
+        entries.setdefault(made.name, made)
     _check_missing(planner, config, tensors)
     found = list(entries.values())
     wanted = planner.options.tie == "untie" or planner.doubles_head(LLAMA_CPP)
     if wanted and HEAD not in tensors and EMBEDDING in tensors:
         found.append(_head(index))
     return found
+
+
+def _fillers(family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[Entry]:
+    """Tensors in layers without them, where llama.cpp wants every layer's."""
+    sizes = Sizes(family, config.scope)
+    for found in names_of(family, "gguf").written.values():
+        part = found.parts[0]
+        if not part.instead:
+            continue
+        kind = "" if part.row.whole_name else part.canonical.rpartition(".")[2]
+        other = canonical_pattern(family, part.instead, kind)
+        for layer in range(sizes.layers(part.row)):
+            instead = tensors.get(with_layer(other, layer))
+            if instead is not None and not sizes.has(part.row, layer):
+                yield _entry(with_layer(found.pattern, layer), [instead], family, config)
 
 
 _NO_PLACE = "llama.cpp's {} has no place for"

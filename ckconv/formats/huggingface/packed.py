@@ -30,7 +30,7 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
     (".qzeros", "GPTQ or AWQ"),
     (".g_idx", "GPTQ"),
     (".qweight", "GPTQ or AWQ"),
-    (".q_weight", "EXL2"),
+    (".q_scale_max", "EXL2"),
     (".trellis", "EXL3"),
     (".absmax", "bitsandbytes"),
     (".quant_map", "bitsandbytes"),

@@ -11,7 +11,7 @@ from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names
-from ckconv.families.schema import VALUES, Family
+from ckconv.families.schema import Family, stored_higher
 from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
 from ckconv.quant.convert import Conversion, Run
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     missing: tuple[str, ...] = ()
     expert: int | None = None
     places: tuple[tuple[int, ...], Layout] | None = None
-    shift: int = 0
+    shift: float = 0
     packed: bool = False
     factors: tuple[float, ...] = ()
 
@@ -89,8 +89,8 @@ class Spelling:
         parts = tuple(with_layer(name, layer) for name in stored.names)
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
-        canonical, shift = with_layer(stored.canonical, layer), VALUES[part.value]
-        factors = tuple(factor_of(one, self._sizes.scope) for one in stored.parts) if part.by is not None else ()
+        canonical, shift = with_layer(stored.canonical, layer), stored_higher(part.value)
+        factors = tuple(factor_of(one, self._sizes.scope, layer) for one in stored.parts) if part.by is not None else ()
         if self._by_class:
             called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
         whole = Entry(called, canonical, parts, missing, places=places, shift=shift, factors=factors)

@@ -565,7 +565,7 @@ class CheckpointPlanner(Planner):
         shift = {part: entry.shift for entry in entries for part in entry.parts}
         return {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
 
-    def type_of(self, tensor: Tensor, shift: int = 0) -> DType:
+    def type_of(self, tensor: Tensor, shift: float = 0) -> DType:
         """Type in the output; a refused type stands for itself."""
         if tensor.dtype.kind is not Kind.BLOCK:
             higher = shift > tensor.layout.shift and self.dtype in ("engine", "keep")

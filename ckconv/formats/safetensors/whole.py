@@ -165,7 +165,7 @@ class WholePlanner(CheckpointPlanner):
             self.leave_out(tensor.name, "--drop", tensor.nbytes)
         return left
 
-    def _type_of(self, parts: Sequence[Tensor], shift: int) -> Any:
+    def _type_of(self, parts: Sequence[Tensor], shift: float) -> Any:
         types = [self.type_of(part, shift) for part in parts]
         if len({*types}) > 1:
             mixed = " and ".join(f"{part.source} is {dtype}" for part, dtype in zip(parts, types, strict=True))
