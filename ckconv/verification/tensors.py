@@ -26,6 +26,7 @@ from ckconv.core.tensors import (
     Extent,
     MetadataKind,
     Named,
+    Role,
     Tensor,
     TensorIndex,
     in_rows_of,
@@ -174,6 +175,10 @@ class Soundness(Digests):
             super().__exit__(*raised)
 
 
+#: Ends of the names of tensors that an adapter saves whole; peft stores those of the base model, too.
+_COPIES = (f".{Role.SAVED_WEIGHT}", f".{Role.SAVED_BIAS}")
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class TensorComparison:
     """Comparison of an output's tensors with a source's, in file order.
@@ -183,7 +188,7 @@ class TensorComparison:
         source: what it was made of; ``None`` where nobody knows.
         left_out: names or globs of source tensors that somebody asked to leave out.
         left_parts: names of source tensors that the plan left out: it is believed about those alone that no row of the
-            family is about (parts of a picture model beside its text).
+            family is about (parts of a picture model beside its text), and about an adapter's copies of its base.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
         importance: canonical name -> how much the error of each column counted when it was quantized, an expert a row.
         decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
@@ -335,8 +340,13 @@ class TensorComparison:
         return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
 
     def _is_left_out(self, tensor: Tensor, key: str) -> bool:
-        """Whether a tensor of the source may be missing: none of the model's is by the plan alone."""
+        """Whether a tensor may be missing; the plan's word counts for few.
+
+        A tensor that a row of the family is about is not left out by the plan alone, but for an adapter's copies of the
+        base model's tensors.
+        """
         named = key in self._theirs and not key.startswith("\0") and key not in self._embedded
+        named = named and not (self.out.adapter is not None and key.endswith(_COPIES))
         by_plan = not named and not {tensor.name, tensor.source}.isdisjoint(self.left_parts)
         return by_plan or self._may_be_left_out(tensor)
 
@@ -417,7 +427,11 @@ class TensorComparison:
         return [Fault("verify.tensor", f"{_label(tensor)} differs from {twin.source}: {text}", tensor.source)]
 
     def _follows(self, tensor: Tensor, config: ModelConfig | None, kinds: Collection[str]) -> bool:
-        """Whether a tensor is the factors of RoPE that a configuration says, by one of these kinds of scaling."""
+        """Whether a tensor is the factors of RoPE that a configuration says.
+
+        Args:
+            kinds: the kinds of scaling that it may say.
+        """
         scaling = (config.rope_scaling if config else None) or {}
         kind = scaling.get("rope_type", "default")
         if config is None or kind not in kinds or tensor.dtype is not F32:
