@@ -114,16 +114,13 @@ class Case:
     @property
     def named(self) -> Iterator[tuple[str, list[Any]]]:
         """Tensors of ``stored``, one for each number in a name, and their shapes."""
-        from ckconv.families.expressions import parse
-
         for pattern, sizes in self.stored.items():
-            said = [parse(str(size)) for size in sizes]
             bounds = re.findall(r"{(?:(\w+):)?(\w+)}", pattern)
             starts = [int(one) if one.isdecimal() else self.overrides.get(one, 0) for one, _ in bounds]
             counts = [range(start, self.overrides[stop]) for start, (_, stop) in zip(starts, bounds, strict=True)]
             for numbers in itertools.product(*counts):
                 here = {**self.overrides, "n": (*numbers, 0)[0]}
-                shape = [size.value(here) for size in said]
+                shape = [int(eval(str(size), {"__builtins__": {}}, here)) for size in sizes]
                 if 0 not in shape:
                     yield re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers), shape
 
