@@ -27,6 +27,8 @@ TOKENIZER = {name: f"zoo/olmo2/{name}" for name in ("tokenizer.json", "tokenizer
 
 #: Positions of a prompt, unless a case says otherwise; the tokenizer has so many words.
 LENGTH, VOCABULARY = 24, 384
+#: What the size of a tensor may be worked out with, beside keys of the configuration.
+_SIZES = {"__builtins__": {"int": int, "len": len, "sum": sum, "max": max, "min": min}}
 #: Every so many of the vocabulary's logits are kept, at so many positions.
 STRIDE, KEPT = 6, 5
 
@@ -120,7 +122,7 @@ class Case:
             counts = [range(start, self.overrides[stop]) for start, (_, stop) in zip(starts, bounds, strict=True)]
             for numbers in itertools.product(*counts):
                 here = {**self.overrides, "n": (*numbers, 0)[0]}
-                shape = [int(eval(str(size), {"__builtins__": {}}, here)) for size in sizes]
+                shape = [int(eval(str(size), _SIZES, here)) for size in sizes]
                 if 0 not in shape:
                     yield re.sub(r"{[\w:]+}", "{}", pattern).format(*numbers), shape
 
