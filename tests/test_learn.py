@@ -357,6 +357,23 @@ def test_what_is_not_near_is_not_taken(change: Any, said: str, quantized: tuple[
         learn([(source, small)], "new", approximate=True)
 
 
+@pytest.mark.parametrize(("kind", "by", "right"), [("q8_0", 1.005, True), ("q8_0", 1.04, False), ("q4_0", 1.04, True),
+                                                   ("q4_0", 1.35, False), ("q5_1", 1.25, False)])  # fmt: skip
+def test_rows_are_near_as_far_as_their_type_rounds_them(
+    kind: str, by: float, right: bool, quantized: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Scaled by 4 %, they are other rows in eight bits, and the same in four."""
+    source, small, model = quantized
+    (tmp_path / "new.toml").write_text(learn([(source, small)], "new", approximate=True).text)
+    ckconv.convert(model, small, options=Options(quantize=kind, families=(tmp_path / "new.toml",)), force=True)
+    changed(source, lambda name, array: array * np.float32(by) if "up_proj" in name else array)
+
+    found = check(tmp_path / "new.toml", Pair(open_index(source), open_index(small), near=True))
+
+    said = [] if right else ["blk.0.ffn_up.weight has other values"]
+    assert [one for one in found.forth.different if "blk.0.ffn_up.weight" in one] == said
+
+
 def test_floats_beside_blocks_are_held_to_equal_values(quantized: tuple[Path, Path, Path], tmp_path: Path) -> None:
     source, small, _ = quantized
     (tmp_path / "new.toml").write_text(learn([(source, small)], "new", approximate=True).text)

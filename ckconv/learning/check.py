@@ -29,7 +29,11 @@ from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, value
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import decode
+from ckconv.quant.quantize import NEEDS_IMPORTANCE, missing_quantizer, quantize
 from ckconv.verification.content import parameter_differences
+
+#: Twice the distance, of squares: importance moves values, and libraries round in ways of their own.
+_TWICE = 4.0
 
 #: Keys of config.json that say who wrote it, not what the model is.
 _WRITER = frozenset({"transformers_version", "torch_dtype", "dtype"})
@@ -234,7 +238,7 @@ def _bytes(
                 tensor, view = meant[name], memoryview(data).cast("B")
                 if rounded and not _is_held(steps[name], tensor, there):
                     found.apart = max(found.apart, rows.apart(view, steps[name].target.dtype, tensor, outputs))
-                    if rows.most > APART:
+                    if rows.are_other:
                         bad[name] = "has other values"
                     continue
                 if steps[name].target.dtype.name != tensor.dtype.name:
@@ -256,10 +260,12 @@ class Rows:
 
     Attributes:
         most: how far the farthest row is, as a part of its square.
+        are_other: a row is farther than rounding to its type takes it.
     """
 
     def __init__(self) -> None:
-        self.most, self._done, self._rest = 0.0, 0, b""
+        self.most, self.are_other = 0.0, False
+        self._done, self._rest, self._usual = 0, b"", 0.0
 
     def apart(self, made: memoryview, dtype: DType, there: StoredTensor, files: Files) -> float:
         """Take the next bytes of what is made, and return ``most``."""
@@ -272,9 +278,23 @@ class Rows:
             files.read_into(there.extent.path, there.extent.offset + self._done * width, raw)
             rows = np.frombuffer(data, np.uint8, count * columns * dtype.size).reshape(count, -1)
             ours, theirs = decode(rows, dtype), decode(np.frombuffer(raw, np.uint8).reshape(count, -1), there.dtype)
-            self.most = max(self.most, float(apart(theirs, ours).max()))
+            far = apart(theirs, ours)
+            self.most = max(self.most, float(far.max()))
+            self.are_other |= bool((far > APART).any()) or self._too_far(ours, far, there.dtype)
             self._done += count
         return self.most
+
+    def _too_far(self, ours: np.ndarray, far: np.ndarray, dtype: DType) -> bool:
+        """Whether rows are farther than twice what the type's own quantizer takes off them."""
+        if dtype.block == 1 or missing_quantizer(dtype) or dtype.name in NEEDS_IMPORTANCE:
+            return False
+        doubtful = far > _TWICE * self._usual
+        if not doubtful.any():
+            return False
+        rows = np.ascontiguousarray(ours[doubtful])
+        own = apart(decode(quantize(rows, dtype), dtype), rows)
+        self._usual = self._usual or float(np.median(own))
+        return bool((far[doubtful] > _TWICE * np.maximum(own, self._usual)).any())
 
 
 def _is_held(step: Step, tensor: StoredTensor, there: TensorIndex) -> bool:
