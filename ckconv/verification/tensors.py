@@ -477,9 +477,13 @@ def _by_place(
     Args:
         apart: each array of an MLX triple has a place of its own; the last one ends the tensor.
     """
+    if not (apart and any(triple_of(tensor.dtype) for tensor in tensors.values())):
+        in_order = all(_place(a.arrays, order) <= _place(b.arrays, order) for a, b in pairwise(tensors.values()))
+        each = tensors.items() if in_order else sorted(tensors.items(), key=lambda one: _place(one[1].arrays, order))
+        return ((key, tensor, None, True) for key, tensor in each)  # a million tensors are made one at a time
     items: list[tuple[str, Tensor, int | None, bool]] = []
     for key, tensor in tensors.items():
-        arrays = tensor.planes if apart and triple_of(tensor.dtype) is not None else ()
+        arrays = tensor.planes if triple_of(tensor.dtype) is not None else ()
         last = max(range(len(arrays)), key=lambda n: _place(arrays[n].arrays, order), default=None)
         items += [(key, tensor, n, n == last) for n in range(len(arrays))] or [(key, tensor, None, True)]
 
@@ -487,8 +491,7 @@ def _by_place(
         _, tensor, array, _ = item
         return _place(tensor.arrays if array is None else tensor.planes[array].arrays, order)
 
-    in_order = all(place(one) <= place(other) for one, other in pairwise(items))
-    return items if in_order else sorted(items, key=place)
+    return sorted(items, key=place)
 
 
 def _place(arrays: Iterable[Tensor], order: Mapping[Path, int]) -> tuple[int, int]:
