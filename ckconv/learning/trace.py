@@ -170,7 +170,10 @@ class Tracer:
         return Traced(found, untraced)
 
     def _computed(self, pattern: str) -> bool:
-        """Whether the tensor is made of the configuration."""
+        """Whether the tensor is made of the configuration in every family."""
+        name = gguf_name(pattern)
+        if "=" + name.whole in self._by_name or name.module in self._by_name:
+            return False
         return any(
             any(cell.tensor == pattern for row in family.parameters.values() for cell in row.cells.get("gguf", ()))
             or any(cell.name == f"={pattern}" and not row.cells["hf"] for row in family.tensors.values()
