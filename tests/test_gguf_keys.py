@@ -127,7 +127,7 @@ def test_keys_that_llama_cpp_does_not_load_without_are_those_of_the_table() -> N
         assert said & keys.keys() == {key for key, kind in keys.items() if kind == "required"}, architecture
 
 
-def test_names_are_those_of_the_gguf_package() -> None:
+def test_names_are_those_of_the_gguf_package_and_of_llama_cpp() -> None:
     known = {
         text.removeprefix("{arch}.")
         for group in vars(gguf.Keys).values()
@@ -135,12 +135,9 @@ def test_names_are_those_of_the_gguf_package() -> None:
         for text in vars(group).values()
         if isinstance(text, str) and text.startswith("{arch}.")
     }
-    llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
-    llama_cpp_only |= {f"attention.indexer.{of}" for of in ("head_count", "key_length", "top_k", "types")}
-    llama_cpp_only |= set(RECORDED["read"]["dflash"]) | {"has_confidence_head", "sample_from_anchor"}
-    llama_cpp_only |= {"attention.rope_pattern", "num_loops", "skip_loop_final_norm"}
-    llama_cpp_only |= {"hidden_activation"} | {f"dense_{n}_feat_{end}" for n in (2, 3) for end in ("in", "out")}
-    assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
+    # The package has no names of some keys of llama-arch.cpp, and neither has these two of convert_hf_to_gguf.py.
+    known |= {*RECORDED["names"], "has_confidence_head", "sample_from_anchor"}
+    assert {name for table in KEYS.values() for name in table} <= known
 
 
 # Modifiers, and keys that nobody reads
@@ -524,3 +521,42 @@ def test_a_file_that_does_not_say_it_attends_in_both_ways_does_not(tmp_path: Pat
     result = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/n/", "--to", "hf")
     assert (result.code, "attends to earlier tokens alone" in result.err) == (4, True), result.err
     assert ckconv("convert", tmp_path / "n.gguf", tmp_path / "o.gguf").code == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "changed"),
+    [
+        ("youtu", "rope.scaling.type", "yarn"),
+        ("youtu", "rope.scaling.factor", 4.0),
+        ("youtu", "rope.scale_linear", 4.0),
+        ("youtu", "attention.temperature_scale", 0.5),
+        ("youtu", "rope.scaling.yarn_log_multiplier", 0.5),
+        ("rwkv6", "token_shift_count", 1),
+        ("rwkv7", "token_shift_count", 1),
+        ("neo_bert", "rope.scaling.factor", 4.0),
+        ("neo_bert", "rope.scaling.attn_factor", 2.0),
+        ("neo_bert", "rope.dimension_count", 2),
+    ],
+)
+def test_what_changes_a_result_is_refused_by_name(
+    tmp_path: Path, ckconv: Any, family: str, key: str, changed: object
+) -> None:
+    case = next(cases(family))
+    made = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", made, tmp_path / "m.gguf").code == 0
+    name = f"{FAMILIES[family].gguf}.{key}"
+    done = ckconv("edit", tmp_path / "m.gguf", tmp_path / "n.gguf", "--set-meta", f"{name}={changed}")
+    assert done.code == 0, done.err
+    result = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/n/", "--to", "hf")
+    assert (result.code, f"{name} = {changed} changes the computation" in result.err) == (4, True), result.err
+
+
+def test_layers_of_lightning_attention_are_those_of_the_interval(tmp_path: Path, ckconv: Any) -> None:
+    """``load_arch_hparams`` of minimax-01.cpp; a list of them is in the family's case of other layers."""
+    case = next(cases("minimax"))
+    made = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", made, tmp_path / "m.gguf").code == 0
+    said = "minimax-01.full_attention_interval=8"
+    assert ckconv("edit", tmp_path / "m.gguf", tmp_path / "n.gguf", "--set-meta", said).code == 0
+    document = to_hf(tmp_path / "n.gguf", tmp_path / "n")
+    assert document["layer_types"] == ["linear_attention"] * 7 + ["full_attention"]
