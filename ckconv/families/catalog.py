@@ -144,8 +144,12 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
         if found in names.written.values() or found in names.packed.values():
             yield from _segment_faults(family, format, pattern, found)
     for pattern, choices in names.choices.items():
+        # layers whose numbers in names a stack lists are told by them
+        told = {
+            choice.parts[0].row.name for choice in choices if choice.numbers is not None and choice.numbers.of_lists
+        }
         for one, other in itertools.combinations([choice.parts[0].row.name for choice in choices], 2):
-            if one != other and not _exclusive(family, one, other):
+            if one != other and (one in told) == (other in told) and not _exclusive(family, one, other):
                 yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
 
 
