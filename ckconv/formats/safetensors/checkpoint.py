@@ -344,8 +344,10 @@ def class_reasons(
         yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
     if built and not config.norm_eps:
         yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
-    # A class of another program has a default of its own, or none.
-    if (built or CONSUMERS.get(format) not in (None, loader)) and not (context or config.context_length):
+    # A class of another program has a default of its own, or none; one without a key for it has no limit.
+    limit = family.parameters.get("context")
+    limited = limit is not None and limit.cells["hf"]
+    if limited and (built or CONSUMERS.get(format) not in (None, loader)) and not (context or config.context_length):
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if not built:
