@@ -290,6 +290,13 @@ def test_other_factors_are_refused_and_may_be_dropped(tmp_path: Path) -> None:
     assert config_of(to_hf(source, tmp_path / "out", drop=("rope_frequencies",)))["rope_scaling"] is None
 
 
+def test_what_keys_scale_stays_where_factors_are_dropped(tmp_path: Path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    source = Model(extra_keys=keys, extra_tensors={"rope_freqs.weight": (8,)}).write(tmp_path / "m.gguf")
+    scaling = config_of(to_hf(source, tmp_path / "out", drop=("rope_frequencies",)))["rope_scaling"]
+    assert scaling == {"rope_type": "linear", "factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("name", "layout"), [("gguf/llama-tied-bf16.auto.gguf", "source"), ("hf/llama-tied-bf16", "interleaved")]
 )

@@ -573,19 +573,17 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
     document, left_out = config.rope_scaling, ""
     family = family_of(config)
     reasons: list[Reason] = []
-    if ROPE_FREQUENCIES in index.tensors:
-        if drop:
-            document = None  # the plan names the loss
-        else:
-            found, source = _recovered(index, config), index.tensors[ROPE_FREQUENCIES].source
-            left_out = "follows from rope_scaling in config.json" if found else "every factor is 1: nothing is scaled"
-            if found is None:
-                text = f"{source} is neither Llama 3's scaling nor a linear one: no rope_scaling gives these factors"
-                reasons.append(Reason(text, "--drop rope_frequencies leaves it out, which is a loss"))
-            elif found and document and index.format == "gguf":
-                kind = document["rope_type"]
-                reasons.append(Reason(f"{source} scales RoPE, and rope.scaling.type = {kind} once more"))
-            document = found or document
+    way_out = "--drop rope_frequencies leaves it out, which is a loss"
+    if ROPE_FREQUENCIES in index.tensors and not drop:  # what the keys of a GGUF scale besides stays
+        found, source = _recovered(index, config), index.tensors[ROPE_FREQUENCIES].source
+        left_out = "follows from rope_scaling in config.json" if found else "every factor is 1: nothing is scaled"
+        if found is None:
+            text = f"{source} is neither Llama 3's scaling nor a linear one: no rope_scaling gives these factors"
+            reasons.append(Reason(text, way_out))
+        elif found and document and index.format == "gguf":
+            kind = document["rope_type"]
+            reasons.append(Reason(f"{source} scales RoPE, and rope.scaling.type = {kind} once more", way_out))
+        document = found or document
     if index.format == "gguf":
         changes = "changes the computation; no key of a config.json says it"
         reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
