@@ -439,7 +439,7 @@ def test_unknown_tensors_are_listed_and_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"model_type": "rwkv6", "num_hidden_layers": "many"}, {"model_type": ["x"]}, None]
+    "config", [{}, {"model_type": "bitnet", "num_hidden_layers": "many"}, {"model_type": ["x"]}, None]
 )
 def test_what_has_no_rules_still_opens(tmp_path: Path, ckconv: Run, config: dict[str, Any] | None) -> None:
     path = save(tmp_path / "m", config, {"a.weight": np.ones((2, 3), np.float32), "b": np.array(1.0, np.float32)})

@@ -288,13 +288,13 @@ def test_float16_scales_are_what_mlx_itself_makes_of_a_gguf(tmp_path: Path) -> N
 
 def test_an_unknown_architecture_is_only_copied(tmp_path: Path) -> None:
     tensors = {"layers.0.w": np.ones((2, 4), np.float32), "ids": np.arange(3, dtype=np.int64)}
-    source = save(tmp_path / "hf", {"model_type": "rwkv6"}, tensors)
+    source = save(tmp_path / "hf", {"model_type": "bitnet"}, tensors)
     assert "ckconv does not know the architecture" in reasons(source, tmp_path, "mlx")[0], (
         "mlx-lm may compute something else"
     )
     assert "ckconv does not know the architecture" in reasons(source, tmp_path, "mlx", names="canonical")[0]
 
-    own = save(tmp_path / "mlx", {"model_type": "rwkv6"}, tensors, metadata={"format": "mlx"})
+    own = save(tmp_path / "mlx", {"model_type": "bitnet"}, tensors, metadata={"format": "mlx"})
     out = to_mlx(own, tmp_path / "out")
     assert (tensors_of(out), config_of(out)) == (tensors_of(source), config_of(source))
     assert tensors_of(to_hf(out, tmp_path / "back")) == tensors_of(source)
