@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 # The hyper-parameters of a GGUF, as llama.cpp reads them.
 
-#: Keys of a tokenizer -> their type (``llama_vocab::impl::load`` stops at another).
+#: Keys of a tokenizer -> their types (``llama_vocab::impl::load`` stops at another).
 _TEXT, _FLAG, _ID = ("str", "a text"), ("bool", "true or false"), ("u32", "the number of a token")
 _OF_TOKENS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("model", "pre"), _TEXT),
     **dict.fromkeys(("tokens", "merges"), ("arr[str]", "a list of texts")),
-    "scores": ("arr[f32]", "a list of numbers"),
+    "scores": ("arr[f32] arr[i32]", "a list of numbers"),
     "token_type": ("arr[i32]", "a list of whole numbers"),
     **dict.fromkeys(("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix"), _FLAG),
     "remove_extra_whitespaces": _FLAG,
@@ -205,7 +205,7 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
         if not dot or not wanted:
             continue
         value = found.value
-        if found.type != wanted and not (name.endswith("_token_id") and type(value) is int and value >= 0):
+        if found.type not in wanted.split() and not (name.endswith("_token_id") and type(value) is int and value >= 0):
             shown = f"{found.type} of {value.count:,}" if isinstance(value, ArrayRef) else reprlib.repr(value)
             raise fail(f"{key} must be {words}, got {shown}")
     tokens = _token_count(file)
