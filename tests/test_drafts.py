@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.errors import InputError
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.verification.tensors import TensorComparison
 
 #: How many layers the model has besides.
 LAYERS = {"qwen3_5": 4, "qwen3_5_moe": 4, "qwen3_next": 4, "glm4_moe": 3}
@@ -402,3 +406,20 @@ def test_another_model_than_that_of_the_drafter_is_refused_by_both_values(
     with pytest.raises(InputError) as refused:
         ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=base))
     assert (refused.value.exit_code, refused.value.message.endswith(said)) == (3, True), refused.value.message
+
+
+def test_a_layer_of_another_stack_is_missed_whatever_its_number(tmp_path: Path) -> None:
+    """An encoder of three layers beside a decoder of two: its third is no layer that predicts further tokens."""
+    root = source(tmp_path / "hf", "t5", "gated")
+    ckconv.convert(root, tmp_path / "m.gguf")
+    out, theirs = open_index(tmp_path / "m.gguf"), open_index(root)
+    assert out.config is not None
+    gone = "enc.layers.2.attention.q.weight"
+    assert (out.config.num_layers, gone in out.tensors) == (2, True)
+    less = replace(out, tensors={name: tensor for name, tensor in out.tensors.items() if name != gone})
+
+    with Files({**out.identities, **theirs.identities}) as files:
+        found = [TensorComparison(one, theirs, files).run().faults for one in (out, less)]
+
+    lost = "encoder.block.2.layer.0.SelfAttention.q.weight of the source is not in the output"
+    assert [[fault.text for fault in faults] for faults in found] == [[], [lost]]
