@@ -74,7 +74,11 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = 1e39 } }',
-            "tensors.L.x: 1e+39 is no number of float32 that can be added",
+            "tensors.L.x: 1e+39 is no number above 0 and below 2 that can be added",
+        ),
+        (  # the number of neg_exp: what is stored would be an exponential
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = 2.0 } }',
+            "tensors.L.x: 2.0 is no number above 0 and below 2 that can be added",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.{x,y}" = '

@@ -20,7 +20,6 @@ store it though nothing reads it there.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -474,8 +473,9 @@ class TensorRows(Fields):
             raise self.fault('a cell without a name: "NAME", or { name = "NAME", ... }')
         if isinstance(value, str) and value not in VALUES:
             raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
-        if isinstance(value, bool) or (isinstance(value, float | int) and not 0 < float32(value) < math.inf):
-            raise self.fault(f"{value!r} is no number of float32 that can be added")
+        # the difference of two of them is to be none of the other operations
+        if isinstance(value, bool) or (isinstance(value, float | int) and not 0 < float32(value) < NEG_EXP):
+            raise self.fault(f"{value!r} is no number above 0 and below {NEG_EXP} that can be added")
         if value and format == _CANONICAL:
             raise self.fault(f"{format} holds the values themselves, without {value}")
         stored, form_of = self._axes(row.get("axes")), self.word(row, "as", dict(zip(_FORMS, _FORMS, strict=True)), "")
