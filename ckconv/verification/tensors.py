@@ -394,7 +394,7 @@ class TensorComparison:
 
         importance = self.importance.get(tensor.name)
         if arrays:
-            wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), arrays[0][1]
+            wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), sum(n for _, n in arrays)
         else:
             wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
         decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantizer(tensor.dtype)
