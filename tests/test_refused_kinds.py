@@ -181,3 +181,21 @@ def test_tensors_that_are_keys_of_a_gguf_are_counted_and_may_be_doubles(tmp_path
     done = ckconv("convert", source, tmp_path / "d.gguf", "--dtype", "f32")
     assert (done.code, "verified 46/46" in done.out) == (0, True), done.err
     assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "d.gguf").code == 0
+
+
+def test_a_norm_of_k_that_is_not_1_is_found_and_refused(tmp_path: Path, ckconv: Any) -> None:
+    """Muse Glimmer's GGUF has what K is multiplied by, and no key of config.json says another number than 1."""
+    case = next(family_cases.cases("muse_glimmer"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    drop = ("--drop", *case.options["drop"])
+    assert ckconv("convert", source, tmp_path / "m.gguf", *drop).code == 0
+    reader = gguf.GGUFReader(tmp_path / "m.gguf", "r+")
+    for tensor in reader.tensors:
+        if "attn_k_norm" in tensor.name:
+            tensor.data[...] = 2
+    reader.data.flush()
+
+    done = ckconv("verify", tmp_path / "m.gguf", source, *drop)
+    assert (done.code, "key_factor is 0.0, 1.0 in the source" in done.err) == (5, True), done.err
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/mlx/", "--to", "mlx")
+    assert (done.code, "attn_k_norm.weight of the GGUF is not 1 in all places" in done.err) == (4, True), done.err
