@@ -224,7 +224,7 @@ class TensorComparison:
         if source is not None and self.out.format == source.format and _family(self.out) != _family(source):
             # An edited header says that it is another model.
             self.out, self.source = self.out.as_container, source.as_container
-        self._embedded = _within_text(self.out)
+        self._embedded = {*_within_text(self.out), *(_within_text(self.source) if self.source is not None else ())}
         self._ours, self._theirs = _every_tensor(self.out), _every_tensor(self.source) if self.source else {}
         if self.source is not None and self.source.format != self.out.format:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
@@ -246,7 +246,8 @@ class TensorComparison:
                 faults += [fault._replace(place=place) for fault in self._tensor(key, tensor)] if last else []
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(self._ours) - self.zero_filled - len(self._no_part) - len(self._embedded) - len(self._derived)
+        embedded = sum(key in self._ours for key in self._embedded)
+        count = len(self._ours) - self.zero_filled - len(self._no_part) - embedded - len(self._derived)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
