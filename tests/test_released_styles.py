@@ -12,7 +12,6 @@ from typing import Any
 
 import gguf
 import pytest
-from checkpoints import Decoder, save
 from family_cases import cases, checkpoint
 
 import ckconv
@@ -112,20 +111,3 @@ def test_the_first_documents_of_nomic_bert_are_the_same_model(tmp_path: Path) ->
         key: f.contents() for key, f in gguf.GGUFReader(tmp_path / "new.gguf").fields.items()
     }
     assert (tmp_path / "older.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"model_type": "minimax", "full_attn_alpha_factor": 1.0, "layer_types": ["full_attention"] * 2},
-        {"model_type": "minimax_text_01", "layernorm_full_attention_alpha": 1.0, "attn_type_list": [1, 1]},
-    ],
-)
-def test_what_has_no_family_is_refused_in_either_style(document: dict[str, Any], tmp_path: Path, ckconv) -> None:
-    """llama.cpp's converter writes no kinds of layers for MiniMax 01, and mlx-lm has no class."""
-    decoder = Decoder()
-    source = save(tmp_path / "hf", decoder.config(**document), decoder.tensors())
-
-    result = ckconv("convert", source, tmp_path / "m.gguf")
-
-    assert (result.code, f"ckconv does not know the architecture '{document['model_type']}'" in result.err) == (4, True)
