@@ -470,11 +470,14 @@ def test_paths_of_modules(path: str, stem: str | None) -> None:
     assert module_of(path) == stem
 
 
+UNREAD = ("t5", "t5_encoder", "umt5_encoder", "falcon_h1", "jais")
+
+
 def test_names_there_and_back() -> None:
     for family in FAMILIES.values():
-        # Of T5 the name of a module has a second number, and Falcon-H1 multiplies what its matrices give: no adapter of
-        # theirs is read.
-        if not family.gguf or family.experts or family.name in ("t5", "t5_encoder", "umt5_encoder", "falcon_h1"):
+        # Of T5 the name of a module has a second number, and Falcon-H1 and Jais multiply what their matrices give: no
+        # adapter of theirs is read.
+        if not family.gguf or family.experts or family.name in UNREAD:
             continue
         for stem in ("layers.2.attention.q", "layers.2.attention.qkv", "layers.2.ffn.gate_up", "output"):
             name = gguf_name_of(stem, family)
@@ -482,7 +485,7 @@ def test_names_there_and_back() -> None:
             for scheme in ("hf", "mlx"):
                 path = path_of(stem, [family.name], scheme)
                 assert path is None or module_of(path, [family.name]) == stem
-    assert families_of(["transformer.h.0.attn.c_attn"]) == ("codeshell", "gpt2", "gpt_bigcode", "qwen")
+    assert families_of(["transformer.h.0.attn.c_attn"]) == ("codeshell", "gpt2", "gpt_bigcode", "jais", "qwen")
     assert families_of(["model.h.0.attn.c_attn"]) == ("gpt2",)
     assert path_of("layers.0.attention.qkv", ["gpt2"], "mlx") == "model.h.0.attn.c_attn"
 
