@@ -25,7 +25,12 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("llama4", "m.gguf", {"moe_layers": [-1]}, "moe_layers = [-1]: whole numbers from 0 to"),
     ("jamba", "m.gguf", {"attn_layer_period": 0}, "attn_layer_period = 0"),
     ("mixtral", "m/", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, num_local_experts is"),
-    ("plamo", "m/", {"n_shared_head": 3}, "4 are no multiple of 3 (num_attention_heads, n_shared_head)"),
+    (
+        "plamo",
+        "m/",
+        {"num_attention_heads": 4, "n_shared_head": 3},
+        "4 are no multiple of 3 (num_attention_heads, n_shared_head)",
+    ),
     # its class has a mask of the window (modeling_arctic.py), and no scaling; llama.cpp the other way round
     ("arctic", "m.gguf", {"sliding_window": 16}, "sliding_window = 16"),
     *(
@@ -39,7 +44,7 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
             {"max_position_embeddings": ..., "seq_length": ...},
             "no context length (max_position_embeddings)",
         )
-        for family in ("plamo", "klear", "bailing_moe", "nanbeige", "telechat3", "spark2_5", "iquestloopcoder")
+        for family in ("klear", "bailing_moe", "nanbeige", "telechat3", "spark2_5", "iquestloopcoder")
     ),
 ]
 
