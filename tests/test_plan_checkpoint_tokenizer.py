@@ -640,15 +640,26 @@ def test_files_that_make_the_model_what_it_is_are_carried_and_directories_named(
     source = tmp_path / "source"
     shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", source)
     carried = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-    for name in (*carried, "modeling_own.py", "tekken.json", "params.json"):
+    own = ("modeling_own.py", "tekken.json", "params.json", "rwkv_vocab_v20230424.txt", "tokenizer.jsonl")
+    for name in (*carried, *own):
         (source / name).write_text("{}")
     (source / "onnx").mkdir()
     (source / "onnx" / "config.json").write_text("{}")
     report = ckconv.convert(source, f"{tmp_path / 'out'}/", to="safetensors")
 
     there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there >= {*carried, "modeling_own.py", "tekken.json", "params.json"}
+    assert there >= {*carried, *own}
     assert any("onnx/ of the source" in note for note in report.plan.notes)
+
+
+@pytest.mark.parametrize("name", ["rwkv_vocab_v20230424.txt", "tokenizer.jsonl"])
+def test_a_tokenizer_that_is_not_read_is_left_out_by_its_name(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", source, ignore=shutil.ignore_patterns("tokenizer*", "*.model"))
+    (source / name).write_text("")
+    report = ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert any(f"the tokenizer is left out: {name} is not read" in note for note in report.plan.notes)
 
 
 def test_the_template_of_a_bump_manifest_is_the_one_that_transformers_takes(tmp_path: Path) -> None:

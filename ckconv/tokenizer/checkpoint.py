@@ -386,8 +386,8 @@ _MAX_TEMPLATES = 32
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 #: What Mistral calls them, with the version of its chats.
 _VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
-#: Tokenizers of other libraries.
-_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
+#: Tokenizers of other libraries; the last two are RWKV's and PLaMo's own.
+_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken", "rwkv_vocab_v20230424.txt", "tokenizer.jsonl")
 _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
 
 

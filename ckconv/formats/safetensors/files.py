@@ -217,7 +217,8 @@ SIDE_FILES = (
     "quantize_config.json", "quant_config.json", "quanto_qmap.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.model.v[0-9]*", "*.tiktoken", "tekken.json",
-    "params.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py",
+    "rwkv_vocab_*.txt", "params.json", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", "*.py",
     "README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*",
 )  # fmt: skip
 
