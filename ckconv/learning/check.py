@@ -285,7 +285,7 @@ class Rows:
         return self.most
 
     def _too_far(self, ours: np.ndarray, far: np.ndarray, dtype: DType) -> bool:
-        """Whether rows are farther than twice what the type's own quantizer takes off them."""
+        """Whether rows are farther than twice what their type takes off them."""
         if dtype.block == 1 or missing_quantizer(dtype) or dtype.name in NEEDS_IMPORTANCE:
             return False
         doubtful = far > _TWICE * self._usual

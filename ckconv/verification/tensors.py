@@ -39,7 +39,7 @@ from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
-from ckconv.families.schema import DRAFTS, MTP
+from ckconv.families.schema import MTP
 from ckconv.families.towers import tower_family
 from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
@@ -358,11 +358,16 @@ class TensorComparison:
         """
         names = (tensor.name, tensor.source)
         layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
-        drafts = self.out.config is not None and self.out.config.own.get(DRAFTS)
         behind = layer is not None and config is not None and layer >= config.num_layers
-        if behind and (MTP in self.left_out or (tensor.name.startswith("layers.") and not drafts)):  # no other stack's
+        if behind and (MTP in self.left_out or (tensor.name.startswith("layers.") and not self._holds_drafts)):
             return True
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
+
+    @property
+    def _holds_drafts(self) -> bool:
+        """Whether the output has a place for layers that predict further tokens."""
+        engine = FAMILIES[_family(self.out)].engines.get("llama_cpp") if self.out.config is not None else None
+        return self.out.format == "safetensors" or (self.out.format == "gguf" and not (engine and engine.drafts))
 
     def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's.
