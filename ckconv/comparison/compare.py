@@ -529,7 +529,9 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
     if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.mine, fact.meant):
-        rows = tower_family(a.tower.family).parameters.values()
+        rows = [
+            row for row in tower_family(a.tower.family).parameters.values() if not (row.read_only or row.of_a_class)
+        ]
         if fact.key in {cell.key for row in rows for cell in row.key_cells("hf")}:
             return not parameter_differences(a, b)
     cells = [[*row.key_cells("hf")] for row in FAMILIES[a.config.family].parameters.values()] if alone else []

@@ -418,7 +418,14 @@ def _own_names(tree: ast.expr, text: str) -> set[str]:
         quick = all(isinstance(called, ast.Name) and called.id in _OF_ITEMS for called in calls)
         if not plain or not quick or any(isinstance(one, ast.ListComp) for one in inner):
             raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
-    return {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
+    items = {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
+    inner = {id(one) for node in made for part in (node.elt, node.generators[0].target) for one in ast.walk(part)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    if twice := next((name.id for name in names if name.id in items and id(name) not in inner), ""):
+        raise ExpressionError(
+            f"{text!r}: {twice!r} is the name of an item, and of something else; another name expected"
+        )
+    return items
 
 
 def _check(node: ast.AST, text: str, names: set[str]) -> None:

@@ -191,11 +191,9 @@ class Conversion(NamedTuple):
         if self.plane is not None and self._taken_apart:  # every group is judged once
             return packed.plane(made, self.target, self.plane), 0 if self.plane else changed
         triple = triple_of(self.target)
-        return (
-            (made, changed)
-            if self.plane is None or triple is None
-            else (split_planes(made, triple)[self.plane], changed)
-        )
+        if self.plane is None or triple is None:
+            return made, changed
+        return split_planes(made, triple)[self.plane], changed
 
     @property
     def in_arrays(self) -> bool:
