@@ -225,3 +225,20 @@ def test_values_that_were_on_the_codes_of_another_quantizer_are_quantized(tmp_pa
     options = Options(dequantize=True, quantize="affine:4:32")
 
     assert ckconv.convert(FIXTURES / "quantised" / packed, f"{tmp_path}/out/", to="mlx", options=options).verified
+
+
+@pytest.mark.parametrize("quantize", ["mxfp4", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("base", ["llama-tied-bf16", "llama-untied-f16-sharded"])
+def test_codes_of_merged_values_are_of_what_the_type_of_the_model_makes_of_them(
+    base: str, quantize: str, tmp_path: Path
+) -> None:
+    """A merged value of bfloat16 may stand right between two codes, and the sum it is rounded from beside it."""
+    source, adapters = FIXTURES / "hf" / base, [(FIXTURES / "lora/llama-r4-attn-mlp", 1.0)]
+    options = Options(quantize=quantize, allow_lossy=True)
+
+    ckconv.convert(source, f"{tmp_path}/merged/", to="hf", adapters=adapters, options=Options(allow_lossy=True))
+    ckconv.convert(tmp_path / "merged", f"{tmp_path}/two/", to="mlx", options=options)
+    ckconv.convert(source, f"{tmp_path}/one/", to="mlx", adapters=adapters, options=options)
+
+    one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()

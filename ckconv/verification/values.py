@@ -643,8 +643,18 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
         scaled = np.where(scales == 0, 0, meant / scales)
         at = np.clip(np.searchsorted(table, scaled), 1, len(table) - 1)
         least = np.minimum(np.abs(table[at - 1] - scaled), np.abs(table[at] - scaled))
-        wrong = np.abs(codes - scaled) > least * (1 + 2**-10) + 2**-20
+        slack = _of_merge(sample, meant) / np.where(scales == 0, 1, np.abs(scales))
+        wrong = np.abs(codes - scaled) > least * (1 + 2**-10) + 2**-20 + 2 * slack
     if not wrong.any():
         return ""
     row, column = (int(n) for n in np.argwhere(wrong)[0])
     return f"row {rows[row]:,}, column {column:,} is not the code next to {meant[row, column]:.9g}"
+
+
+def _of_merge(sample: Sample, meant: Doubles) -> Doubles:
+    """How far merged values may be off: they are a sum in another order, rounded to the model's type."""
+    if not sample.model.adapters:
+        return np.zeros_like(meant)
+    half = np.abs(meant) * 2.0 ** (_DROPPED.get(sample.source.dtype, 0) - 24)
+    slack: Doubles = half + np.abs(meant).max(axis=1, keepdims=True) * 2.0**-20
+    return slack
