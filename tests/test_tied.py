@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from family_cases import checkpoint as family_checkpoint
+from family_cases import recording
 from gguf import GGMLQuantizationType as Q
 from models import Model
 
+import ckconv
+from ckconv.errors import UnsupportedError
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files, head_is_embedding
 
@@ -39,3 +44,15 @@ def test_one_bit_makes_it_a_head_of_its_own(byte: int, tmp_path: Path) -> None:
     path.write_bytes(data)
     with Files() as files:
         assert not head_is_embedding(open_index(path), files)
+
+
+@pytest.mark.parametrize("target", ["gguf", "mlx"])
+def test_a_head_that_a_family_unties_by_a_key_of_its_own_has_to_be_there(target: str, tmp_path: Path) -> None:
+    source = family_checkpoint(recording("openelm")["widths"], tmp_path / "source")
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"share_input_output_layers": False}))
+
+    with pytest.raises(UnsupportedError, match=r"\(share_input_output_layers\)") as info:
+        ckconv.convert(source, f"{tmp_path}/out/", to=target)
+
+    assert info.value.hint == '"share_input_output_layers": true in config.json says that it is'

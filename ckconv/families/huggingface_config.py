@@ -786,10 +786,12 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """Tying as the consumer reads it; ``None`` leaves it to the tensors."""
-    if not family.document.keys.reads(_TIED, consumer) or not document_words(family, "tied"):
+    words = document_words(family, "tied")
+    key = _TIED if _TIED in words or not words else words[0]
+    if not family.document.keys.reads(key, consumer) or not words:
         return None
-    if _TIED in own:
-        return bool(own[_TIED])
+    if key in own:
+        return bool(own[key])
     default = family.parameters["tied"].defaults.get(_READERS[consumer])
     return default is not None and bool(default.value({}))
 

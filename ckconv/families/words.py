@@ -127,6 +127,13 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
     return said(config, "num_layers", *experts, "family", format=format)
 
 
+def tie_word(config: ModelConfig) -> str:
+    """The key that says whether the output head is the embedding."""
+    family = family_of(config)
+    words = document_words(family, "tied") if family is not None else []
+    return words[0] if words else "tie_word_embeddings"
+
+
 def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     """:func:`said` of parameters of family files; ``family`` is none."""
     return lambda *names: said(config, *(FIELD_OF.get(name, name) for name in names), format=format)

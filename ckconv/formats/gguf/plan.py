@@ -52,6 +52,7 @@ from ckconv.families.parameters import (
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Scope, expected, narrow
 from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
+from ckconv.families.words import tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,
     Entry,
@@ -416,8 +417,8 @@ class GgufPlanner(Planner):
             )
         if config.tied is False and not there and self.options.tie != "untie" and not gives_embeddings(self.index):
             self.refuse(
-                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
-                '"tie_word_embeddings": true in config.json says that it is',
+                f"the output head is not tied to the embeddings ({tie_word(config)}), but there is none",
+                f'"{tie_word(config)}": true in config.json says that it is',
             )
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:

@@ -50,7 +50,7 @@ from ckconv.families.names import (
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
-from ckconv.families.words import layers_said, of_source, said, tensors_said
+from ckconv.families.words import layers_said, of_source, said, tensors_said, tie_word
 from ckconv.formats.safetensors.arrays import (
     BLOCKS,
     Entry,
@@ -539,8 +539,8 @@ class CheckpointPlanner(Planner):
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            text = "there is no output head, and it is not tied to the embedding (tie_word_embeddings)"
-            self.refuse(text, '"tie_word_embeddings": true in config.json says that it is')
+            text = f"there is no output head, and it is not tied to the embedding ({tie_word(self.config)})"
+            self.refuse(text, f'"{tie_word(self.config)}": true in config.json says that it is')
         elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
