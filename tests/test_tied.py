@@ -56,3 +56,28 @@ def test_a_head_that_a_family_unties_by_a_key_of_its_own_has_to_be_there(target:
         ckconv.convert(source, f"{tmp_path}/out/", to=target)
 
     assert info.value.hint == '"share_input_output_layers": true in config.json says that it is'
+
+
+@pytest.mark.parametrize(("family", "case"), [("plamo", "plain"), ("longcat_flash", "plain")])
+def test_a_head_that_was_lost_is_not_made_of_the_embedding(family: str, case: str, tmp_path: Path) -> None:
+    """mlx-lm's class has a head whether the model is tied or not, and gets a copy of the embedding where it is."""
+    recorded = recording(family)[case]
+    tensors = {name: row for name, row in recorded["tensors"].items() if name != "lm_head.weight"}
+    source = family_checkpoint({**recorded, "tensors": tensors}, tmp_path / "source")
+
+    with pytest.raises(UnsupportedError, match="there is no output head"):
+        ckconv.convert(source, f"{tmp_path}/out/", to="mlx")
+
+
+@pytest.mark.parametrize(
+    "lost", ["mlp.down_proj", "mlp.gate", "mlp.shared_experts.up_proj", "self_attn.q_a_proj", "self_attn.q_a_layernorm"]
+)
+def test_matrices_that_layers_of_deepseek_have_are_missed(lost: str, tmp_path: Path) -> None:
+    recorded = recording("deepseek_v2")["plain"]
+    name = f"model.layers.{int(lost != 'mlp.down_proj')}.{lost}.weight"
+    assert name in recorded["tensors"]
+    tensors = {key: row for key, row in recorded["tensors"].items() if key != name}
+    source = family_checkpoint({**recorded, "tensors": tensors}, tmp_path / "source")
+
+    with pytest.raises(UnsupportedError, match="no tensor for layers"):
+        ckconv.convert(source, tmp_path / "m.gguf")

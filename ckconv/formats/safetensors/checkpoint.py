@@ -536,7 +536,13 @@ class CheckpointPlanner(Planner):
         assert self.config is not None
         asked = "untie" if self.options.names == "max" or self.doubles_head(self.loader) else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
-        if head is None and asked == "untie" and embedding is not None:
+        lost = (
+            self.config.tied is False
+            and HEAD not in self.index.tensors
+            and self.options.tie != "untie"
+            and self.options.names != "max"
+        )
+        if head is None and asked == "untie" and embedding is not None and not lost:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
             text = f"there is no output head, and it is not tied to the embedding ({tie_word(self.config)})"
