@@ -652,7 +652,10 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
 
 
 def _of_merge(sample: Sample, meant: Doubles) -> Doubles:
-    """How far merged values may be off: they are a sum in another order, rounded to the model's type."""
+    """How far merged values may be off.
+
+    They are a sum in another order, rounded to the model's type.
+    """
     if not sample.model.adapters:
         return np.zeros_like(meant)
     half = np.abs(meant) * 2.0 ** (_DROPPED.get(sample.source.dtype, 0) - 24)
