@@ -341,16 +341,10 @@ class TensorComparison:
         return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
 
     def _is_left_out(self, tensor: Tensor, key: str) -> bool:
-<<<<<<< HEAD
         """Whether a tensor may be missing; the plan's word counts for few.
 
         A tensor that a row of the family is about is not left out by the plan alone, but for an adapter's copies of the
         base model's tensors.
-=======
-        """Whether a tensor of the source may be missing.
-
-        None of the model's is by the plan alone.
->>>>>>> d52de897 (First lines of docstrings in the length that the others have)
         """
         named = key in self._theirs and not key.startswith("\0") and key not in self._embedded
         named = named and not (self.out.adapter is not None and key.endswith(_COPIES))
@@ -443,11 +437,7 @@ class TensorComparison:
         """Whether a tensor is the factors of RoPE that a configuration says.
 
         Args:
-<<<<<<< HEAD
             kinds: the kinds of scaling that it may say.
-=======
-            kinds: of scaling, one of which it says.
->>>>>>> d52de897 (First lines of docstrings in the length that the others have)
         """
         scaling = (config.rope_scaling if config else None) or {}
         kind = scaling.get("rope_type", "default")
