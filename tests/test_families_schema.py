@@ -199,7 +199,8 @@ def test_expressions_compute(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1 +", "lambda: 1", "[x for x in y if x]", "[x for x in x]", "[x for x in y][0] == x", "[x for x, z in y]", "[x for x in y for z in x]",
+        "", "1 +", "lambda: 1", "[x for x in y if x]", "[x for x, z in y]", "[x for x in y for z in x]",
+        "[x for x in x]", "[x for x in y][0] == x",
         "{x for x in y}", "[[z for z in x] for x in y]", "[upto(9) for x in y]", "(x for x in y)", "a.b",
         "a := 1", "f'{a}'", "{**a}",
         "b'x'", "open('x')", "min(*a)", "min(a=1)", "(" * 300, "1" * 600,

@@ -419,9 +419,9 @@ def _own_names(tree: ast.expr, text: str) -> set[str]:
         if not plain or not quick or any(isinstance(one, ast.ListComp) for one in inner):
             raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
     items = {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
-    inner = {id(one) for node in made for part in (node.elt, node.generators[0].target) for one in ast.walk(part)}
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    if twice := next((name.id for name in names if name.id in items and id(name) not in inner), ""):
+    inner = [one for node in made for part in (node.elt, node.generators[0].target) for one in ast.walk(part)]
+    outer = (one for one in ast.walk(tree) if isinstance(one, ast.Name) and not any(one is each for each in inner))
+    if twice := next((name.id for name in outer if name.id in items), ""):
         raise ExpressionError(
             f"{text!r}: {twice!r} is the name of an item, and of something else; another name expected"
         )

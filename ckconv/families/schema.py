@@ -77,6 +77,9 @@ TRANSFORMERS = Loader("transformers", "transformers", "hf")
 #: Format -> the engine that such a file was written for.
 OF_FORMAT = {"gguf": LLAMA_CPP, "mlx": MLX_LM}
 
+#: Formats that have a place for layers that predict further tokens.
+DRAFT_FORMATS = frozenset({"gguf", "safetensors"})
+
 
 # -- Section ``[engines]``: how the loader of an engine treats a family ------------------------------------------------
 

@@ -26,7 +26,7 @@ from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text
 from ckconv.families.parameters import differ, own_document, scope_of
-from ckconv.families.schema import DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
+from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import layers_of_nothing
 from ckconv.families.words import document_words, keys_said, said, window_words
 from ckconv.options import Options
@@ -148,8 +148,6 @@ class Planner(ABC):
     #: What the target is called in a plan; its version, 0 where it has none.
     format: str
     version: int = 0
-    #: The target has a place for layers that predict further tokens.
-    holds_drafts = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.options, self.source = options, source
@@ -225,7 +223,7 @@ class Planner(ABC):
 
     def _without_drafts(self, index: TensorIndex) -> str:
         """Why layers that predict further tokens are left out, or empty."""
-        if not self.holds_drafts:
+        if self.format not in DRAFT_FORMATS:
             return "the target has no place for them"
         loader = OF_FORMAT.get(self.format) if self.format != index.format and index.config else None
         row = engine_of(FAMILIES[index.config.family], loader) if loader and index.config else None

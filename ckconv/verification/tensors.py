@@ -39,7 +39,7 @@ from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
-from ckconv.families.schema import MTP
+from ckconv.families.schema import DRAFT_FORMATS, MTP, OF_FORMAT
 from ckconv.families.towers import tower_family
 from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
@@ -366,8 +366,10 @@ class TensorComparison:
     @property
     def _holds_drafts(self) -> bool:
         """Whether the output has a place for layers that predict further tokens."""
-        engine = FAMILIES[_family(self.out)].engines.get("llama_cpp") if self.out.config is not None else None
-        return self.out.format == "safetensors" or (self.out.format == "gguf" and not (engine and engine.drafts))
+        another = self.source is not None and self.source.format != self.out.format
+        loader = OF_FORMAT.get(self.out.format) if another and self.out.config is not None else None
+        row = FAMILIES[_family(self.out)].engines.get(loader.row) if loader is not None else None
+        return self.out.format in DRAFT_FORMATS and not (row and row.drafts)
 
     def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's.

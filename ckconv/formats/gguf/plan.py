@@ -257,7 +257,6 @@ class GgufPlanner(Planner):
     """Plans one GGUF, or the shards of a split set."""
 
     format = "gguf"
-    holds_drafts = True
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """Make the plan, without files where there are reasons to refuse.

@@ -245,7 +245,6 @@ class HuggingFacePlanner(CheckpointPlanner):
     """Planner of checkpoints that the classes of transformers load."""
 
     format = "safetensors"
-    holds_drafts = True
     loader = TRANSFORMERS
     scheme = "hf"
     written_by = "pt"
