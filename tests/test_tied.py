@@ -58,11 +58,15 @@ def test_a_head_that_a_family_unties_by_a_key_of_its_own_has_to_be_there(target:
     assert info.value.hint == '"share_input_output_layers": true in config.json says that it is'
 
 
-@pytest.mark.parametrize(("family", "case"), [("plamo", "plain"), ("longcat_flash", "plain")])
-def test_a_head_that_was_lost_is_not_made_of_the_embedding(family: str, case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("plamo", "lm_head.weight"), ("longcat_flash", "lm_head.weight"), ("phixtral", "lm_head.linear.weight"),
+     ("talkie", "lm_head")],
+)  # fmt: skip
+def test_a_head_that_was_lost_is_not_made_of_the_embedding(family: str, head: str, tmp_path: Path) -> None:
     """mlx-lm's class has a head whether the model is tied or not, and gets a copy of the embedding where it is."""
-    recorded = recording(family)[case]
-    tensors = {name: row for name, row in recorded["tensors"].items() if name != "lm_head.weight"}
+    recorded = recording(family)["plain"]
+    tensors = {name: row for name, row in recorded["tensors"].items() if name != head}
     source = family_checkpoint({**recorded, "tensors": tensors}, tmp_path / "source")
 
     with pytest.raises(UnsupportedError, match="there is no output head"):

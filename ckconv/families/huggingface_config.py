@@ -786,6 +786,9 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """Tying as the consumer reads it; ``None`` leaves it to the tensors."""
+    row = family.parameters.get("tied")
+    if row is not None and row.value is not None:
+        return bool(row.value.value({}))
     words = document_words(family, "tied")
     key = _TIED if _TIED in words or not words else words[0]
     if not family.document.keys.reads(key, consumer) or not words:

@@ -128,10 +128,11 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
 
 
 def tie_word(config: ModelConfig) -> str:
-    """The key that says whether the output head is the embedding."""
+    """The key that says whether the output head is the embedding; empty where none says so."""
     family = family_of(config)
+    row = family.parameters.get("tied") if family is not None else None
     words = document_words(family, "tied") if family is not None else []
-    return words[0] if words else "tie_word_embeddings"
+    return words[0] if words else "" if row is not None and row.value is not None else "tie_word_embeddings"
 
 
 def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:

@@ -415,10 +415,11 @@ class GgufPlanner(Planner):
                 "--drop output.weight ties it",
             )
         if config.tied is False and not there and self.options.tie != "untie" and not gives_embeddings(self.index):
-            self.refuse(
-                f"the output head is not tied to the embeddings ({tie_word(config)}), but there is none",
-                f'"{tie_word(config)}": true in config.json says that it is',
+            word = tie_word(config)
+            text = (
+                f"the output head is not tied to the embeddings ({word}), but" if word else "the model has a head, and"
             )
+            self.refuse(f"{text} there is none", word and f'"{word}": true in config.json says that it is')
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         if self._same_format:

@@ -545,8 +545,11 @@ class CheckpointPlanner(Planner):
         if head is None and asked == "untie" and embedding is not None and not lost:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            text = f"there is no output head, and it is not tied to the embedding ({tie_word(self.config)})"
-            self.refuse(text, f'"{tie_word(self.config)}": true in config.json says that it is')
+            word = tie_word(self.config)
+            text = f"it is not tied to the embedding ({word})" if word else "the class has one of its own"
+            self.refuse(
+                f"there is no output head, and {text}", word and f'"{word}": true in config.json says that it is'
+            )
         elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
