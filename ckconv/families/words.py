@@ -128,7 +128,7 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
 
 
 def tie_word(config: ModelConfig) -> str:
-    """The key that says whether the output head is the embedding; empty where none says so."""
+    """The key that says whether the head is the embedding, or empty."""
     family = family_of(config)
     row = family.parameters.get("tied") if family is not None else None
     words = document_words(family, "tied") if family is not None else []
