@@ -652,7 +652,7 @@ def test_files_that_make_the_model_what_it_is_are_carried_and_directories_named(
     assert any("onnx/ of the source" in note for note in report.plan.notes)
 
 
-@pytest.mark.parametrize("name", ["rwkv_vocab_v20230424.txt", "tokenizer.jsonl"])
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.tiktoken"])
 def test_a_tokenizer_that_is_not_read_is_left_out_by_its_name(name: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", source, ignore=shutil.ignore_patterns("tokenizer*", "*.model"))

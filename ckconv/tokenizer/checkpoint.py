@@ -17,6 +17,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.lines import plamo_rows, rwkv_rows
 from ckconv.tokenizer.vocabulary import BYTE_LEVEL, LeftOut, TokenizerFiles, definition, of_class
 
 # Tokens that files add to the words of a tokenizer, with the ids and flags that ``AutoTokenizer`` gives them.
@@ -386,8 +387,10 @@ _MAX_TEMPLATES = 32
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 #: What Mistral calls them, with the version of its chats.
 _VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
-#: Tokenizers of other libraries; the last two are RWKV's and PLaMo's own.
-_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken", "rwkv_vocab_v20230424.txt", "tokenizer.jsonl")
+#: Tokenizers of other libraries.
+_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
+#: Tokenizers of one token a line -> llama.cpp's name of the kind, and what reads them.
+_OF_LINES = {"rwkv_vocab_v20230424.txt": ("rwkv", rwkv_rows), "tokenizer.jsonl": ("plamo2", plamo_rows)}
 _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
 
 
@@ -492,6 +495,9 @@ def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -
     """``tokenizer.json`` of what other files say."""
     if (document := _json(root / _TEKKEN)) is not None:
         return of_tekken(document)
+    for name, (kind, rows) in _OF_LINES.items():
+        if (data := _bytes(root / name)) is not None:
+            return {"model": {"type": kind, "rows": rows(data, root / name)}}
     if not (root / _MERGES).is_file() or (vocab := _json(root / _VOCABULARY)) is None:
         return None
     merges = (_bytes(root / _MERGES) or b"").decode("utf-8", "replace")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.core.named import NamedTuple
-from ckconv.tokenizer.checkpoint import unmade
+from ckconv.tokenizer.checkpoint import content_of, unmade
 from ckconv.tokenizer.gguf_words import (
     Words,
     chat_templates,
@@ -27,14 +27,16 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.vocabulary import LeftOut, TokenizerFiles, equal_tokens, recognized
+from ckconv.tokenizer.lines import Row
+from ckconv.tokenizer.sentencepiece import BYTE, UNUSED
+from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 #
-# Four kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
+# Six kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
 # ``tokenizer.json``, SentencePiece BPE ("llama") and unigram models ("t5"), out of ``tokenizer.model`` or
-# ``tokenizer.json``, and WordPiece ("bert"). Any other is left out, which llama.cpp loads too: it then takes token ids
-# and has no words ("no_vocab").
+# ``tokenizer.json``, WordPiece ("bert"), and RWKV's and PLaMo's ("rwkv", "plamo2"), out of files of their own. Any
+# other is left out, which llama.cpp loads too: it then takes token ids and has no words ("no_vocab").
 # Source: ``_set_vocab_gpt2`` of llama.cpp's converter.
 
 
@@ -80,6 +82,8 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
     model = files.tokenizer.get("model")
     kind = str(model.get("type")) if isinstance(model, dict) else ""
+    if kind in _OF_ROWS:
+        return _OF_ROWS[kind](files, files.tokenizer["model"]["rows"], vocab_size)
     made = from_json if is_sentencepiece(files.tokenizer) else _KINDS.get(kind, _bpe)
     return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
@@ -107,6 +111,83 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
     return TokenizerKeys(
         metadata, (*words.notes, *notes, *_beside(files), *end_notes, *ends_notes, *template_notes), words.tokens
     )
+
+
+# Tokenizers whose files hold rows as a GGUF does: llama.cpp knows what each kind does with a text, and puts no token
+# around one. Sources: ``_set_vocab_rwkv_world`` and ``_set_vocab_plamo`` of its converter, ``llama_vocab::impl``.
+
+#: The two line feeds after which RWKV's turn ends, and what PLaMo's ends with.
+_RWKV_TURN, _PLAMO_TURN = r"\n\n", "<|plamo:op|>"
+
+
+def _rwkv(files: TokenizerFiles, rows: list[Row], vocab_size: int) -> TokenizerKeys:
+    ids = {row.text: number for number, row in enumerate(rows)}
+    if any(repr(bytes([byte]))[2:-1] not in ids for byte in range(256)):
+        raise LeftOut("it has no word for some byte, on which llama.cpp does not end")
+    config = ((name, files.config.get(f"{name}_token_id")) for name in SPECIAL)
+    # whatever config.json says of its beginning and end, they are <s>
+    special = {name: n for name, n in config if type(n) is int and 0 <= n < vocab_size} | {"bos": 0, "eos": 0}
+    more = {"eot_token_id": ids[_RWKV_TURN]} if _RWKV_TURN in ids else {}
+    switches = {
+        f"tokenizer.ggml.{key}": scalar("bool", said)
+        for key in ("add_bos_token", "add_eos_token", "add_sep_token")
+        if isinstance(said := files.settings.get(key), bool)
+    }
+    padded = [*rows, *(Row(f"[PAD{n}]", UNUSED) for n in range(len(rows), vocab_size))]
+    numbers = {SPECIAL[name]: number for name, number in special.items()} | more
+    return _of_rows(files, "rwkv", padded, vocab_size, {}, numbers, switches)
+
+
+def _plamo(files: TokenizerFiles, rows: list[Row], vocab_size: int) -> TokenizerKeys:
+    ids = {row.text: number for number, row in enumerate(rows)}
+    pieces = {row.text for row in rows[1:] if row.type == BYTE}  # llama.cpp takes a number of 0 for none
+    if any(f"<0x{byte:02X}>" not in pieces for byte in range(256)):
+        raise LeftOut("it has no piece for some byte, without which llama.cpp does not load it")
+    words = {name: content_of(files.settings, f"{name}_token") for name in ("bos", "eos", "pad", "sep", "unk")}
+    special = {SPECIAL[name]: ids[word] for name, word in words.items() if word in ids}
+    special |= {"eot_token_id": ids[_PLAMO_TURN]} if _PLAMO_TURN in ids else {}
+    padded = [*rows, *(Row(f"[PAD{n}]", UNUSED, -1000.0) for n in range(1, vocab_size - len(rows) + 1))]
+    scores = {"tokenizer.ggml.scores": array("f32", [row.score for row in padded])}
+    return _of_rows(
+        files, "plamo2", padded, vocab_size, scores, special, {"tokenizer.ggml.add_space_prefix": scalar("bool", False)}
+    )
+
+
+_OF_ROWS = {"rwkv": _rwkv, "plamo2": _plamo}
+
+
+def _of_rows(
+    files: TokenizerFiles,
+    kind: str,
+    rows: list[Row],
+    vocab_size: int,
+    scores: Mapping[str, Value],
+    special: Mapping[str, int],
+    switches: Mapping[str, Value],
+) -> TokenizerKeys:
+    if len(rows) > vocab_size:
+        raise LeftOut(f"it has {len(rows):,} tokens, the embedding {vocab_size:,} rows")
+    if same := equal_tokens(row.text for row in rows):
+        raise LeftOut(f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}")
+    templates, notes = chat_templates(files.chat_template)
+    if not templates and kind == "rwkv":
+        notes = (
+            "the checkpoint has no chat template; that of llama.cpp's converter is llama.cpp's own: put a\
+ chat_template.jinja beside the checkpoint",
+        )
+    if files.settings.get("add_bos_token", kind == "plamo2") is True:
+        notes += ("the tokenizer puts a token before a text (add_bos_token), which llama.cpp does not do of this kind",)
+    metadata = {
+        "tokenizer.ggml.model": scalar("str", kind),
+        **({"tokenizer.ggml.pre": scalar("str", "default")} if kind == "plamo2" else {}),
+        "tokenizer.ggml.tokens": array("str", [row.text for row in rows]),
+        **scores,
+        "tokenizer.ggml.token_type": array("i32", [row.type for row in rows]),
+        **{f"tokenizer.ggml.{key}": scalar("u32", number) for key, number in special.items()},
+        **switches,
+        **templates,
+    }
+    return TokenizerKeys(metadata, notes, frozenset(row.text for row in rows if row.type != UNUSED))
 
 
 def _beside(files: TokenizerFiles) -> Iterator[str]:

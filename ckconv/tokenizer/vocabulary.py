@@ -242,10 +242,10 @@ _SPECIAL = {
 #: whatever the file says.
 PIECES: dict[str, bool] = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
 
-#: Models of llama.cpp that no ``tokenizer.json`` says, or none of a family that ckconv knows, and why.
+#: Models of llama.cpp that no ``tokenizer.json`` says, or none of a family that ckconv knows, and why: none comes back.
 OTHER_MODELS: dict[str, str] = {
     "hybriddna": "it takes six letters at a time between <dna> and </dna>, which no tokenizer.json says",
-    "plamo2": "it scores pieces as PLaMo's own code does, and ckconv knows no model of PLaMo",
+    "plamo2": "it scores pieces as PLaMo's own code does, which no tokenizer.json says",
     "rwkv": "it takes the longest word that a text begins with, which no tokenizer.json says",
     "whitespace": "it is that of Jina's Chinese embedding model, whose architecture ckconv does not know",
 }
