@@ -1,7 +1,7 @@
 """Record the keys that llama.cpp's converter makes of RWKV's and PLaMo's files: ``python scripts/record_lines.py``.
 
 LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py; torch is needed. Files and settings are those of
-``tests/test_tokenizer_lines.py``; ``fixtures/tokenizers/lines.json`` is written.
+``tests/tokenizer_lines.py``; ``fixtures/tokenizers/lines.json`` is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = os.environ["LLAMA_CPP_SOURCES"]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), SOURCES, str(Path(SOURCES) / "gguf-py")]
 
 from llama_cpp_vocabulary import said_by  # noqa: E402
-from test_tokenizer_lines import CASES, RECORDED, beside  # noqa: E402
+from tokenizer_lines import CASES, beside  # noqa: E402
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
             fields = gguf.GGUFReader(root / "out.gguf").fields
             template = fields.get("tokenizer.chat_template")
             made[name] = {**said_by(root / "out.gguf"), "chat_template": template.contents() if template else None}
-    RECORDED.write_text(json.dumps(made, indent=1, ensure_ascii=True) + "\n")
+    (ROOT / "fixtures/tokenizers/lines.json").write_text(json.dumps(made, indent=1, ensure_ascii=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def _of_rows(
             "the checkpoint has no chat template; that of llama.cpp's converter is llama.cpp's own: put a\
  chat_template.jinja beside the checkpoint",
         )
-    if files.settings.get("add_bos_token", kind == "plamo2") is True:
+    if files.settings.get("add_bos_token") is True:
         notes += ("the tokenizer puts a token before a text (add_bos_token), which llama.cpp does not do of this kind",)
     metadata = {
         "tokenizer.ggml.model": scalar("str", kind),

@@ -20,7 +20,7 @@ from ckconv.errors import InputError, is_text
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN
 
 #: Characters of a line; RWKV's longest has 500. And lines: RWKV's file has 65,529, PLaMo's 100,000.
-_MAX_LINE, _MAX_LINES = 4096, 1 << 20
+_MAX_LINE, _MAX_LINES = 4096, 1 << 18
 
 #: One string, or bytes: nothing else comes to Python's parser, and no escape that it would warn of.
 _ESCAPE, _LONG = r"""\\(?:[\\'"abfnrtv]|x[0-9a-fA-F]{2}""", r"|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
