@@ -239,6 +239,13 @@ def loaded(family: Family, engine: str) -> frozenset[str]:
     return _patterns(family, family.engines.get(engine, _UNSAID).optional)
 
 
+def at_will(family: Family, engine: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern -> layers, of what an engine loads if present: the model has it in all of them, or nowhere."""
+    scope, patterns = Scope(family, parameters), loaded(family, engine)
+    rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
+    return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
+
+
 def required(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that an engine requires, if some models lack them."""
     return _patterns(family, family.engines.get(engine, _UNSAID).required)

@@ -50,7 +50,7 @@ from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of
 from ckconv.families.schema import LLAMA_CPP, Family
-from ckconv.families.sizes import Sizes, conditional, everywhere, layout_in, loaded, narrow, required
+from ckconv.families.sizes import Sizes, at_will, conditional, everywhere, layout_in, loaded, narrow, required
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
@@ -364,7 +364,7 @@ def canonical_entries(
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
     for made in _fillers(family, config, tensors):
         entries.setdefault(made.name, made)
-    _check_missing(planner, config, tensors)
+    _check_missing(planner, config, tensors, zero_filled)
     found = list(entries.values())
     wanted = planner.options.tie == "untie" or planner.doubles_head(LLAMA_CPP)
     if wanted and HEAD not in tensors and EMBEDDING in tensors:
@@ -431,7 +431,9 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
     return tensors
 
 
-def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+def _check_missing(
+    planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor], zero_filled: frozenset[str]
+) -> None:
     """Count missing layers before walking through them.
 
     A configuration may claim any number of them.
@@ -448,6 +450,11 @@ def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, 
     for pattern, layers in sorted(required_layers(config).items()):
         names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else [pattern]
         missing[pattern] = sum(name not in tensors for name in names)
+    for pattern, layers in sorted(at_will(FAMILIES[config.family], LLAMA_CPP.row, config.scope).items()):
+        names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else []
+        absent = sum(name not in tensors and name not in zero_filled for name in names)
+        if absent < len(names) and pattern not in missing:  # llama.cpp would compute without those that were lost
+            missing[pattern] = absent
     for pattern in rows_of_head(planner.index):
         if missing[pattern] and (reason := _no_rows(planner.index, config, pattern)):
             planner.reasons.append(reason)

@@ -1,0 +1,48 @@
+"""What a family's rows refuse: tensors lost in one layer, and keys whose values no class builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import family_cases
+import pytest
+
+import ckconv
+from ckconv import Options
+from ckconv.errors import CkconvError
+
+
+def checkpoint(root: Path, family: str, name: str, lost: str = "", **changes: Any) -> tuple[Path, Options]:
+    """A case's checkpoint without the tensors ``lost``, and with other keys of its text model."""
+    case = next(one for one in family_cases.cases(family) if not name or one.name == name)
+    tensors = {key: value for key, value in case.recorded["tensors"].items() if key != lost}
+    assert len(tensors) == len(case.recorded["tensors"]) - bool(lost)
+    config = case.recorded["config"]
+    text = {**config.get("text_config", config), **changes}
+    document = {**config, "text_config": text} if "text_config" in config else text
+    made = family_cases.checkpoint({"config": document, "tensors": tensors}, root / "hf", case.tokenizer)
+    return made, Options(**case.options)
+
+
+def refusal(source: Path, options: Options, to: str = "gguf") -> str:
+    with pytest.raises(CkconvError) as info:
+        ckconv.convert(source, source.parent / ("m.gguf" if to == "gguf" else "out"), to=to, options=options)
+    return " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize(
+    ("family", "lost"),
+    [
+        ("rwkv6qwen2", "model.layers.1.self_attn.k_proj.bias"),
+        ("exaone_moe", "model.layers.1.mlp.e_score_correction_bias"),
+        ("deepseek_v3", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("qwen2", "model.layers.1.self_attn.v_proj.bias"),
+    ],
+)
+def test_what_some_models_have_is_missed_where_only_some_layers_have_it(tmp_path: Path, family: str, lost: str) -> None:
+    """llama.cpp loads such a tensor if it is there, and computes without it."""
+    said = refusal(*checkpoint(tmp_path, family, "", lost))
+
+    assert "bias" in said
+    assert "in 1 layer" in said
