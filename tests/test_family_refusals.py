@@ -46,3 +46,30 @@ def test_what_some_models_have_is_missed_where_only_some_layers_have_it(tmp_path
 
     assert "bias" in said
     assert "in 1 layer" in said
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "changes", "said"),
+    [
+        (
+            "paddleocr_vl",
+            "untied",
+            {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 3, 2]}},
+            "mrope_section",
+        ),
+        ("paddleocr_vl", "untied", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "mrope_section"),
+        ("qwen2_vl", "untied", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 3, 2]}}, "mrope_section"),
+        ("qwen2_5_vl", "untied", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 1, 2]}}, "mrope_section"),
+        ("hunyuan_vl", "untied", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 3, 2]}}, "mrope_section"),
+        (
+            "hunyuan_vl",
+            "untied",
+            {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 1]}},
+            "mrope_section",
+        ),
+    ],
+)
+def test_what_no_class_builds_is_refused_by_its_key(
+    tmp_path: Path, family: str, name: str, changes: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(*checkpoint(tmp_path, family, name, **changes))
