@@ -67,6 +67,9 @@ def test_what_some_models_have_is_missed_where_only_some_layers_have_it(tmp_path
             {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 1]}},
             "mrope_section",
         ),
+        ("hunyuan_vl", "untied", {"num_experts": 2}, "num_experts"),
+        ("hunyuan_vl", "untied", {"use_cla": True}, "use_cla"),
+        ("hunyuan_vl", "untied", {"norm_type": "layernorm"}, "norm_type"),
     ],
 )
 def test_what_no_class_builds_is_refused_by_its_key(
