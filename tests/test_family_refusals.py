@@ -76,3 +76,24 @@ def test_what_no_class_builds_is_refused_by_its_key(
     tmp_path: Path, family: str, name: str, changes: dict[str, Any], said: str
 ) -> None:
     assert said in refusal(*checkpoint(tmp_path, family, name, **changes))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("attention", {"no_op": True}, "self_attn.q_proj"),
+        ("attention", {"replace_with_linear": True}, "self_attn.q_proj"),
+        ("ffn", {"no_op": True}, "mlp.up_proj"),
+        ("ffn", {"replace_with_linear": True}, "mlp.up_proj"),
+        ("ffn", {"gated": False}, "block_configs"),
+    ],
+)
+def test_layers_of_nemotron_nas_are_what_their_switches_say(
+    tmp_path: Path, part: str, changes: dict[str, Any], said: str
+) -> None:
+    """A layer of nothing has no sizes, whatever its table says, and the class ignores its tensors (mlx-lm's, too)."""
+    case = next(one for one in family_cases.cases("nemotron_nas") if one.name == "scaled")
+    first, *more = case.recorded["config"]["block_configs"]
+    more[-1] = {**more[-1], part: {**more[-1][part], **changes}}
+
+    assert said in refusal(*checkpoint(tmp_path, "nemotron_nas", "scaled", block_configs=[first, *more]))
