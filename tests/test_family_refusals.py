@@ -106,3 +106,35 @@ def test_a_scaling_beside_a_table_by_kinds_of_layers_is_refused(tmp_path: Path, 
     scaled = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
 
     assert "rope_scaling" in refusal(*checkpoint(tmp_path, family, "", **scaled), to)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "part"),
+    [
+        ("laguna", "sliding_attention", 1.5),
+        ("laguna", "sliding_attention", 0.4),
+        ("laguna", "full_attention", 1.5),
+        ("spark2_5", "sliding_attention", 1.5),
+        ("gemma4_text", "full_attention", 1.5),
+    ],
+)
+def test_no_layer_turns_more_than_its_head(tmp_path: Path, family: str, kind: str, part: float) -> None:
+    case = next(family_cases.cases(family))
+    document = case.recorded["config"]
+    text = document.get("text_config", document)
+    tables = {name: dict(table) for name, table in text["rope_parameters"].items()}
+    tables[kind]["partial_rotary_factor"] = part
+
+    assert "partial_rotary_factor" in refusal(*checkpoint(tmp_path, family, case.name, rope_parameters=tables))
+
+
+def test_no_layer_of_a_gguf_turns_more_than_its_head(tmp_path: Path) -> None:
+    source, options = checkpoint(tmp_path, "laguna", "")
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    key, data = b"laguna.rope.dimension_count_swa", bytearray((tmp_path / "m.gguf").read_bytes())
+    at = data.index(key) + len(key) + 4
+    assert data[at : at + 4] == b"\x08\0\0\0"
+    data[at] = 12
+    (tmp_path / "wide.gguf").write_bytes(data)
+
+    assert key.decode() in refusal(tmp_path / "wide.gguf", Options(), "safetensors")

@@ -784,6 +784,19 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
     return rotary
 
 
+def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any], fail: Fail) -> None:
+    """Parts of a head that kinds of layers turn: no class has more than the head, nor half of a pair."""
+    for name, value in values.items():
+        for cell in family.parameters[name].key_cells("hf"):
+            part = source.value(cell.key) if cell.key.endswith(".partial_rotary_factor") else None
+            if part is None:
+                continue
+            if not 0 < checked_number(cell.key, part, REAL, fail) <= 1:
+                raise fail(f"{cell.key} must be above 0 and at most 1, got {part:g}")
+            if name == "local_dim" and (value < 2 or value % 2):
+                raise fail(f"{cell.key} is {part:g}, which turns {value} elements of a head, not pairs")
+
+
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """Tying as the consumer reads it; ``None`` leaves it to the tensors."""
     row = family.parameters.get("tied")
@@ -828,6 +841,7 @@ def _completed(
         key = next(iter(document_words(family, name)), name)
         if value is not None and checked_number(key, value, REAL, fail) == 0 and name == "query_scalar":
             raise fail(f"{key} is 0")
+    _check_parts(source, family, extra, fail)
     if "local_theta" in rows:
         base: float = local if isinstance(local, float) and local else _default(rows["local_theta"], reader)
         found["local_rope_theta"] = shortest_float32(float(base))
