@@ -785,7 +785,7 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
 
 
 def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any], fail: Fail) -> None:
-    """Parts of a head that kinds of layers turn: no class has more than the head, nor half of a pair."""
+    """Check that layers turn pairs of a head, and no more than it has."""
     for name, value in values.items():
         for cell in family.parameters[name].key_cells("hf"):
             part = source.value(cell.key) if cell.key.endswith(".partial_rotary_factor") else None

@@ -240,7 +240,7 @@ def loaded(family: Family, engine: str) -> frozenset[str]:
 
 
 def at_will(family: Family, engine: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Canonical pattern -> layers, of what an engine loads if present: the model has it in all of them, or nowhere."""
+    """Canonical pattern -> layers, of tensors that an engine loads if present."""
     scope, patterns = Scope(family, parameters), loaded(family, engine)
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
