@@ -103,7 +103,7 @@ def test_layers_of_nemotron_nas_are_what_their_switches_say(
 @pytest.mark.parametrize("family", ["laguna", "mellum", "gemma4_text", "gemma4_assistant"])
 def test_a_scaling_beside_a_table_by_kinds_of_layers_is_refused(tmp_path: Path, family: str, to: str) -> None:
     """The class takes it for the whole of rope_parameters, and finds no kinds of layers there."""
-    scaled = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    scaled: dict[str, Any] = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
 
     assert "rope_scaling" in refusal(*checkpoint(tmp_path, family, "", **scaled), to)
 
