@@ -256,7 +256,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
     ),
     "paddleocr_vl-f16": (
         "PaddleOCRVL", "F16",
-        {"text_config": {**_TEXT, "head_dim": 8, "rope_parameters": _SECTIONS},
+        {"text_config": {**_TEXT, "head_dim": 8, "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1]}},
          "vision_config": {**_VISION, "patch_size": 4, "image_size": 16, "architectures": ["PaddleOCRVisionModel"]}},
         {**_PREPARED, "min_pixels": 64, "max_pixels": 256}, {},
     ),
