@@ -9,7 +9,7 @@ from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
-from ckconv.families.schema import Family
+from ckconv.families.schema import Family, TensorRow
 
 #: The fields that the size of a head follows from.
 HEAD_SIZE = ("head_dim", "hidden_size", "num_heads")
@@ -99,8 +99,12 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
 def _of_layers(family: Family, format: str, pattern: str) -> list[str]:
     """Keys that say which layers have a tensor, where not all have it."""
     held = names_of(family, format if format in ("gguf", "mlx") else "hf").stored.get(pattern)
-    layers = held.parts[0].row.layers if held else None
-    fields = sorted({name for kind in layers.names for name in family.layers[kind].names}) if layers else []
+    return _keys_of(family, held.parts[0].row, format) if held else []
+
+
+def _keys_of(family: Family, row: TensorRow, format: str) -> list[str]:
+    """Keys that say which layers have the tensors of a row."""
+    fields = sorted({name for kind in row.layers.names for name in family.layers[kind].names}) if row.layers else []
     words = gguf_words if format == "gguf" else document_words
     return [key for name in fields for key in words(family, name)]
 
@@ -109,11 +113,9 @@ def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
     """Keys that say which layers have a tensor of this canonical name."""
     family = family_of(config)
     row = next((row for row in family.tensors.values() if _is_of(row.name, pattern)), None) if family else None
-    if family is None or row is None or row.layers is None or not (config.raw or format == "gguf"):
+    if family is None or row is None or not (config.raw or format == "gguf"):
         return []
-    fields = sorted({name for kind in row.layers.names for name in family.layers[kind].names})
-    words = gguf_words if format == "gguf" else document_words
-    return list(dict.fromkeys(key for name in fields for key in words(family, name)))
+    return list(dict.fromkeys(_keys_of(family, row, format)))
 
 
 def _is_of(module: str, pattern: str) -> bool:
