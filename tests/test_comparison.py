@@ -15,8 +15,7 @@ from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
 from packing import packed
 
-from ckconv.comparison.compare import Comparison, diff, require_comparable
-from ckconv.comparison.difference import Difference
+from ckconv.comparison.compare import Comparison, Difference, diff, require_comparable
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UnsupportedError
 from ckconv.formats.detect import open_index

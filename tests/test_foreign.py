@@ -17,7 +17,7 @@ from gguf_builder import Tensor, gguf
 from safetensors.numpy import save_file
 
 from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
-from ckconv.families.elsewhere import known_by
+from ckconv.families.catalog import known_by
 from ckconv.formats.detect import FOREIGN
 from ckconv.plan.steps import DECODE, decode_hint
 

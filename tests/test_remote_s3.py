@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 from test_remote import LLAMA, QWEN2, contents
 
+from ckconv.conversion import upload as uploads
 from ckconv.io import remote as http
-from ckconv.io import uploads
 
 pytestmark = pytest.mark.s3
 

@@ -15,9 +15,9 @@ from conftest import FIXTURES, Result
 from outputs import refused
 
 import ckconv as library
+from ckconv.conversion import upload as uploads
 from ckconv.errors import ADDRESSES, OutputError
 from ckconv.io import remote as http
-from ckconv.io import uploads
 
 Ckconv = Callable[..., Result]
 

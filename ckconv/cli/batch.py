@@ -92,7 +92,7 @@ def command(
     from ckconv.conversion.run import make_folder
     from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
-    from ckconv.plan.choices import check_values
+    from ckconv.plan.quantizing import check_values
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
@@ -365,7 +365,7 @@ def convert(
     from ckconv.conversion.run import run
     from ckconv.conversion.sidefiles import Facts, late_files, recorded
     from ckconv.errors import OutputError
-    from ckconv.publish.checks import followed
+    from ckconv.publish.files import followed
     from ckconv.publish.journal import bring_back
     from ckconv.signals import declare
 

@@ -18,7 +18,7 @@ from ckconv.core.metadata import Card, document_of
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, counted, listed, shown
-from ckconv.families.elsewhere import drafts_for
+from ckconv.families.catalog import drafts_for
 from ckconv.families.parameters import FILE_TYPES, directory_name
 from ckconv.families.schema import DRAFTS
 from ckconv.formats import Output, adapter_outputs, model_outputs

@@ -16,8 +16,7 @@ from ckconv.errors import counted, shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckconv.comparison.compare import Comparison
-    from ckconv.comparison.difference import Difference
+    from ckconv.comparison.compare import Comparison, Difference
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "

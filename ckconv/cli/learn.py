@@ -75,8 +75,7 @@ def command(
     from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
-    from ckconv.publish.checks import check_target, followed
-    from ckconv.publish.files import write_whole
+    from ckconv.publish.files import check_target, followed, write_whole
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

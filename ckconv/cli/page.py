@@ -20,13 +20,11 @@ from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
 from ckconv.formats.destination import STDOUT
 from ckconv.plan.probe import size_of
-from ckconv.publish.checks import check_parent
-from ckconv.publish.files import write_whole
+from ckconv.publish.files import check_parent, write_whole
 
 if TYPE_CHECKING:
     from ckconv.api import Checked
-    from ckconv.comparison.compare import Comparison
-    from ckconv.comparison.difference import Difference
+    from ckconv.comparison.compare import Comparison, Difference
     from ckconv.conversion.run import Report
     from ckconv.core.config import ModelConfig
     from ckconv.errors import VerifyError

@@ -23,8 +23,7 @@ from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
-from ckconv.families.catalog import has_class, own_files
-from ckconv.families.elsewhere import drafter_of
+from ckconv.families.catalog import drafter_of, has_class, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents

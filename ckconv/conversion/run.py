@@ -40,8 +40,7 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.io.tiles import threads
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
-from ckconv.publish.checks import check_parent, check_place
-from ckconv.publish.files import failing
+from ckconv.publish.files import check_parent, check_place, failing
 from ckconv.publish.staging import Outputs, Room
 from ckconv.quant.convert import Action
 from ckconv.signals import noted

@@ -259,7 +259,7 @@ FORMATS: tuple[Format, ...] = (
             ),
             Output(
                 "bump train",
-                ("ckconv.formats.bump.plan_trained", "TrainedPlanner"),
+                ("ckconv.formats.bump.trained", "TrainedPlanner"),
                 options=frozenset({"context", "trainable"}),
                 needs_config=True,
             ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.elsewhere import drafter_of
+from ckconv.families.catalog import drafter_of
 from ckconv.formats.huggingface.read import index_checkpoint, with_modules
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.safetensors.container import SafetensorsFile, is_pickle, read_safetensors

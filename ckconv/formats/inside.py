@@ -28,8 +28,7 @@ from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.gguf.big_endian import little_endian
-from ckconv.formats.gguf.values import parse_shard_name
+from ckconv.formats.gguf.values import little_endian, parse_shard_name
 from ckconv.formats.locate import standing
 from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, read_deepspeed, read_distributed
 from ckconv.formats.pytorch.read import Malformed, member_extent, members_of

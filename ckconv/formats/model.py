@@ -256,7 +256,7 @@ def of_task(index: TensorIndex, task: str) -> TensorIndex:
     """
     if not task:
         return index
-    from ckconv.formats.safetensors.tasks import adapter_of_task
+    from ckconv.formats.safetensors.adapter import adapter_of_task
 
     return adapter_of_task(index, task)
 

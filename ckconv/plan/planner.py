@@ -19,8 +19,16 @@ from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import counted, quoted, shown
-from ckconv.families.catalog import FAMILIES, families_of_gguf, has_class
-from ckconv.families.elsewhere import classes_of, drafter_of, drafts_for, known_by, without_rules
+from ckconv.families.catalog import (
+    FAMILIES,
+    classes_of,
+    drafter_of,
+    drafts_for,
+    families_of_gguf,
+    has_class,
+    known_by,
+    without_rules,
+)
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter

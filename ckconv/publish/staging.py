@@ -18,22 +18,20 @@ from typing import Any
 
 from ckconv.core.named import NamedTuple
 from ckconv.errors import CkconvError, Interrupted
-from ckconv.publish.checks import (
+from ckconv.publish.directory import NAME as LOCK
+from ckconv.publish.directory import Directory, locked
+from ckconv.publish.files import (
+    SideFile,
     check_apart,
     check_directory,
     check_folder,
     check_gone,
     check_room,
     check_target,
-    followed,
-)
-from ckconv.publish.directory import NAME as LOCK
-from ckconv.publish.directory import Directory, locked
-from ckconv.publish.files import (
-    SideFile,
     close_unwritten,
     close_written,
     failing,
+    followed,
     holds,
     made_meanwhile,
     shared_with,

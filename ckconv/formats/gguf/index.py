@@ -529,7 +529,7 @@ def unknown_tower(path: Path) -> str:
 
     Empty where no tower has its projector.
     """
-    from ckconv.families.elsewhere import projector_known_by
+    from ckconv.families.catalog import projector_known_by
 
     file = read_gguf(path)
     try:

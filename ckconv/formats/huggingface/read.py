@@ -29,9 +29,8 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, tower_known_by
 from ckconv.families.diffusion import canonical_diffusion, diffusion_of
-from ckconv.families.elsewhere import classes_of, drafter_of, tower_known_by
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (

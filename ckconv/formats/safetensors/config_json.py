@@ -16,8 +16,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
-from ckconv.families.catalog import FAMILIES
-from ckconv.families.elsewhere import TAKEN
+from ckconv.families.catalog import FAMILIES, TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, text_config
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
-from ckconv.families.elsewhere import TAKEN
+from ckconv.families.catalog import TAKEN
 from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.container import (
     INDEX_NAME,
