@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import pytest
 from test_remote import LLAMA, QWEN2, contents
 
-from ckconv.conversion import upload as uploads
 from ckconv.io import remote as http
 
 pytestmark = pytest.mark.s3
@@ -110,7 +109,7 @@ def line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(http, "PAUSES", (0.1, 0.1))
-    monkeypatch.setattr(uploads, "_PART", 5 << 20)
+    monkeypatch.setattr(http, "_PART", 5 << 20)
     s3fs.S3FileSystem.clear_instance_cache()
     yield found
     s3fs.S3FileSystem.clear_instance_cache()

@@ -15,7 +15,6 @@ from conftest import FIXTURES, Result
 from outputs import refused
 
 import ckconv as library
-from ckconv.conversion import upload as uploads
 from ckconv.errors import ADDRESSES, OutputError
 from ckconv.io import remote as http
 
@@ -113,7 +112,7 @@ def test_what_somebody_else_makes_meanwhile_is_neither_replaced_nor_removed(tmp_
     (tmp_path / "there").mkdir()
     (tmp_path / "one").write_bytes(b"one")
     (tmp_path / "two").write_bytes(b"two")
-    sending = uploads.Uploads(f"file://{tmp_path}/there")
+    sending = http.Uploads(f"file://{tmp_path}/there")
     for name in ("one", "two"):
         sending.send(tmp_path / name, lambda nbytes: None)
     assert contents(tmp_path / "there") == {}
@@ -133,7 +132,7 @@ def test_a_server_that_does_not_answer_at_once(ckconv: Ckconv) -> None:
 
 
 def test_a_signal_leaves_nothing(memory: Any, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads.Uploads, "publish", lambda self, digests: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(http.Uploads, "publish", lambda self, digests: os.kill(os.getpid(), signal.SIGTERM))
     done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
     assert (done.code, there(memory)) == (143, {})
 

@@ -9,12 +9,12 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from functools import cache
 from hashlib import sha256
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 
@@ -28,6 +28,7 @@ from ckconv.errors import (
     OutputError,
     UnsupportedError,
     UsageError,
+    VerifyError,
     missing_package,
     short,
     shown,
@@ -507,3 +508,151 @@ def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
         raise
     except Exception as error:  # of the library that it asks with
         raise ConnectionError(short(str(error))) from error
+
+
+# -- Uploads in parts, named by their last request ---------------------------------------------------------------------
+
+#: Bytes of a part: S3 takes ten thousand of them, so a file may have 640 GB.
+_PART = 64 << 20
+
+
+class Uploads:
+    """Files on their way to one directory elsewhere.
+
+    Attributes:
+        url: of the directory.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Find what speaks to that system.
+
+        Raises:
+            UsageError: ``usage.remote``, fsspec knows no such system.
+            UnsupportedError: ``system.package``, what writes there is not installed.
+        """
+        self.url = url.rstrip("/")
+        try:
+            from fsspec.core import url_to_fs
+
+            self._system, self._place = url_to_fs(self.url)
+        except CkconvError:
+            raise
+        except ImportError as error:
+            from ckconv.io.remote import missing_filesystem
+
+            raise missing_filesystem(url) from error
+        except ValueError as error:
+            message = f"{url.partition(':')[0]}: is not written: {short(str(error).replace(url, shown(url)))}"
+            raise UsageError("usage.remote", message) from error
+        except Exception as error:  # some connect, or look for credentials, at once
+            message = f"cannot be written: {type(error).__name__}"
+            raise OutputError("remote.write", message, path=self.url, hint="try again later") from error
+        #: Files that are sent, in order; names that may be there; those of files that the system holds back.
+        self._sent: list[tuple[str, Any]] = []
+        self._there: list[str] = []
+        self._back: set[str] = set()
+
+    def check_free(self, names: Sequence[str]) -> None:
+        """Raise if a name is taken; without names, if the directory is not empty.
+
+        Raises:
+            OutputError: ``output.exists``; ``remote.write``.
+        """
+        self._system.invalidate_cache()
+        for name in names:
+            if self._tried(lambda name=name: self._system.exists(self._path(name)), name):  # type: ignore[misc]
+                raise OutputError("output.exists", "exists already", path=f"{self.url}/{name}", hint="remove it first")
+        if not names and self._tried(lambda: self._system.exists(self._place) and self._system.ls(self._place), ""):
+            raise OutputError("output.exists", "holds something already", path=self.url, hint="name another place")
+
+    def send(self, path: Path, told: Callable[[int], None]) -> None:
+        """Send a file, held back until :meth:`publish` if the system can.
+
+        Raises:
+            OutputError: ``remote.write``, after several tries.
+        """
+
+        def work() -> Any:
+            to = self._system.open(self._path(path.name), "wb", block_size=_PART, autocommit=False)
+            try:
+                with open(path, "rb") as file:
+                    while data := file.read(4 << 20):
+                        to.write(data)
+                        told(len(data))
+                to.close()
+            except BaseException:
+                _discard(to)
+                raise
+            return to
+
+        self._there.append(path.name)  # some systems show it from the first byte on
+        self._sent.append((path.name, self._tried(work, path.name)))
+        self._system.invalidate_cache()
+        if not self._tried(lambda: self._system.exists(self._path(path.name)), path.name):
+            self._there.remove(path.name)
+            self._back.add(path.name)
+
+    def publish(self, digests: Sequence[tuple[str, str]]) -> None:
+        """Publish the files in order, each read back before the next.
+
+        Args:
+            digests: name and SHA-256 of each, in the order of :meth:`send`.
+
+        Raises:
+            VerifyError: ``verify.file``, it holds something else.
+            OutputError: ``output.exists``, somebody else made it meanwhile; ``remote.write``, ``remote.read``.
+        """
+        for (name, to), (_, digest) in zip(self._sent, digests, strict=True):
+            if name in self._back:
+                self.check_free([name])  # sending took its time
+                self._there.append(name)
+            self._tried(to.commit, name)
+            self._system.invalidate_cache()
+            if self._tried(lambda name=name: self._digest(name), name) != digest:  # type: ignore[misc]
+                raise VerifyError("verify.file", "is not what was sent", path=f"{self.url}/{name}")
+
+    def remove(self) -> list[str]:
+        """Take back everything.
+
+        Returns:
+            sentences about what is still there.
+        """
+        left = []
+        for _, to in self._sent:
+            _discard(to)
+        self._system.invalidate_cache()
+        for name in reversed(self._there):
+            try:
+                if self._system.exists(self._path(name)):
+                    self._system.rm_file(self._path(name))
+            except Exception:
+                left.append(f"{shown(self.url)}/{name} may be left over: its server does not answer")
+        return left
+
+    def _digest(self, name: str) -> str:
+        digest = sha256()
+        with self._system.open(self._path(name), "rb", block_size=4 << 20) as file:
+            while data := file.read(4 << 20):
+                digest.update(data)
+        return digest.hexdigest()
+
+    def _path(self, name: str) -> str:
+        return f"{self._place.rstrip('/')}/{name}"
+
+    def _tried(self, work: Callable[[], T], name: str) -> T:
+        url = f"{self.url}/{name}" if name else self.url
+
+        def allowed() -> T:
+            try:
+                return work()
+            except PermissionError as error:
+                raise InputError("input.unreadable", "may not be read: access is denied", path=url) from error
+
+        return retried(allowed, url, cut=(Exception,), code="remote.write")
+
+
+def _discard(to: Any) -> None:
+    try:
+        to.discard()
+    except Exception:  # it was not begun, or there is nobody to tell
+        return
