@@ -68,8 +68,8 @@ SYSTEM_CALLS = {
 
 #: What makes an output, planners included: nothing that says "verified" may have any of it.
 WRITES = re.compile(
-    r"(engine|convert|conversion|publish)/|plan/|(.*/)?(\w*plan\w*|write\w*|merged)$|"
-    r"io/(stored|joined|together)|tokenizer/"
+    r"(engine|convert|conversion|publish)/|plan/|(.*/)?(\w*plan\w*|write\w*|merged|trained)$|"
+    r"io/(stored|joined|together|remote)|tokenizer/"
 )
 
 #: What compares two models plans a source again, to hold all that an output says against all that a plan writes; what
