@@ -182,6 +182,8 @@ def followed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     with hints_noted.noted():
         yield
     wrong = hints_noted.follow_noted(tmp_path, Path(HINTS), request.node.nodeid)
+    if request.node.get_closest_marker("follows"):
+        return
     assert not wrong, "\n\n".join(wrong).encode("ascii", "backslashreplace").decode()
 
 

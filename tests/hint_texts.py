@@ -46,7 +46,7 @@ def hint_texts() -> dict[str, str]:
                         found.setdefault(pattern, str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "families").rglob("*.toml")):
         for text in re.findall(r'\bhint = "([^"]+)"', path.read_text(encoding="utf-8")):
-            found.setdefault(re.escape(text), str(path.relative_to(ROOT)))
+            found.setdefault(re.sub(r"\\{\w+\\}", ".+", re.escape(text)), str(path.relative_to(ROOT)))
     return found
 
 

@@ -255,7 +255,8 @@ def _flags(verb: str) -> dict[str, tuple[bool, bool, list[str]]]:
 
 def refusal(status: int, error: Mapping[str, Any]) -> Refusal:
     """What ``--json`` says of an error."""
-    details = [text.partition("; hint: ") for text in error["details"] if not text.startswith("... and ")]
+    told = [text for text in error["details"] if not text.startswith(("... and ", "way out: "))]
+    details = [text.partition("; hint: ") for text in told]
     sentences = frozenset(text for text, _, _ in details) or frozenset({error["message"]})
     behind = {text: hint for text, _, hint in details if hint}
     return Refusal(status, error["code"], sentences, error["hint"] or "", behind)

@@ -165,7 +165,7 @@ def noted() -> Iterator[None]:
 
 def _another_target(arguments: list[str], folder: Path, error: Mapping[str, Any], _: Any) -> list[str]:
     """Of another name, in another place; an output instead of the source in its place."""
-    target = hints.target(arguments)
+    target = error["path"] if error["path"] in arguments else hints.target(arguments)
     if "--in-place" in arguments:
         other = _made(folder / "another") / Path(arguments[1]).name
         return [*(it for it in arguments if it != "--in-place"), f"{other}{'/' * Path(arguments[1]).is_dir()}"]
@@ -173,7 +173,7 @@ def _another_target(arguments: list[str], folder: Path, error: Mapping[str, Any]
         raise Unknown("there is no output")
     other = f"{_made(folder / 'another')}/another-{Path(target).name}"
     slash = "/" if f"{target}/" in arguments or target.endswith("/") else ""
-    at = next(n for n, it in enumerate(arguments) if it.rstrip("/") == target.rstrip("/"))
+    at = max(n for n, it in enumerate(arguments) if it.rstrip("/") == target.rstrip("/"))  # the source may be the same
     return [*arguments[:at], f"{other}{slash}", *arguments[at + 1 :]]
 
 

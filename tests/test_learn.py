@@ -412,6 +412,7 @@ def test_scales_that_are_no_numbers_are_near_nothing(quantized: tuple[Path, Path
         learn([(source, small)], "new", approximate=True)
 
 
+@pytest.mark.follows
 def test_the_way_to_a_quantized_gguf_is_said(quantized: tuple[Path, Path, Path], tmp_path: Path, ckconv) -> None:
     command = ("learn", *quantized[:2], "-o", tmp_path / "new.toml")
 

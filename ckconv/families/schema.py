@@ -92,7 +92,7 @@ class Condition(NamedTuple):
     Attributes:
         sentence: why it does not where it does not hold; ``{name}`` stands for a parameter's value. Empty for none.
         of: parameters whose keys are named behind the sentence.
-        hint: what helps.
+        hint: what helps; ``{name}`` stands for a parameter's value.
     """
 
     expression: Expression

@@ -119,7 +119,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
     if why := drafts_for(document, index.architecture):
         known = any(map(has_class, classes_of(document)))
-        base = "--to gguf with --base DIR, the directory of that model, converts it; " if known else ""
+        base = "--to gguf --base DIR, the directory of that model, converts it; " if known else ""
         lacks = f", and ckconv has no rules for such a drafter{without_rules(drafter_of(document, index.architecture))}"
         why += ", and has that model's tokenizer" if known else lacks
         return Reason(why, f"{base}--to safetensors copies it as it is" if document else "")
@@ -487,7 +487,7 @@ def _condition(
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
         sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
-    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint)
+    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint.format_map(scope))
 
 
 def _is_carried(name: str, family: Family) -> bool:
