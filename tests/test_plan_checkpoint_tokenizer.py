@@ -25,8 +25,7 @@ from ckconv import Options
 from ckconv.conversion.planning import make_plan
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import ArrayRef
-from ckconv.formats.safetensors.tokenizer import TokenizerPlan
-from ckconv.formats.safetensors.tokenizer import files_from_gguf as tokenizer_files
+from ckconv.formats.safetensors.write import TokenizerPlan, files_from_gguf
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.source import texts_of
@@ -88,7 +87,7 @@ def spm(tokens: Sequence[tuple[str, float, int]], **changes: Any) -> dict[str, S
 
 
 def files_of(keys: Mapping[str, Scalar], context: int = 32) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    return tokenizer_files(TokenizerPlan(vocabulary(keys), context))
+    return files_from_gguf(TokenizerPlan(vocabulary(keys), context))
 
 
 def made_of(keys: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from ckconv.verification.content import (
     differences,
     parameter_differences,
 )
-from ckconv.verification.statements import required_keys
+from ckconv.verification.statements import ENOUGH, required_keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -393,9 +393,6 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
 
 # Differences besides tensors: metadata, tokenizers, files beside the models.
 
-#: Differences that are looked for: more say nothing more.
-_ENOUGH = 1_000
-
 #: Keys of a configuration that the comparison of tensors covers, or that say how values are stored.
 _STORAGE = frozenset(
     {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
@@ -477,7 +474,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         overruled, places = _overruled(a) | _overruled(b), _places(a, b)
         counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
-        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b, places)), _ENOUGH)))
+        return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b, places)), ENOUGH)))
     ways: list[Facts] = []
     lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
@@ -581,7 +578,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
         and not _is_said_alike(fact, source, other, places)
         and (_both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other))
     )
-    return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
+    return Facts((*_modifiers(other, source), *islice(found, ENOUGH)))
 
 
 def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:

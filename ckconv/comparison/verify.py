@@ -42,7 +42,7 @@ from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recor
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.verification.content import check_json, content_of_index, differences
-from ckconv.verification.statements import HINT, faults_of, sees
+from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
@@ -179,9 +179,6 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
 # Verify an output: checksums, structure, every tensor against its source, and everything that it says besides.
 
 CODE = "verify.content"
-
-#: Differences that are looked for: more say nothing more.
-_ENOUGH = 1_000
 
 
 class Verified(NamedTuple):
@@ -435,8 +432,8 @@ def verify_whole(
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
     meant = content_of_plan(plan.contents())
-    said = islice(faults_of(out, source, options), _ENOUGH)
-    planned = islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)
+    said = islice(faults_of(out, source, options), ENOUGH)
+    planned = islice(differences(content_of_index(out, asked.named), meant), ENOUGH)
     faults = [*dict.fromkeys(str(fact) for fact in (*said, *planned))]
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)

@@ -93,10 +93,11 @@ def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None
         InputError: one of the files cannot be read.
     """
     found: Content = load(format_of(index.format).content)(index, named or {})
-    return found._replace(files={**{name: _read(path) for name, path in found.paths.items()}, **found.files})
+    return found._replace(files={**{name: read_whole(path) for name, path in found.paths.items()}, **found.files})
 
 
-def _read(path: Path) -> bytes:
+def read_whole(path: Path) -> bytes:
+    """The bytes of a file beside a model."""
     with open_source(path) as source:
         return source.read_at(0, min(source.size or 0, _LIMIT))
 

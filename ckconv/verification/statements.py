@@ -27,7 +27,7 @@ from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.names import is_beside_text
 from ckconv.io.files import open_source
 from ckconv.options import Options
-from ckconv.verification.content import Fact, of_files, parameter_differences
+from ckconv.verification.content import Fact, of_files, parameter_differences, read_whole
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
 NEEDED = Path(__file__).with_name("needed.toml")
@@ -80,7 +80,7 @@ _DOCUMENT = "tokenizer.json: "
 _ARCHITECTURE = "general.architecture"
 
 #: Differences that are looked for: more say nothing more.
-_ENOUGH = 1_000
+ENOUGH = 1_000
 
 #: Bytes of a file that are looked at together.
 _PIECE = 1 << 20
@@ -161,7 +161,7 @@ def check_statements(out: TensorIndex, source: TensorIndex, options: Options, pa
     Raises:
         VerifyError: ``verify.content``, with everything that is another.
     """
-    faults = [str(fact) for fact in islice(faults_of(out, source, options), _ENOUGH)]
+    faults = [str(fact) for fact in islice(faults_of(out, source, options), ENOUGH)]
     if faults:
         raise VerifyError("verify.content", faults[0], path=path, details=listed(faults[1:]), hint=HINT)
 
@@ -268,7 +268,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     if isinstance(inner, dict):  # a class that wraps the text model's
         mine = _flat(mine)
     if out.shard_index is not None:
-        places = json.loads(_read(out.shard_index))["weight_map"]
+        places = json.loads(read_whole(out.shard_index))["weight_map"]
         for stored in out.stored:
             if places.get(stored.name) != stored.extent.path.name:
                 place = _shown(places.get(stored.name))
@@ -303,7 +303,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             if alike and name in _REQUIRED and out.path.is_dir():
                 yield Fact(name, None, "one")
         elif not _are_same(ours[name], theirs[name]):
-            for fact in of_files(name, _read(ours[name]), _read(theirs[name]), ours[name]):
+            for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
                 if not _is_asked(fact.key.partition(".")[0], options) and not _is_template(name, options):
                     yield fact
 
@@ -396,7 +396,7 @@ _NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
 
 def _words_of_documents(index: TensorIndex, *, merges: bool) -> Words | None:
     files = beside(index)
-    document = _json(files, "tokenizer.json", _read if merges else _without_merges)
+    document = _json(files, "tokenizer.json", read_whole if merges else _without_merges)
     model = document.get("model")
     if not isinstance(model, dict):
         return None
@@ -516,11 +516,6 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _read(path: Any) -> bytes:
-    with open_source(path) as source:
-        return source.read_at(0, source.size or 0)
-
-
 def _are_same(one: Any, other: Any) -> bool:
     return all(mine == meant for mine, meant in zip_longest(_pieces(one), _pieces(other)))
 
@@ -549,7 +544,7 @@ def _without_merges(path: Any) -> bytes:
     return bytes(kept + rest)
 
 
-def _json(files: Mapping[str, Any], name: str, read: Callable[[Any], bytes] = _read) -> dict[str, Any]:
+def _json(files: Mapping[str, Any], name: str, read: Callable[[Any], bytes] = read_whole) -> dict[str, Any]:
     if name not in files:
         return {}
     try:

@@ -71,8 +71,14 @@ from ckconv.formats.safetensors.config_json import (
     unfit_notes,
 )
 from ckconv.formats.safetensors.files import parts_beside
-from ckconv.formats.safetensors.tokenizer import pooling_of_source, tokenizer_plan
-from ckconv.formats.safetensors.write import Checkpoint, container, lay_out, single_name
+from ckconv.formats.safetensors.write import (
+    Checkpoint,
+    container,
+    lay_out,
+    pooling_of_source,
+    single_name,
+    tokenizer_plan,
+)
 from ckconv.io.files import card_of, own_texts
 from ckconv.options import Options
 from ckconv.plan.planner import (
