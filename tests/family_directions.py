@@ -226,8 +226,15 @@ class Run:
             return self._other_gguf(self.gguf, read_gguf(made))
         if direction.endswith("->hf"):
             lost = [name for name, _ in self.case.named] if self.case.reference == "transformers" else ()
-            return other_tensors(made, self.source, self.case.besides, lost) or self.proof(direction, made)
+            other = other_tensors(made, self.source, self.case.besides, lost) or self.proof(direction, made)
+            return other or (self._refused_again(made) if direction == "gguf->hf" else "")
         return ""
+
+    def _refused_again(self, made: Path) -> str:
+        """Why the checkpoint that a GGUF became is no source of a GGUF; empty where it is."""
+        options = self.options("gguf->hf") | {key: it for key, it in self.options().items() if key == "base"}
+        plan = ckconv.dry_run(made, self.place / "again.gguf", options=ckconv.Options(**options))
+        return f"what came back is refused: {plan.refusals[0]}" if plan.refusals else ""
 
     def _without_besides(self, made: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         besides = set(self.case.besides) - wanted["tensors"].keys() - wanted["keys"].keys()

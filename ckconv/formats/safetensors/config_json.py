@@ -248,6 +248,8 @@ def _keys_of_context(family: Family) -> list[str]:
 def _rope(
     config: ModelConfig, family: Family, scaling: Mapping[str, Any] | None, scope: Mapping[str, Any]
 ) -> dict[str, Any]:
+    if not scaling and family.document.keys.unknown(["rope_parameters"]):
+        return {}  # the class has a key of its own for the base, and scales nothing
     parameters = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
     entries = write(family, scope, "hf").entries
     for path, (_, value) in entries.items():
