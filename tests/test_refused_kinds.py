@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
         )
         for family in ("klear", "bailing_moe", "nanbeige", "telechat3", "spark2_5", "iquestloopcoder")
     ),
+    ("openelm", "m.gguf", {"num_kv_heads": "x"}, "num_kv_heads must be a whole number, got 'x'"),
 ]
 
 
@@ -155,6 +157,11 @@ DERIVED = [
     ("t5", "t5.block_count", LIST, "t5.block_count must be a whole number, got"),
     ("falcon_h1", "falcon-h1.ssm.state_size", number("UINT32", "I", 0), "falcon-h1.ssm.state_size"),
     ("deepseek_v2", "deepseek2.leading_dense_block_count", number("UINT32", "I", 0), "leading_dense_block_count"),
+    ("glm4", "glm4.rope.dimension_count", number("UINT32", "I", 7), "7, which is no number of pairs within the"),
+    ("gpt_neox", "gptneox.rope.dimension_count", number("UINT32", "I", 99), "99, which is no number of pairs"),
+    ("refact", "refact.attention.head_count_kv", number("UINT32", "I", 2), "one head of K and V, and this one 2"),
+    ("minicpm", "minicpm.residual_scale", number("FLOAT32", "f", math.inf), "must be a finite number, got inf"),
+    ("modernbert_classifier", "modern-bert.classifier.pooling_type", number("UINT32", "I", 7), "not 7"),
 ]
 
 

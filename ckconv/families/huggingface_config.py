@@ -6,6 +6,7 @@ phi3; ``ModelArgs`` of mlx-lm 0.32.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -752,8 +753,8 @@ def _defaults(
             found = default.value(Values(family, ConfigSource(own), reader, known))
         except (ExpressionError, ParameterError):
             found = None
-        if found is None:
-            continue  # of numbers that are missing, or 0, which is said where they are looked at
+        if not isinstance(found, int | float) or not math.isfinite(found):
+            continue  # of numbers that are missing, 0 or no numbers, which is said where they are looked at
         if not NUMBERS[field].integer or found == int(found):
             made[field] = int(found) if NUMBERS[field].integer else float(found)
     if reader == "transformers" and "num_heads" not in {**values, **made}:

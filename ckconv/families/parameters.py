@@ -192,9 +192,10 @@ class Values(Mapping[str, Any]):
         stored: Any = self._numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
-        typed = self._source.format != "hf"  # a GGUF may hold an infinity: Gemma 3n's does
+        typed = self._source.format != "hf"
+        several = typed and isinstance(stored, list)  # a list of a GGUF may hold an infinity: Gemma 3n's does
         for number in stored if isinstance(stored, list) else [stored]:
-            no_number = isinstance(number, float) and not math.isfinite(number) and not (typed and math.isinf(number))
+            no_number = isinstance(number, float) and not math.isfinite(number) and not (several and math.isinf(number))
             if no_number or (typed and cell.type == "f32" and isinstance(number, bool)):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if isinstance(stored, list) and parameter.is_single and (cell.read is None or "it" in cell.read.names):
@@ -383,6 +384,8 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
             except ExpressionError as error:
                 raise ExpressionError(str(error), error.why, error.names | {name}) from None
             if cell.kind == "tensor" and said is not None:
+                if not all(isinstance(number, int | float) for number in said):
+                    raise ExpressionError(f"{name} is {value!r}, and no number", names=frozenset({name}))
                 layers = range(values["layers"]) if "{n}" in cell.tensor else (0,)
                 tensors |= {cell.tensor.replace("{n}", str(n)): said for n in layers}
             elif cell.kind == "key" and (said is not None or format == "hf"):

@@ -379,10 +379,11 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         for name in sorted(own.keys() & family.sizes):
             if not isinstance(own[name], list | None):  # kinds of layers are a list
                 checked_number(next(iter(gguf_words(family, name)), name), own[name], WHOLE, fail)
-        turned, head = own.get("local_dim"), config.scope["head_dim"]
-        if turned is not None and not (2 <= turned <= head and turned % 2 == 0):
-            key = next(iter(gguf_words(family, "local_dim")))
-            raise fail(f"{key} is {turned}, which is no number of pairs within the {head} elements of a head")
+        head = config.scope["head_dim"]
+        for name, turned in (("rope_dim", config.rotary_dim or None), ("local_dim", own.get("local_dim"))):
+            if family.rope and turned is not None and not (2 <= turned <= head and turned % 2 == 0):
+                key = next(iter(gguf_words(family, name)), name)
+                raise fail(f"{key} is {turned}, which is no number of pairs within the {head} elements of a head")
         return replace(config, **found, own=own)
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
