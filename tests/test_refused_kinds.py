@@ -211,3 +211,18 @@ def test_a_norm_of_k_that_is_not_1_is_found_and_refused(tmp_path: Path, ckconv: 
     assert (done.code, "key_factor is 0.0, 1.0 in the source" in done.err) == (5, True), done.err
     done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/mlx/", "--to", "mlx")
     assert (done.code, "attn_k_norm.weight of the GGUF is not 1 in all places" in done.err) == (4, True), done.err
+
+
+def test_a_value_that_equals_nothing_is_copied(tmp_path: Path, ckconv: Any) -> None:
+    case = next(family_cases.cases("grovemoe"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_act": math.nan}))
+
+    done = ckconv("convert", source, f"{tmp_path}/copy/", "--to", "hf")
+    assert done.code == 0, done.err
+    assert math.isnan(json.loads((tmp_path / "copy/config.json").read_text())["hidden_act"])
+
+    (tmp_path / "copy/config.json").write_text(json.dumps(config | {"hidden_act": "silu"}))
+    done = ckconv("verify", tmp_path / "copy", source)
+    assert (done.code, "hidden_act = nan" in done.err) == (5, True), done.err
