@@ -380,8 +380,10 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
             if not isinstance(own[name], list | None):  # kinds of layers are a list
                 checked_number(next(iter(gguf_words(family, name)), name), own[name], WHOLE, fail)
         head = config.scope["head_dim"]
-        for name, turned in (("rope_dim", config.rotary_dim or None), ("local_dim", own.get("local_dim"))):
-            if family.rope and turned is not None and not (2 <= turned <= head and turned % 2 == 0):
+        # A whole head that is no number of pairs stays readable, as its container is sound: planners refuse it.
+        part = config.rotary_dim if family.rope and config.rotary_dim not in (0, head) else None
+        for name, turned in (("rope_dim", part), ("local_dim", own.get("local_dim"))):
+            if turned is not None and not (2 <= turned <= head and turned % 2 == 0):
                 key = next(iter(gguf_words(family, name)), name)
                 raise fail(f"{key} is {turned}, which is no number of pairs within the {head} elements of a head")
         return replace(config, **found, own=own)
