@@ -34,7 +34,7 @@ from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
-from ckconv.plan.quantizing import check_values
+from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
 from ckconv.record import record_path
 

@@ -19,8 +19,8 @@ from conftest import FIXTURES, Result
 
 import ckconv
 from ckconv import Options
-from ckconv.conversion.planning import read_imatrix
 from ckconv.errors import InputError, UnsupportedError, UsageError
+from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import ggml_python, quantize
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)

@@ -92,7 +92,7 @@ def command(
     from ckconv.conversion.run import make_folder
     from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
-    from ckconv.plan.quantizing import check_values
+    from ckconv.plan.choices import check_values
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

@@ -17,7 +17,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.sentencepiece import plamo_rows, rwkv_rows
+from ckconv.tokenizer.lines import plamo_rows, rwkv_rows
 from ckconv.tokenizer.vocabulary import BYTE_LEVEL, LeftOut, TokenizerFiles, definition, of_class
 
 # Tokens that files add to the words of a tokenizer, with the ids and flags that ``AutoTokenizer`` gives them.

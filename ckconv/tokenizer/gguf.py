@@ -27,7 +27,8 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.sentencepiece import BYTE, UNUSED, Row
+from ckconv.tokenizer.lines import Row
+from ckconv.tokenizer.sentencepiece import BYTE, UNUSED
 from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.

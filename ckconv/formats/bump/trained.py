@@ -319,7 +319,7 @@ def _dropped(path: Path, manifest: Manifest, name: str) -> Dropped:
 # -- Plans of what the engine trains -----------------------------------------------------------------------------------
 # By a manifest, as its runtime writes its checkpoints.
 #
-# Source: ``_write_ck_weight_checkpoint_bump`` of ``ck_run_v7.py``; on what is computed :mod:`.trained`.
+# Source: ``_write_ck_weight_checkpoint_bump`` of ``ck_run_v7.py``.
 
 #: What the engine's initialization says of training, where the source says nothing.
 _TRAINING: Mapping[str, Any] = {
