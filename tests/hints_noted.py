@@ -133,6 +133,11 @@ def note(arguments: list[str]) -> None:
         _NOTED.append(Command(tuple(arguments), str(Path.cwd())))
 
 
+def forget() -> None:
+    """What a test follows itself is not followed behind it."""
+    _NOTED.clear()
+
+
 @contextmanager
 def noted() -> Iterator[None]:
     """Within the block, refusals of the library's functions are noted, too."""

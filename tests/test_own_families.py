@@ -465,6 +465,14 @@ MALFORMED = {
         row("L.x", '{ axes = "H", when = "y", hf = "L.x", gguf = "L.x" }'),
         "tensors.L.x: 'y' asks for 'y', and there is no such parameter",
     ),
+    "a sentence about a parameter that is not there": (
+        MINE.replace("transformers = {}", 'transformers.right_if = { if = "tied", else = "not {y}" }'),
+        "engines.transformers.right_if: its sentence or hint has {y}, and there is no such parameter",
+    ),
+    "a hint about a parameter that is not there": (
+        MINE.replace("transformers = {}", 'transformers.right_if = { if = "tied", hint = "--context {y}" }'),
+        "engines.transformers.right_if: its sentence or hint has {y}, and there is no such parameter",
+    ),
     "a parameter that depends on itself": (
         parameter('a = "b"\nb = "a"'),
         "parameters.a: it depends on itself: a -> b -> a",

@@ -1,7 +1,8 @@
-"""Families known to ckconv, shipped and of the user, checked on demand.
+"""Families known to ckconv, and what is known of models without one.
 
-A user's file is checked whenever it is read, the shipped ones by a test. Files of a user count within :func:`in_force`,
-in the thread that entered it, and nowhere else: two calls in one process do not see each other's.
+Families are shipped or of the user. A user's file is checked whenever it is read, the shipped ones by a test. Files of
+a user count within :func:`in_force`, in the thread that entered it, and nowhere else: two calls in one process do not
+see each other's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ckconv.families.keys import TAKERS
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, has_section, listed, read_file
 from ckconv.families.names import Stored, names_of
 from ckconv.families.parameters import ParameterError
-from ckconv.families.schema import DRAFTS, Family, load
+from ckconv.families.schema import DRAFTS, Condition, Family, load
 from ckconv.families.sizes import used
 
 # -- Checks of a whole family file: rows against each other, and names -------------------------------------------------
@@ -81,6 +82,9 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):
             yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
+    for key, condition in _conditions(family):
+        for name in sorted(condition.names - condition.expression.names - known):
+            yield key, f"its sentence or hint has {{{name}}}, and there is no such parameter"
     for taker in TAKERS:
         steps: dict[str, int] = {}
         for name in family.parameters:
@@ -108,9 +112,13 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
         computed = [one for cell in both for one in (cell.expression, cell.read, cell.write, cell.when)]
         everything = (parameter.value, *parameter.defaults.values(), *computed)
         yield from ((f"parameters.{name}", one) for one in everything if one)
+    yield from ((key, condition.expression) for key, condition in _conditions(family))
+
+
+def _conditions(family: Family) -> Iterator[tuple[str, Condition]]:
+    """Key and condition of everything that an engine asks for."""
     for name, engine in family.engines.items():
-        for condition in (*engine.right_if, *engine.same_if):
-            yield f"engines.{name}.right_if", condition.expression
+        yield from ((f"engines.{name}.right_if", condition) for condition in (*engine.right_if, *engine.same_if))
 
 
 def _steps(family: Family, taker: str, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:

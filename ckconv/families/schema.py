@@ -104,6 +104,15 @@ class Condition(NamedTuple):
         """The sentence about these values, empty where the file has none."""
         return _HOLE.sub(lambda hole: _shown(values[hole[1]]), self.sentence)
 
+    def way_out(self, values: Mapping[str, Any]) -> str:
+        """The hint about these values, numbers as a command line has them."""
+        return _HOLE.sub(lambda hole: str(values[hole[1]]), self.hint)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The parameters that it asks for."""
+        return self.expression.names | {*_HOLE.findall(self.sentence), *_HOLE.findall(self.hint)}
+
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):

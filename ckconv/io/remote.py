@@ -1,4 +1,4 @@
-"""Files on other machines: HTTP, the hub, and all that fsspec knows."""
+"""Files on other machines, read and uploaded: HTTP, the hub, fsspec."""
 
 from __future__ import annotations
 

@@ -487,7 +487,7 @@ def _condition(
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
         sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
-    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint.format_map(scope))
+    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.way_out(scope))
 
 
 def _is_carried(name: str, family: Family) -> bool:

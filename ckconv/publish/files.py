@@ -1,4 +1,4 @@
-"""Regular files opened for reading, side files, errors of the system."""
+"""Regular files, side files, checks of their places, system errors."""
 
 from __future__ import annotations
 

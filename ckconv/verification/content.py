@@ -321,13 +321,13 @@ def _of_values(
     elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
         for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
             yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
-    elif (type(mine), mine) != (type(meant), meant) and not both_nan(mine, meant) and where not in _OF_THE_WRITER:
+    elif (type(mine) is not type(meant) or unequal(mine, meant)) and where not in _OF_THE_WRITER:
         yield Fact(where, _shown(mine), _shown(meant))
 
 
-def both_nan(one: object, other: object) -> bool:
-    """Whether two values are NaN, which equals nothing: JSON of Python has it."""
-    return one != one and other != other
+def unequal(one: object, other: object) -> bool:
+    """Whether two values of a document differ, where NaN equals NaN."""
+    return one != other and not (one != one and other != other)
 
 
 def _plainly_spelled(data: bytes, value: Any) -> bool:

@@ -27,7 +27,7 @@ from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.names import is_beside_text
 from ckconv.io.files import open_source
 from ckconv.options import Options
-from ckconv.verification.content import Fact, both_nan, of_files, parameter_differences, read_whole
+from ckconv.verification.content import Fact, of_files, parameter_differences, read_whole, unequal
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
 NEEDED = Path(__file__).with_name("needed.toml")
@@ -293,12 +293,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             continue
         if key not in mine:
             yield Fact(key, None, _shown(value), CONFIG_NAME)
-        elif (
-            mine[key] != value
-            and not both_nan(mine[key], value)
-            and key in said
-            and not (key == "architectures" and isinstance(inner, dict))
-        ):
+        elif unequal(mine[key], value) and key in said and not (key == "architectures" and isinstance(inner, dict)):
             yield Fact(key, _shown(mine[key]), _shown(value), CONFIG_NAME)
     ours, theirs = beside(out), beside(source)
     for name in theirs:

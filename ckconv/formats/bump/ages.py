@@ -168,7 +168,8 @@ def conditions(age: Age, made: Made) -> Iterator[Reason]:
     circuit = age.circuits.get(made.circuit)
     for condition in (*made.right_if, *(circuit.right_if if circuit else ())):
         if not condition.expression.value(made.scope):
-            yield Reason(condition.said(made.scope) or f"the engine needs {condition.expression}", condition.hint)
+            sentence = condition.said(made.scope) or f"the engine needs {condition.expression}"
+            yield Reason(sentence, condition.way_out(made.scope))
 
 
 def _type_faults(age: Age, made: Made) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Directories of adapters, peft's or mlx-lm's: configuration and tensors."""
+"""Adapters: peft's and mlx-lm's directories, and those of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays -> safetensors files: shards, headers, index, side files."""
+"""Shards, headers, index, side files and tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
