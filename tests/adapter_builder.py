@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_copies import finish
 from safetensors.numpy import save_file
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -66,8 +67,4 @@ def gguf_adapter(
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, alpha)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

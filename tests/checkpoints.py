@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import safetensors
+from gguf_copies import finish
 from packing import packed
 from safetensors_builder import container, tensor
 
@@ -242,8 +243,4 @@ def save_gguf(path: Path, decoder: Decoder, arch: str, *, permuted: bool,
             writer.add_tensor(name, np.ascontiguousarray(array))
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

@@ -187,6 +187,18 @@ def followed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     assert not wrong, "\n\n".join(wrong).encode("ascii", "backslashreplace").decode()
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """``write(data)`` -> a file of these bytes."""
+
+    def write(data: bytes, name: str = "model.gguf") -> Path:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     return FIXTURES

@@ -12,7 +12,8 @@ from typing import Any
 import consumers
 import numpy as np
 from family_cases import NO_SOURCE, AdapterCase, adapter, agrees
-from family_directions import Run, close, numbers, read_safetensors, said
+from family_directions import Run, close, said
+from safetensors_builder import numbers, tensors_of
 
 import ckconv
 from ckconv.errors import CkconvError
@@ -28,9 +29,7 @@ BACK = ("gguf->peft", "mlx->peft")
 def changes(folder: Path) -> dict[str, np.ndarray]:
     """Module -> what its LoRA adds to its matrix."""
     document = json.loads((folder / "adapter_config.json").read_text())
-    found = {
-        name: numbers(dtype, data).reshape(shape) for name, (dtype, shape, data) in read_safetensors(folder).items()
-    }
+    found = {name: numbers(dtype, data).reshape(shape) for name, (dtype, shape, data) in tensors_of(folder).items()}
     modules = [name.removesuffix(".lora_A.weight") for name in found if name.endswith(".lora_A.weight")]
     scale = document["lora_alpha"] / document["r"]
     return {module: scale * found[f"{module}.lora_B.weight"] @ found[f"{module}.lora_A.weight"] for module in modules}

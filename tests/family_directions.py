@@ -18,6 +18,7 @@ import consumers
 import gguf
 import numpy as np
 from family_cases import DIRECTIONS, NO_SOURCE, Case, agrees, checkpoint, kept
+from safetensors_builder import numbers, tensors_of
 
 import ckconv
 from ckconv.errors import CkconvError
@@ -51,32 +52,13 @@ def read_gguf(path: Path) -> dict[str, Any]:
     return {"keys": keys, "tensors": found}
 
 
-def read_safetensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Every tensor of a directory: its type, shape and bytes."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        data = path.read_bytes()
-        begins = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:begins]).items():
-            if name != "__metadata__":
-                begin, end = (begins + offset for offset in entry["data_offsets"])
-                found[name] = (entry["dtype"], tuple(entry["shape"]), data[begin:end])
-    return found
-
-
-def numbers(dtype: str, data: bytes) -> np.ndarray:
-    if dtype == "BF16":
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
-
-
 def other_tensors(made: Path, wanted: Path, besides: tuple[str, ...] = (), lost: Collection[str] = ()) -> str:
     """Which tensors of two checkpoints differ in name, shape or value; a wider type of equal values does not count.
 
     Args:
         besides, lost: those that only the first, or only the second may have.
     """
-    ours, theirs = read_safetensors(made), read_safetensors(wanted)
+    ours, theirs = tensors_of(made), tensors_of(wanted)
     ours = {name: entry for name, entry in ours.items() if name in theirs or name not in besides}
     theirs = {name: entry for name, entry in theirs.items() if name in ours or name not in lost}
     for name in {*besides} & ours.keys() & theirs.keys():  # zeros stand for it, or for rows that nothing reads

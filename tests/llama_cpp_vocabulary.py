@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from models import add_value
+from gguf_copies import add_value, finish
 
 _PREFIX = "tokenizer.ggml."
 
@@ -34,10 +34,7 @@ def written(keys: Mapping[str, Any], path: Path) -> Path:
     for key, value in keys.items():
         packed = key == "precompiled_charsmap"
         add_value(writer, _PREFIX + key, b64decode(value) if packed else value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def ids_of(keys: Mapping[str, Any], texts: Sequence[str]) -> list[list[int]] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
+from gguf_copies import add_value, finish
 
 BLOCKS = {
     Q.Q4_K: (256, 144),
@@ -23,20 +24,6 @@ BLOCKS = {
     Q.TQ1_0: (256, 54),
     Q.TQ2_0: (256, 66),
 }
-
-
-def add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    """Write a key with the type that its value has in Python; whole numbers are u32, bytes an array."""
-    if isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, list | bytes):
-        writer.add_array(key, value)
-    else:
-        writer.add_uint32(key, int(value))  # type: ignore[call-overload]
 
 
 @dataclass
@@ -140,11 +127,7 @@ class Model:
             else:
                 data[name] = _random(rng, shape, kind)
             writer.add_tensor(name, data[name], raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return finish(writer, path)
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], kind: Q) -> np.ndarray:

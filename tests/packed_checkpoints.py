@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from checkpoints import Decoder, Raw, Tensors, bf16, save
+from safetensors_builder import tensors_of
 
 #: Codes and their bits -> words of 32 bits.
 Words = Callable[[np.ndarray, int], np.ndarray]
@@ -562,15 +563,7 @@ def hqq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, a
 
 def arrays_of(source: Path) -> dict[str, Raw]:
     """Every array of a checkpoint of one file, as bytes."""
-    data = (source / "model.safetensors").read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__")
-    found = {}
-    for name, facts in header.items():
-        start, stop = (8 + size + at for at in facts["data_offsets"])
-        found[name] = Raw(facts["dtype"], tuple(facts["shape"]), data[start:stop])
-    return found
+    return {name: Raw(*entry) for name, entry in tensors_of(source / "model.safetensors").items()}
 
 
 def rewritten(source: Path, change: Callable[[Tensors, dict[str, Any]], None]) -> None:

@@ -16,7 +16,8 @@ from conftest import FIXTURES
 from family_cases import values
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
-from models import BLOCKS, add_value
+from gguf_copies import add_value, finish
+from models import BLOCKS
 
 VOCABULARY, PROMPT = 64, tuple((7 * i * i + 3 * i + 5) % 64 for i in range(16))
 
@@ -187,11 +188,7 @@ class Quantized(NamedTuple):
         for name, shape in self.shapes().items():
             data, kind = self.stored(name, shape)
             writer.add_tensor(name, data, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return finish(writer, path)
 
     def state(self) -> dict[str, np.ndarray]:
         """Decoded, as transformers has the tensors."""

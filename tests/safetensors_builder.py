@@ -10,6 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -73,6 +75,24 @@ def split(data: bytes) -> tuple[bytes, bytes]:
     """``(header, tensor data)`` of a sound file."""
     length = int.from_bytes(data[:8], "little")
     return data[8 : 8 + length], data[8 + length :]
+
+
+def tensors_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of every tensor of a file, or of the files of a directory."""
+    found = {}
+    for path in sorted(place.glob("*.safetensors")) if place.is_dir() else [place]:
+        header, data = split(path.read_bytes())
+        for name, entry in json.loads(header).items():
+            if name != "__metadata__":
+                found[name] = entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])]
+    return found
+
+
+def numbers(dtype: str, data: bytes) -> np.ndarray:
+    """Values as float32, one behind the other."""
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 _NUMBERS = (b"0", b"-1", b"-0", b"1.5", b"1e3", b"2", b"9" * 19, b"9" * 30, b"1e999", b"18446744073709551615", b"NaN")

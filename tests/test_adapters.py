@@ -17,6 +17,7 @@ import pytest
 from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from consumers import Consumer
+from gguf_copies import finish
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -291,10 +292,7 @@ def test_blocks_are_decoded_only_when_asked(tmp_path: Path, ckconv: Any) -> None
     writer.add_float32("adapter.lora.alpha", 32.0)
     writer.add_tensor("blk.0.ffn_up.weight.lora_a", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("blk.0.ffn_up.weight.lora_b", b)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, path)
     result = ckconv("convert", path, tmp_path / "out", "--to", "peft")
     assert (result.code, "--dequantize decodes them" in result.err) == (4, True)
     assert ckconv("convert", path, tmp_path / "out", "--to", "peft", "--dequantize").code == 0

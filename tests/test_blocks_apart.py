@@ -13,7 +13,9 @@ import pytest
 from checkpoints import Raw, dequantized, save_file
 from checkpoints import quantized as quantized_groups
 from family_cases import checkpoint, recording
-from family_directions import numbers, read_gguf, read_safetensors
+from family_directions import read_gguf
+from gguf_copies import gguf_copy
+from safetensors_builder import numbers, tensors_of
 
 import ckconv
 from ckconv.comparison.compare import hash_index
@@ -44,21 +46,13 @@ def sizes(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def quantized(path: Path, into: Path, kinds: Mapping[str, gguf.GGMLQuantizationType]) -> Path:
     """A copy whose tensors with these endings are quantized by the gguf package."""
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(into, reader.fields["general.architecture"].contents())
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            sub = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), field.types[0], sub)
-    for tensor in reader.tensors:
-        kind = next((kind for end, kind in kinds.items() if tensor.name.endswith(end)), None)
-        data = tensor.data if kind is None else gguf.quants.quantize(tensor.data, kind)
-        writer.add_tensor(tensor.name, data, raw_dtype=kind or tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return into
+    made = {
+        tensor.name: (gguf.quants.quantize(tensor.data, kind), kind)
+        for tensor in gguf.GGUFReader(path).tensors
+        for end, kind in kinds.items()
+        if tensor.name.endswith(end)
+    }
+    return gguf_copy(path, into, tensors=made)
 
 
 @pytest.fixture(scope="module", params=["deepseek_v2", "deepseek_v3"])
@@ -86,7 +80,7 @@ def test_dequantize_decodes_them_for_a_checkpoint(model: Path, tmp_path: Path) -
     made = tmp_path / "hf"
     ckconv.convert(model, made, to="safetensors", options=ckconv.Options(dequantize=True))
 
-    dtype, shape, data = read_safetensors(made)[KV_B]
+    dtype, shape, data = tensors_of(made)[KV_B]
     assert (dtype, shape) == ("F32", (HEADS * (NOPE + VALUE), RANK))
     assert np.array_equal(numbers(dtype, data).reshape(shape), kv_b(model))
     assert ckconv.verify(made, model).compared
@@ -96,13 +90,13 @@ def test_a_glob_is_enough(model: Path, tmp_path: Path) -> None:
     options = ckconv.Options(decode=("layers.*.attention.[kv]_b.weight",))
     ckconv.convert(model, tmp_path / "hf", to="safetensors", options=options)
 
-    assert np.array_equal(numbers(*read_safetensors(tmp_path / "hf")[KV_B][::2]), kv_b(model).reshape(-1))
+    assert np.array_equal(numbers(*tensors_of(tmp_path / "hf")[KV_B][::2]), kv_b(model).reshape(-1))
 
 
 def test_for_mlx_they_are_decoded_in_its_order(model: Path, tmp_path: Path) -> None:
     ckconv.convert(model, tmp_path / "mlx", to="mlx", options=ckconv.Options(dequantize=True))
 
-    found = read_safetensors(tmp_path / "mlx")
+    found = tensors_of(tmp_path / "mlx")
     own = found.get("model.layers.1.self_attn.embed_q.weight")
     if own is None:  # V2's class keeps the one matrix
         assert np.array_equal(numbers(*found[KV_B][::2]), kv_b(model).reshape(-1))
@@ -157,7 +151,7 @@ def test_a_value_that_is_another_is_found(model: Path, tmp_path: Path) -> None:
 def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path) -> None:
     made = tmp_path / "mlx"
     ckconv.convert(model, made, to="mlx", options=ckconv.Options(dequantize=True))
-    tensors = {name: Raw(*entry) for name, entry in read_safetensors(made).items()}
+    tensors = {name: Raw(*entry) for name, entry in tensors_of(made).items()}
     module = "model.layers.1.self_attn.embed_q"
     shape = tensors[f"{module}.weight"].shape
     codes, scales, biases = quantized_groups(values(model, K_B).reshape(-1, shape[-1]), 4, 32)
@@ -174,7 +168,7 @@ def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path
     ckconv.convert(made, tmp_path / "hf", to="safetensors", options=ckconv.Options(dequantize=True))
 
     decoded = dequantized(codes, scales, biases, 4).reshape(shape).transpose(0, 2, 1)
-    found = numbers(*read_safetensors(tmp_path / "hf")[KV_B][::2]).reshape(HEADS, NOPE + VALUE, RANK)
+    found = numbers(*tensors_of(tmp_path / "hf")[KV_B][::2]).reshape(HEADS, NOPE + VALUE, RANK)
     assert np.array_equal(found[:, :NOPE], decoded)
     assert ckconv.diff(made, tmp_path / "hf", weights=True).same
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from family_directions import numbers, read_safetensors
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors_builder import numbers, tensors_of
 from test_bump_identity import PATIENT, stored
 
 import ckconv
@@ -194,7 +194,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def others(made: Path, wanted: Path) -> list[str]:
     """Tensors with other names, shapes or values; a logarithm is rounded."""
-    ours, theirs = read_safetensors(made), read_safetensors(wanted)
+    ours, theirs = tensors_of(made), tensors_of(wanted)
     wrong = list(ours.keys() ^ theirs.keys())
     for name in ours.keys() & theirs.keys():
         (dtype, shape, data), (kind, size, raw) = ours[name], theirs[name]

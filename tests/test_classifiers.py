@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from adapter_builder import pair, peft
 from checkpoints import save_file
 from family_cases import cases, checkpoint, tensors
+from gguf_copies import gguf_copy
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
@@ -29,25 +29,6 @@ def source(root: Path, name: str = "three_labels", family: str = "bert_classifie
 def config_of(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return found
-
-
-def without(names: Collection[str], path: Path, made: Path) -> Path:
-    """A GGUF without these keys and tensors."""
-    reader = gguf.GGUFReader(path)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(made, architecture)
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key not in {*names, "general.architecture"}:
-            kind = field.types[0]
-            writer.add_key_value(key, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
-    for tensor in reader.tensors:
-        if tensor.name not in names:
-            writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return made
 
 
 def test_labels_go_to_a_gguf_and_come_back(tmp_path: Path) -> None:
@@ -69,7 +50,9 @@ def test_a_gguf_that_names_no_labels_has_as_many_as_outputs(name: str, tmp_path:
     root = source(tmp_path / "hf", name, "xlm_roberta_classifier")
     ckconv.convert(root, tmp_path / "new.gguf", options=ckconv.Options(dtype="f32"))
     keys = ("bert.classifier.output_labels", "bert.pooling_type")
-    ckconv.convert(without(keys, tmp_path / "new.gguf", tmp_path / "m.gguf"), f"{tmp_path / 'hf2'}/", to="safetensors")
+    ckconv.convert(
+        gguf_copy(tmp_path / "new.gguf", tmp_path / "m.gguf", without=keys), f"{tmp_path / 'hf2'}/", to="safetensors"
+    )
 
     count = {"one_label": 1, "three_labels": 3}[name]
     assert config_of(tmp_path / "hf2")["id2label"] == {str(n): f"LABEL_{n}" for n in range(count)}
@@ -96,7 +79,7 @@ def test_other_labels_than_outputs_are_an_error_of_the_source(keys: dict[str, An
 def test_a_classifier_without_its_layer_makes_no_checkpoint(tmp_path: Path) -> None:
     """llama.cpp's converter drops the pooler of BERT, and transformers would make one up."""
     ckconv.convert(source(tmp_path / "hf", "one_label"), tmp_path / "m.gguf")
-    theirs = without(("cls.weight", "cls.bias"), tmp_path / "m.gguf", tmp_path / "theirs.gguf")
+    theirs = gguf_copy(tmp_path / "m.gguf", tmp_path / "theirs.gguf", without=("cls.weight", "cls.bias"))
 
     with pytest.raises(UnsupportedError) as refused:
         ckconv.convert(theirs, f"{tmp_path / 'back'}/", to="safetensors")

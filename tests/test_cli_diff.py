@@ -14,6 +14,7 @@ from checkpoints import Decoder, Tensors, save
 from conftest import FIXTURES, Result
 from family_cases import checkpoint, recording
 from gguf_builder import string
+from gguf_copies import finish
 from models import Model
 
 import ckconv as library
@@ -342,10 +343,7 @@ def test_a_bump_whose_tensors_cannot_be_found_is_no_equal_of_anything(tmp_path: 
 
 
 def test_files_of_metadata_only_are_not_compared(tmp_path: Path, ckconv: Run) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "other")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    finish(gguf.GGUFWriter(tmp_path / "vocab.gguf", "other"), tmp_path / "vocab.gguf")
     for arguments in (
         ("diff", tmp_path / "vocab.gguf", tmp_path / "vocab.gguf"),
         ("inspect", "--hash", tmp_path / "vocab.gguf"),

@@ -19,7 +19,8 @@ import pytest
 from checkpoints import Decoder, as_mixtral, save
 from click.testing import CliRunner
 from conftest import FIXTURES
-from test_plan_checkpoint import config_of, tensors_of
+from safetensors_builder import tensors_of
+from test_plan_checkpoint import config_of
 
 import ckconv
 from ckconv import Options

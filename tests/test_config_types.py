@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 from family_cases import cases, families
+from gguf_copies import gguf_copy
 from test_config_edits import edited, gemma3, model
 from test_plan_checkpoint import config_of
-from test_repair import rewritten
 
 import ckconv
 from ckconv.errors import UnsupportedError
@@ -180,7 +180,7 @@ def test_phi3_says_that_there_is_no_padding_where_its_class_would_take_one_behin
 
 def test_a_padding_token_of_a_gguf_that_is_no_token_is_not_said(tmp_path: Path) -> None:
     beyond = {"tokenizer.ggml.padding_token_id": 99999}
-    source = rewritten(FIXTURES / "gguf/llama-tied-bf16.auto.gguf", tmp_path / "model.gguf", numbers=beyond)
+    source = gguf_copy(FIXTURES / "gguf/llama-tied-bf16.auto.gguf", tmp_path / "model.gguf", keys=beyond)
 
     ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
     assert "pad_token_id" not in config_of(tmp_path / "out")

@@ -16,9 +16,10 @@ import pytest
 from checkpoints import Raw, Tensors, bf16
 from checkpoints import save_file as raw_file
 from diffusion_models import MODELS, save_model
-from family_directions import read_safetensors
+from gguf_copies import finish
 from packed_checkpoints import fp8_values
 from safetensors.numpy import load_file, save_file
+from safetensors_builder import tensors_of
 
 from ckconv.api import convert, diff, open_model, verify
 from ckconv.errors import CkconvError, UsageError
@@ -75,7 +76,7 @@ def test_shards_of_diffusers_keep_the_name_that_diffusers_looks_for(limit: int, 
     )
     index = tmp_path / "made" / f"{STEM}.safetensors.index.json"
     assert not index.exists() or set(json.loads(index.read_text())["weight_map"].values()) == set(made)
-    assert read_safetensors(tmp_path / "made") == read_safetensors(source)
+    assert tensors_of(tmp_path / "made") == tensors_of(source)
     assert (tmp_path / "made" / "config.json").read_text() == (source / "config.json").read_text()
     assert diff(source, tmp_path / "made").same
     assert verify(tmp_path / "made", source).tensors == 4
@@ -309,7 +310,7 @@ def test_fp8_whose_scale_is_called_otherwise_is_not_taken_for_values(scale: str,
             convert(source, tmp_path / "m.gguf", options=Options(dequantize=True, drop=drop))
     convert(source, f"{tmp_path / 'copy'}/", to="safetensors", options=Options(dequantize=True))
 
-    assert read_safetensors(tmp_path / "copy")[matrix][0] == "F8_E4M3"
+    assert tensors_of(tmp_path / "copy")[matrix][0] == "F8_E4M3"
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("float8_e4m3fn", "F8_E4M3"), ("nvfp4", "U8"), ("int8_tensorwise", "I8")])
@@ -347,7 +348,7 @@ def test_fp8_with_scales_becomes_the_products(prefix: str, target: str, tmp_path
     if target == "gguf":
         made = {it.name: it.data.tobytes() for it in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
     else:
-        made = {name.removeprefix(prefix): data for name, (*_, data) in read_safetensors(tmp_path / "out").items()}
+        made = {name.removeprefix(prefix): data for name, (*_, data) in tensors_of(tmp_path / "out").items()}
     assert made[f"{matrix}.weight"] == values.tobytes()
     assert made.keys() == original(np.float32).keys(), "neither scales nor the marker"
 
@@ -372,7 +373,7 @@ def test_fp8_of_a_convolution_has_a_scale_of_all_its_axes(said: str, target: str
     if target == "gguf":
         made = {it.name: it.data.tobytes() for it in gguf.GGUFReader(tmp_path / "out" / "model.gguf").tensors}
     else:
-        made = {key: data for key, (*_, data) in read_safetensors(tmp_path / "out").items()}
+        made = {key: data for key, (*_, data) in tensors_of(tmp_path / "out").items()}
     assert values in made.values()
 
 
@@ -426,10 +427,7 @@ def of_blocks(path: Path, shape: tuple[int, ...], key: object = ()) -> np.ndarra
         writer.add_array(f"{SHAPES}{LAYER}", said)
     blocks = gguf.quantize(drawn(math.prod(shape) // 256, 256), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("input_blocks.1.0.emb_layers.1.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, path)
     return gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0).reshape(shape)
 
 

@@ -6,7 +6,6 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -15,7 +14,7 @@ import pytest
 from checkpoints import Decoder, as_mixtral
 from conftest import FIXTURES
 from orders import to_canonical, to_stored
-from safetensors import safe_open
+from safetensors_builder import numbers, tensors_of
 
 from ckconv.core.tensors import parse, with_layer
 from ckconv.families.axes import Move, move
@@ -82,24 +81,9 @@ def family(name: str) -> Family:
 def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Configuration and tensors as float32, read by the safetensors package."""
     folder = FIXTURES / "hf" / name
-    tensors = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "numpy") as file:
-            for key in file.keys():  # noqa: SIM118 - no mapping
-                try:
-                    tensors[key] = file.get_tensor(key).astype(np.float32)
-                except TypeError:  # numpy has no bfloat16
-                    tensors[key] = _bfloat16(path, key)
+    stored = tensors_of(folder)
+    tensors = {name: numbers(dtype, data).reshape(shape) for name, (dtype, shape, data) in stored.items()}
     return json.loads((folder / "config.json").read_text()), tensors
-
-
-def _bfloat16(path: Path, name: str) -> np.ndarray:
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8 : 8 + length])[name]
-    start, stop = (8 + length + offset for offset in entry["data_offsets"])
-    upper = np.frombuffer(data[start:stop], np.uint16).astype(np.uint32)
-    return (upper << 16).view(np.float32).reshape(entry["shape"])
 
 
 def gguf_file(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import whisper_cases
 from conftest import FIXTURES, Result
+from gguf_copies import gguf_copy
 from hint_texts import hint_texts, listed
 from hints import Misleading, Refusal, follow
 from hints_noted import base_of
 from safetensors.numpy import load_file, save_file
-from test_repair import rewritten
 
 sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import golden
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         "--dtype f32 holds it",
     ),
     "no context length": (
-        lambda folder: rewritten(GGUF, folder / "m.gguf", without=["llama.context_length"]),
+        lambda folder: gguf_copy(GGUF, folder / "m.gguf", without=["llama.context_length"]),
         ["convert", "SRC", "DST/", "--to", "bump", "--dequantize"], "--context N sets one",
     ),
     "a tied head with a factor": (

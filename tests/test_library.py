@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from conftest import FIXTURES
 from models import Model
+from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv.conversion.library import in_python, pythonic
@@ -430,14 +431,10 @@ def test_tensors_of_a_target_without_its_files(
 ) -> None:
     made = dict(ckconv.iter_tensors(FIXTURES / model, to=to, options=options))
     ckconv.convert(FIXTURES / model, f"{tmp_path}/m/", to=to, options=options)
-    data = (tmp_path / "m" / name).read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    assert [*made] == sorted(header, key=lambda key: header[key]["data_offsets"])
-    for key, said in header.items():
-        begin, end = (start + at for at in said["data_offsets"])
-        assert (made[key].tobytes(), list(made[key].shape)) == (data[begin:end], said["shape"])
+    stored = tensors_of(tmp_path / "m" / name)
+    assert [*made] == [*stored]
+    for key, (_, shape, data) in stored.items():
+        assert (made[key].tobytes(), made[key].shape) == (data, shape)
 
 
 def test_tensors_of_a_gguf_are_rows_of_blocks(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import save_file
-from family_directions import differing, numbers, read_gguf, read_safetensors
+from family_directions import differing, read_gguf
+from gguf_copies import gguf_copy
 from safetensors.numpy import load_file
+from safetensors_builder import numbers, tensors_of
 
 import ckconv
 from ckconv.core.layouts import NEG_EXP
@@ -92,28 +94,24 @@ def test_parts_of_layers_that_predict_further_tokens_are_left_out(checkpoint: Pa
 def with_further_tokens(checkpoint: Path, tmp_path: Path) -> Path:
     """As llama.cpp's converter writes layers that predict further tokens: counted as layers, the last of attention."""
     ckconv.convert(checkpoint, tmp_path / "plain.gguf")
-    reader = gguf.GGUFReader(tmp_path / "plain.gguf")
-    writer = gguf.GGUFWriter(tmp_path / "mtp.gguf", "qwen35")
-    changed = {"qwen35.block_count": 5, "qwen35.attention.recurrent_layers": [True, True, True, False, False]}
-    for key, field in reader.fields.items():
-        if not key.startswith(("GGUF.", "general.architecture")):
-            kind, *of = field.types
-            writer.add_key_value(key, changed.get(key, field.contents()), kind, *(of[:1] or [None]))
-    writer.add_uint32("qwen35.nextn_predict_layers", 1)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
-    writer.add_tensor("blk.4.attn_norm.weight", np.ones(24, np.float32))
-    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((24, 48), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return tmp_path / "mtp.gguf"
+    return gguf_copy(
+        tmp_path / "plain.gguf",
+        tmp_path / "mtp.gguf",
+        keys={
+            "qwen35.block_count": 5,
+            "qwen35.attention.recurrent_layers": [True, True, True, False, False],
+            "qwen35.nextn_predict_layers": 1,
+        },
+        tensors={
+            "blk.4.attn_norm.weight": np.ones(24, np.float32),
+            "blk.4.nextn.eh_proj.weight": np.ones((24, 48), np.float32),
+        },
+    )
 
 
 def test_layers_that_predict_further_tokens_are_left_out_of_a_gguf(checkpoint: Path, tmp_path: Path) -> None:
     ckconv.convert(with_further_tokens(checkpoint, tmp_path), tmp_path / "out", to="safetensors")
-    wanted, made = read_safetensors(checkpoint), read_safetensors(tmp_path / "out")
+    wanted, made = tensors_of(checkpoint), tensors_of(tmp_path / "out")
     assert made.keys() == wanted.keys()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"] == ["linear_attention"] * 3 + [
         "full_attention"
@@ -173,7 +171,7 @@ def test_every_tensor_of_a_gguf_is_verified(family: str, tmp_path: Path, ckconv)
 def test_norms_of_bfloat16_are_float32_in_mlx_whose_class_wants_1_more(tmp_path: Path) -> None:
     source = family_cases.checkpoint(recorded("tied"), tmp_path / "source")
     ckconv.convert(source, tmp_path / "mlx", to="mlx")
-    wanted, made = read_safetensors(source), read_safetensors(tmp_path / "mlx")
+    wanted, made = tensors_of(source), tensors_of(tmp_path / "mlx")
     norm, kernel = "model.layers.0.input_layernorm.weight", "model.layers.0.linear_attn.conv1d.weight"
     dtype, _, data = made[f"language_model.{norm}"]
     assert dtype == "F32"

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from safetensors_builder import tensors_of
 
 NAME = "gptoss-mxfp4"
 EXPERTS = "model.layers.{}.mlp.experts."
@@ -28,40 +29,24 @@ def released(fixtures: Path) -> Path:
     return fixtures / "quantised" / NAME
 
 
-def arrays(directory: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    """Type, shape and bytes of every stored tensor."""
-    data = (directory / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    return {
-        name: (
-            entry["dtype"],
-            entry["shape"],
-            data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
-        )
-        for name, entry in header.items()
-    }
-
-
 def codes(directory: Path) -> dict[str, np.ndarray]:
     """The arrays of unsigned numbers."""
     types = {"U8": np.uint8, "U32": np.uint32}
     return {
         name: np.frombuffer(data, types[dtype]).reshape(shape)
-        for name, (dtype, shape, data) in arrays(directory).items()
+        for name, (dtype, shape, data) in tensors_of(directory).items()
         if dtype in types
     }
 
 
 def stored_experts(directory: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    return {name: entry for name, entry in arrays(directory).items() if name.endswith(("_blocks", "_scales"))}
+    return {name: entry for name, entry in tensors_of(directory).items() if name.endswith(("_blocks", "_scales"))}
 
 
 def edited(released: Path, out: Path, ending: str, change) -> Path:
     """The checkpoint with every array of this name changed."""
     shutil.copytree(released, out)
-    tensors = arrays(released)
+    tensors = tensors_of(released)
     made = {}
     for name, (dtype, shape, data) in tensors.items():
         array = np.frombuffer(data, np.uint16 if dtype == "BF16" else np.uint8).reshape(shape).copy()
@@ -136,7 +121,7 @@ def test_dequantize_writes_what_transformers_decodes(
     ckconv, tmp_path: Path, released: Path, expected: dict[str, dict[str, str]]
 ) -> None:
     assert ckconv("convert", released, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize").code == 0
-    made = arrays(tmp_path / "dense")
+    made = tensors_of(tmp_path / "dense")
     for name, digest in expected["transformers"].items():
         assert made[name][0] == "F32"
         assert sha256(made[name][2]).hexdigest() == digest, name

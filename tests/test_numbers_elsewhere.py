@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from family_cases import cases, checkpoint, recording, tensors
+from gguf_copies import finish, gguf_copy
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
@@ -22,24 +22,6 @@ def made(family: str, case: str, folder: Path) -> Path:
     found = next(each for each in cases(family) if each.name == case)
     ckconv.convert(checkpoint(found.recorded, folder / "hf"), folder / "m.gguf")
     return folder / "m.gguf"
-
-
-def changed(source: Path, *, without: str = "", arrays: dict[str, list[float]] | None = None) -> Path:
-    """The file, written again by the gguf package."""
-    read, path = gguf.GGUFReader(source), source.with_name("changed.gguf")
-    writer = gguf.GGUFWriter(path, str(read.fields["general.architecture"].contents()))
-    for key, field in read.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            contents: Any = (arrays or {}).get(key, field.contents())
-            writer.add_key_value(key, contents, field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    for tensor in read.tensors:
-        if tensor.name != without:
-            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_factors_are_tensors_and_come_back_as_the_numbers_that_they_were(tmp_path: Path) -> None:
@@ -68,7 +50,9 @@ def test_an_attention_factor_that_follows_from_the_context_is_not_said(tmp_path:
 
 @pytest.mark.parametrize("without", [LONG, SHORT])
 def test_one_set_of_factors_alone_is_refused(tmp_path: Path, without: str) -> None:
-    source = changed(made("phi3", "longrope_in_short_sequences", tmp_path), without=without)
+    source = gguf_copy(
+        made("phi3", "longrope_in_short_sequences", tmp_path), tmp_path / "changed.gguf", without=[without]
+    )
 
     with pytest.raises(UnsupportedError, match="of a scaling that is not longrope"):
         ckconv.convert(source, tmp_path / "back", to="safetensors")
@@ -102,10 +86,7 @@ def test_a_phimoe_with_factors_is_refused_for_what_its_gguf_does_not_say(tmp_pat
     writer.add_rope_scaling_attn_factors((1 + np.log(2) / np.log(64)) ** 0.5)
     for name, array in stored.items():
         writer.add_tensor(known.get_name(name, (".weight", ".bias")) or name, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tmp_path / "m.gguf")
 
     with pytest.raises(UnsupportedError, match="multiplies by short_mscale and long_mscale") as caught:
         ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
@@ -122,7 +103,7 @@ def test_numbers_of_layers_are_metadata_without_the_architecture_before_them(tmp
 
 
 def test_an_array_that_has_not_a_number_a_layer_is_an_error_of_the_file(tmp_path: Path) -> None:
-    source = changed(made("apertus", "llama3", tmp_path), arrays={"xielu.beta": [0.5, 0.5]})
+    source = gguf_copy(made("apertus", "llama3", tmp_path), tmp_path / "changed.gguf", keys={"xielu.beta": [0.5, 0.5]})
 
     with pytest.raises(InputError, match=r"xielu\.beta must be a list of 3 numbers"):
         ckconv.convert(source, tmp_path / "back", to="safetensors")

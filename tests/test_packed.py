@@ -13,7 +13,6 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, save
-from family_directions import read_safetensors
 from packed_checkpoints import (
     arrays_of,
     awq_model,
@@ -35,6 +34,7 @@ from packed_checkpoints import (
     torchao_offsets_model,
 )
 from safetensors import safe_open
+from safetensors_builder import tensors_of
 
 #: Rows and columns are whole words of every packing, and no whole blocks of 128.
 DECODER = Decoder(layers=1, hidden=64, ffn=160)
@@ -454,7 +454,7 @@ def test_scales_of_activations_are_copied_and_left_out_of_what_is_decoded(
     assert "of activations, not of weights" in result.out + result.err
     assert one not in ckconv("inspect", tmp_path / "dense").out
     assert ckconv("diff", "--weights", source, tmp_path / "dense").code == 0
-    alone = {name: Raw(*entry) for name, entry in read_safetensors(source).items() if name != one}
+    alone = {name: Raw(*entry) for name, entry in tensors_of(source).items() if name != one}
     save(tmp_path / "less", json.loads((source / "config.json").read_text()), alone)
     found = ckconv("diff", "--weights", source, tmp_path / "less")
     assert (found.code, one in found.out) == (5, True)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors, save, save_file
-from family_directions import read_safetensors
 from packed_checkpoints import (
     awq_model,
     bitnet_model,
@@ -34,6 +33,7 @@ from packed_checkpoints import (
     torchao_mx_model,
     torchao_offsets_model,
 )
+from safetensors_builder import tensors_of
 
 DECODER = Decoder(layers=1, hidden=64, ffn=160)
 Q = "model.layers.0.self_attn.q_proj"
@@ -658,7 +658,7 @@ LOST = {
 def test_a_matrix_that_lost_all_that_belongs_to_it_is_not_taken_for_values(name: str, tmp_path: Path, ckconv) -> None:
     """Its codes were copied, or decoded without a word, where all others were decoded."""
     source = shutil.copytree(Path(__file__).parents[1] / "fixtures/quantised" / name, tmp_path / "source")
-    stored = {key: Raw(*it) for key, it in read_safetensors(source).items()}
+    stored = {key: Raw(*it) for key, it in tensors_of(source).items()}
     matrix = next(key for key in stored if key.endswith("layers.0.mlp.down_proj.weight"))
     kept = {key: it for key, it in stored.items() if not key.startswith(matrix.removesuffix("weight")) or key == matrix}
     save_file(source / "model.safetensors", kept)

@@ -13,6 +13,7 @@ import gguf.quants
 import numpy as np
 import pytest
 from checkpoints import Decoder
+from gguf_copies import gguf_copy
 from packed_checkpoints import (
     awq_model,
     bitsandbytes_model,
@@ -151,20 +152,6 @@ def in_q8_0(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return rows.reshape(len(values), -1)
 
 
-def again(source: Path, out: Path, tensors: dict[str, tuple[np.ndarray, Any]]) -> None:
-    """The same keys with these tensors, by the gguf package."""
-    writer = gguf.GGUFWriter(out, "llama")
-    for field in gguf.GGUFReader(source).fields.values():
-        if field.name != "general.architecture" and not field.name.startswith("GGUF."):
-            writer.add_key_value(field.name, field.contents(), field.types[0])
-    for name, (array, kind) in tensors.items():
-        writer.add_tensor(name, array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.parametrize(
     ("name", "block", "size", "within"),
     [
@@ -190,7 +177,7 @@ def test_llama_cpp_computes_what_blocks_of_the_decoded_matrices_say(
             decoded[key] = in_q8_0(values, scales), gguf.GGMLQuantizationType.Q8_0
         else:
             decoded[key] = blocks[key].data, blocks[key].tensor_type
-    again(tmp_path / "floats.gguf", tmp_path / "decoded.gguf", decoded)
+    gguf_copy(tmp_path / "floats.gguf", tmp_path / "decoded.gguf", tensors=decoded)
 
     prompt = (1, 5, 17, 9)
     made, same, floats = (

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors
+from gguf_copies import gguf_copy
 from packed_checkpoints import fp8, fp8_values, model, rewritten
 from safetensors import safe_open
 
@@ -458,20 +459,9 @@ def test_scales_of_activations_beside_nvfp4_stay_in_a_gguf_and_are_left_out_else
     pack, settings, _ = MODELS["ModelOpt"]
     expected = model(tmp_path / "packed", DECODER, pack, settings)
     assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales").code == 0
-    made = gguf.GGUFReader(tmp_path / "m.gguf")
-    writer = gguf.GGUFWriter(tmp_path / "scales.gguf", "llama")
-    for key, field in made.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
-    for tensor in made.tensors:
-        raw = tensor.tensor_type if tensor.data.dtype == np.uint8 else None
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=raw)
-        if tensor.name.endswith(".scale"):
-            writer.add_tensor(tensor.name.replace(".scale", ".input_scale"), np.array([0.75], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    scales = [tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if tensor.name.endswith(".scale")]
+    more = {name.replace(".scale", ".input_scale"): np.array([0.75], np.float32) for name in scales}
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "scales.gguf", tensors=more)
 
     assert ckconv("convert", tmp_path / "scales.gguf", tmp_path / "copy.gguf").code == 0
     one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}

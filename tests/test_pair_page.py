@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Result
+from safetensors_builder import numbers, tensors_of
 from test_page import Page, requests
 
 from ckconv.publish import files
@@ -85,13 +85,10 @@ def test_the_errors_are_those_that_another_program_computes(quantized: Path, fix
     """The gguf package decodes the blocks, the safetensors package reads the source."""
     gguf = pytest.importorskip("gguf")
     name = "model.layers.1.mlp.down_proj.weight"
-    data = (fixtures / SOURCE / "model.safetensors").read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    begin, end = json.loads(data[8 : 8 + size])[name]["data_offsets"]
-    bits = np.frombuffer(data[8 + size + begin : 8 + size + end], "<u2").astype(np.uint32) << 16
+    dtype, _, data = tensors_of(fixtures / SOURCE)[name]
     tensor = next(t for t in gguf.GGUFReader(quantized).tensors if t.name == "blk.1.ffn_down.weight")
     decoded = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
-    error = np.abs(bits.view(np.float32).astype(np.float64) - decoded)
+    error = np.abs(numbers(dtype, data).astype(np.float64) - decoded)
     cells = rows(tmp_path / "page.html", "15 tensors with other values")["layers.1.ffn.down.weight"]
     assert cells[2:5] == [f"{np.count_nonzero(error):,}", f"{error.size:,}", f"{error.max():.3g}"]
 

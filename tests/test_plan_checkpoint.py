@@ -14,6 +14,7 @@ from checkpoints import Decoder, Raw, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES
 from family_cases import checkpoint, recording
 from models import Model
+from safetensors_builder import tensors_of
 
 from ckconv.api import convert, diff
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
@@ -31,19 +32,6 @@ ORIGINALS = [
     ("qwen2-tied-bf16.auto", "qwen2-tied-bf16", "bf16"),
     ("qwen3-tied-bf16.auto", "qwen3-tied-bf16", "bf16"),
 ]
-
-
-def tensors_of(root: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """(type, shape, bytes) of every tensor of a checkpoint, read without the package's readers."""
-    found = {}
-    for path in sorted(root.glob("*.safetensors")) if root.is_dir() else [root]:
-        data = path.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:start]).items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                found[name] = entry["dtype"], tuple(entry["shape"]), data[start + begin : start + end]
-    return found
 
 
 def config_of(root: Path) -> dict[str, Any]:

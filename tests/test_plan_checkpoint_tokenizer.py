@@ -18,7 +18,7 @@ import gguf
 import pytest
 from checkpoints import Decoder, stacked
 from conftest import FIXTURES
-from test_repair import rewritten
+from gguf_copies import finish, gguf_copy
 
 import ckconv
 from ckconv import Options
@@ -369,7 +369,7 @@ def test_templates_by_name_and_only_control_tokens_as_special_ones() -> None:
 def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) -> None:
     source = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
     ends = {"tokenizer.ggml.eot_token_id": 17, "tokenizer.ggml.eom_token_id": 9999}
-    root = to_hf(rewritten(source, tmp_path / "m.gguf", numbers=ends), tmp_path)
+    root = to_hf(gguf_copy(source, tmp_path / "m.gguf", keys=ends), tmp_path)
 
     said = json.loads((root / "generation_config.json").read_text())
     assert said == {"bos_token_id": 1, "eos_token_id": [2, 17], "pad_token_id": 0}
@@ -469,11 +469,7 @@ def big_vocabulary(path: Path, size: int) -> Path:
     words |= {f"model.layers.0.{theirs}": f"blk.0.{ours}" for theirs, ours in layer.items()}
     for name, array in stacked(decoder.tensors()).items():
         writer.add_tensor(words[name.removesuffix(".weight")] + ".weight", array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 MEASURED = """

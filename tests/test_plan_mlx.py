@@ -16,7 +16,8 @@ from checkpoints import Decoder, Raw, as_mixtral, save, save_gguf, stacked
 from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import Model
-from test_plan_checkpoint import config_of, reasons, tensors_of, to_hf
+from safetensors_builder import tensors_of
+from test_plan_checkpoint import config_of, reasons, to_hf
 
 from ckconv.api import convert, diff
 from ckconv.errors import UnsupportedError

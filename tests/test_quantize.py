@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES, Result
+from gguf_copies import finish
 
 import ckconv
 from ckconv import Options
@@ -480,11 +481,7 @@ def save_imatrix(path: Path, sums: Sums) -> Path:
     for name, (each, counts) in sums.items():
         writer.add_tensor(f"{name}.in_sum2", each)
         writer.add_tensor(f"{name}.counts", counts.reshape(-1, 1))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def save_dat(path: Path, numbers: Mapping[str, np.ndarray], calls: int) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
 from conftest import FIXTURES, Result
 from mlx_cases import CASES, by_mlx, digest, weights
+from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv import Options
@@ -43,19 +44,6 @@ def test_every_byte_is_mlxs(name: str) -> None:
     pytest.importorskip("mlx.core")
     for mine, theirs in zip(ours(name), by_mlx(name), strict=True):
         assert np.array_equal(mine, theirs)
-
-
-def arrays(folder: Path) -> dict[str, tuple[str, bytes]]:
-    """Name -> type and bytes of every tensor of the files of a checkpoint."""
-    found = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        data = path.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        for name, item in json.loads(data[8:start]).items():
-            if name != "__metadata__":
-                first, last = item["data_offsets"]
-                found[name] = (item["dtype"], data[start + first : start + last])
-    return found
 
 
 def by_mlx_lm(dense: Path, target: Path, bits: int, group: int, mode: str) -> Path:
@@ -110,7 +98,7 @@ def test_a_model_is_what_mlx_lm_makes_of_it(model: str, word: str, tmp_path: Pat
 
     ckconv.convert(source, f"{tmp_path}/ours/", to="mlx", options=Options(quantize=word))
 
-    assert arrays(tmp_path / "ours") == arrays(theirs)
+    assert tensors_of(tmp_path / "ours") == tensors_of(theirs)
     for key in ("quantization", "quantization_config"):
         assert settings(tmp_path / "ours")[key] == settings(theirs)[key]
 
@@ -136,7 +124,7 @@ def test_globs_give_modules_another_type_or_none(tmp_path: Path) -> None:
         "group_size": 32, "bits": 4, "mode": "affine",
         "model.layers.0.self_attn.v_proj": eight, "model.layers.1.self_attn.v_proj": four,
     }  # fmt: skip
-    assert arrays(tmp_path / "m")["lm_head.weight"][0] == "BF16"
+    assert tensors_of(tmp_path / "m")["lm_head.weight"][0] == "BF16"
 
 
 def test_verification_quantizes_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:

@@ -10,44 +10,24 @@ import struct
 from pathlib import Path
 
 import pytest
+from conftest import FIXTURES
+from gguf_broken import SOUND, refusal
 from gguf_builder import Q8_0, Tensor, gguf, number, pair, raw_pair, string, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.errors import InputError, OutputError
+from ckconv.errors import OutputError
 from ckconv.formats.gguf import values as gguf_cursor
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
-from ckconv.io.files import ByteSource, PipeSource
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-FILES = sorted(
-    p for folder in ("gguf", "gguf-split", "gguf-lora", "kquants") for p in (FIXTURES / folder).glob("*.gguf")
-)
+from ckconv.io.files import PipeSource
 
 ARCH = ("general.architecture", "str", "llama")
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(data: bytes, name: str = "model.gguf") -> Path:
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
-
-
-def refusal(path: Path, *, source: ByteSource | None = None) -> InputError:
-    with pytest.raises(InputError) as caught:
-        read_gguf(path, source=source)
-    assert caught.value.exit_code == 3
-    return caught.value
 
 
 # --- sound files
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", SOUND, ids=lambda p: p.name)
 def test_agrees_with_the_reference_reader(path):
     reference = pytest.importorskip("gguf").GGUFReader(path)
     shard = next(shard for shard in read_gguf(path).shards if shard.path == path)
@@ -65,7 +45,7 @@ def test_agrees_with_the_reference_reader(path):
 
 
 def test_there_are_fixtures():
-    assert len(FILES) >= 5
+    assert len(SOUND) >= 5
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -8,37 +8,14 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf_broken import ARCH, BROKEN, START, TWO
+from gguf_broken import ARCH, BROKEN, SOUND, START, TWO, refusal
 from gguf_builder import F16, Q8_0, Tensor, gguf, mutated, number_fields, raw_pair, string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.errors import CkconvError, InputError
+from ckconv.errors import CkconvError
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
 from ckconv.io.files import ByteSource, PipeSource
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-FILES = sorted(
-    p for folder in ("gguf", "gguf-split", "gguf-lora", "kquants") for p in (FIXTURES / folder).glob("*.gguf")
-)
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(data: bytes, name: str = "model.gguf") -> Path:
-        path = tmp_path / name
-        path.write_bytes(data)
-        return path
-
-    return write
-
-
-def refusal(path: Path, *, source: ByteSource | None = None) -> InputError:
-    with pytest.raises(InputError) as caught:
-        read_gguf(path, source=source)
-    assert caught.value.exit_code == 3
-    return caught.value
-
 
 # --- broken files
 
@@ -160,7 +137,7 @@ def outcome(path: Path, source: ByteSource | None) -> CkconvError | None:
     return error
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", SOUND, ids=lambda p: p.name)
 def test_a_file_cut_anywhere_in_its_header_is_refused(write, path):
     data = path.read_bytes()
     header = next(s.data_offset for s in read_gguf(path).shards if s.path == path)

@@ -12,6 +12,7 @@ import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
+from safetensors_builder import numbers, tensors_of
 
 from ckconv.comparison.compare import diff, hash_index
 from ckconv.core.tensors import TensorIndex
@@ -127,18 +128,8 @@ def test_every_whisper_tensor_has_a_canonical_name(tmp_path: Path) -> None:
 
 def hf_values(name: str) -> Callable[[str], np.ndarray]:
     """The values of a checkpoint's stored tensors by numpy alone, whatever float type they have."""
-    found: dict[str, np.ndarray] = {}
-    for path in sorted((FIXTURES / "hf" / name).glob("*.safetensors")):
-        raw = path.read_bytes()
-        length = int.from_bytes(raw[:8], "little")
-        for key, facts in json.loads(raw[8 : 8 + length]).items():
-            if key != "__metadata__":
-                data = raw[8 + length :][slice(*facts["data_offsets"])]
-                if facts["dtype"] == "BF16":
-                    array = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-                else:
-                    array = np.frombuffer(data, {"F32": np.float32, "F16": np.float16}[facts["dtype"]])
-                found[key] = array.astype(np.float32).reshape(facts["shape"])
+    stored = tensors_of(FIXTURES / "hf" / name)
+    found = {key: numbers(dtype, data).reshape(shape) for key, (dtype, shape, data) in stored.items()}
     return found.__getitem__
 
 

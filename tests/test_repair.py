@@ -4,45 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from conftest import FIXTURES
+from gguf_copies import gguf_copy
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 GEMMA3 = FIXTURES / "gguf" / "gemma3-text-bf16.auto.gguf"
 TOWER = {
     name: np.full((32, 32), 0.5, np.float32) for name in ("v.patch_embd.weight", "v.blk.0.attn_q.weight", "mm.0.w")
 }
-
-
-def rewritten(
-    source: Path,
-    target: Path,
-    without: Sequence[str] = (),
-    more: dict[str, np.ndarray] | None = None,
-    numbers: dict[str, int] | None = None,
-) -> Path:
-    """A copy by the gguf package, without some keys, with more tensors, and with other numbers."""
-    made = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, made.fields["general.architecture"].contents())
-    for key, field in made.fields.items():
-        if not key.startswith("GGUF.") and key not in ("general.architecture", *without, *(numbers or ())):
-            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
-    for key, number in (numbers or {}).items():
-        writer.add_uint32(key, number)
-    for tensor in made.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    for name, values in (more or {}).items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def names(path: Path) -> list[str]:
@@ -53,7 +27,7 @@ def names(path: Path) -> list[str]:
 def test_of_a_file_with_towers_the_text_part_converts_and_a_note_names_the_rest(
     to: str, suffix: str, tmp_path: Path, ckconv
 ) -> None:
-    both = rewritten(GEMMA3, tmp_path / "both.gguf", more=TOWER)
+    both = gguf_copy(GEMMA3, tmp_path / "both.gguf", tensors=TOWER)
     found = ckconv("convert", both, f"{tmp_path}/text{suffix}", "--to", to)
     assert found.code == 0, found.err
     note = "only the text part is written, without v.* (2 tensors), mm.* (1 tensor); --to gguf keeps everything"
@@ -66,7 +40,7 @@ def test_of_a_file_with_towers_the_text_part_converts_and_a_note_names_the_rest(
 
 
 def test_a_copy_keeps_towers_and_drop_leaves_them_out(tmp_path: Path, ckconv) -> None:
-    both = rewritten(GEMMA3, tmp_path / "both.gguf", more=TOWER)
+    both = gguf_copy(GEMMA3, tmp_path / "both.gguf", tensors=TOWER)
     assert ckconv("convert", both, tmp_path / "copy.gguf").code == 0
     assert names(tmp_path / "copy.gguf") == names(both)
     found = ckconv("convert", both, tmp_path / "text.gguf", "--drop", "v.*", "--drop", "mm.*")
@@ -99,7 +73,7 @@ def test_a_key_that_is_missing_is_set(key: str, value: str, tmp_path: Path, ckco
         broken = tmp_path / "broken.gguf"
         assert ckconv("edit", LLAMA, broken, "--set-meta", f"{key}=").code == 0
     else:
-        broken = rewritten(LLAMA, tmp_path / "broken.gguf", [key])
+        broken = gguf_copy(LLAMA, tmp_path / "broken.gguf", without=[key])
     assert ckconv("convert", broken, f"{tmp_path}/no/", "--to", "hf").code in (3, 4)
     mended = tmp_path / "mended.gguf"
     found = ckconv("edit", broken, mended, "--set-meta", f"{key}={value}")
@@ -112,7 +86,7 @@ def test_a_key_that_is_missing_is_set(key: str, value: str, tmp_path: Path, ckco
 def test_a_key_that_is_wrong_is_set_right_and_one_that_is_right_is_kept(tmp_path: Path, ckconv) -> None:
     found = ckconv("edit", LLAMA, tmp_path / "m.gguf", "--set-meta", "llama.block_count=3")
     assert (found.code, "llama.block_count: the tensors decide it" in found.err) == (2, True)
-    broken = rewritten(LLAMA, tmp_path / "broken.gguf", ["llama.embedding_length"])
+    broken = gguf_copy(LLAMA, tmp_path / "broken.gguf", without=["llama.embedding_length"])
     wrong = tmp_path / "wrong.gguf"
     assert ckconv("edit", broken, wrong, "--set-meta", "llama.embedding_length=48").code == 0
     assert ckconv("edit", wrong, tmp_path / "right.gguf", "--set-meta", "llama.embedding_length=64").code == 0

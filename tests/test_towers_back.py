@@ -13,6 +13,7 @@ import pytest
 from conftest import Result
 from family_cases import checkpoint as plain_checkpoint
 from family_cases import recording
+from gguf_copies import gguf_copy
 from safetensors import deserialize
 from tower_cases import recordings, with_tokens
 
@@ -320,17 +321,8 @@ def test_what_the_class_computes_otherwise_is_refused(
 def test_an_mmproj_that_is_not_known_says_why(key: str, value: object, why: str, tmp_path: Path) -> None:
     """A tower that looks into several layers is not one of those that look into the first of them."""
     _, text, mmproj = halves("llava-f16", tmp_path)
-    reader, writer = gguf.GGUFReader(mmproj), gguf.GGUFWriter(tmp_path / "two.gguf", "clip")
-    for name, field in reader.fields.items():
-        if not name.startswith(("GGUF.", "general.architecture")) and (name != key or value is not None):
-            said = value if name == key else field.contents()
-            writer.add_key_value(name, said, field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    other = {"without": [key]} if value is None else {"keys": {key: value}}
+    gguf_copy(mmproj, tmp_path / "two.gguf", **other)
 
     with pytest.raises(CkconvError, match=r"two.gguf is a tower that is not known") as caught:
         convert(text, f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")

@@ -12,7 +12,8 @@ import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES
 from family_cases import checkpoint, recording, tensors
-from family_directions import differing, read_gguf, read_safetensors
+from family_directions import differing, read_gguf
+from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv.errors import UnsupportedError
@@ -66,7 +67,7 @@ def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path
     ckconv.convert(save(tmp_path / "text", case["config"], tensors(case)), tmp_path / "alone", to="mlx")
     ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx")
 
-    assert read_safetensors(tmp_path / "made") == read_safetensors(tmp_path / "alone")
+    assert tensors_of(tmp_path / "made") == tensors_of(tmp_path / "alone")
     said, wanted = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("made", "alone"))
     for document in (said, said.get("text_config", {})):
         document.pop("image_token_id", None)
@@ -83,7 +84,7 @@ def test_a_note_names_each_part_beside_the_text_model_that_is_left_out(tmp_path:
 def test_a_part_of_the_text_model_that_no_rule_has_is_a_reason(tmp_path: Path) -> None:
     source = whole("gemma4_text", tmp_path / "whole")
     config = json.loads((source / "config.json").read_text())
-    named = {name: Raw(*entry) for name, entry in read_safetensors(source).items()}
+    named = {name: Raw(*entry) for name, entry in tensors_of(source).items()}
     named["model.something.weight"] = np.ones((2, 2), np.float32)
 
     with pytest.raises(UnsupportedError) as caught:
@@ -125,7 +126,7 @@ def test_the_outer_document_says_whether_the_head_is_the_embedding(
     source = whole("mistral", tmp_path / "whole", **({} if outer is None else {"tie_word_embeddings": outer}))
     config = json.loads((source / "config.json").read_text())
     config["text_config"]["tie_word_embeddings"] = inner
-    found = {name: entry for name, entry in read_safetensors(source).items() if head or "lm_head" not in name}
+    found = {name: entry for name, entry in tensors_of(source).items() if head or "lm_head" not in name}
     source = save(tmp_path / "other", config, {name: Raw(*entry) for name, entry in found.items()})
 
     index = ckconv.open_model(source).index
@@ -157,7 +158,7 @@ def test_a_text_part_saved_alone_may_keep_its_names(tmp_path: Path, family: str,
     for name, arrays in (("plain", tensors(case)), ("kept", named)):
         ckconv.convert(save(tmp_path / name, case["config"], arrays), tmp_path / f"{name}.{to}", to=to)
 
-    read = read_gguf if to == "gguf" else read_safetensors
+    read = read_gguf if to == "gguf" else tensors_of
     made, wanted = read(tmp_path / f"kept.{to}"), read(tmp_path / f"plain.{to}")
     if to == "gguf":
         made, wanted = made["tensors"], wanted["tensors"]
