@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -691,6 +692,8 @@ def _numbers(
     for field, number in NUMBERS.items():
         words = document_words(family, field)
         names[field] = written_words(family, field)[0] if words else field
+        if number.required and not words:
+            _check_lists(own, family, field, fail)
         for key in () if field in _BY_RULE else words:
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
@@ -712,6 +715,17 @@ def _numbers(
                 raise fail(f"{names[field]} is {_shown(own[names[field]])}, {key} is {_shown(own[key])}")
             names[field] = key
     return values, names
+
+
+def _check_lists(own: Mapping[str, Any], family: Family, field: str, fail: Fail) -> None:
+    """Check lists over layers that a number without a key follows from."""
+    row = next((row for name, row in family.parameters.items() if FIELD_OF.get(name) == field), None)
+    for name in {one for default in row.defaults.values() for one in default.names} if row else ():
+        for key in document_words(family, name):
+            value = own.get(key)
+            items = value if isinstance(value, list) and value else [value]
+            if value is not None and not all(type(item) is int for item in items):
+                raise fail(f"{key} must be whole numbers, got {reprlib.repr(value)}")
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.core.config import FIELD_OF, SCALED_BY_KEYS, ModelConfig, config_differences
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
@@ -164,3 +164,48 @@ def without_noted(config: ModelConfig) -> ModelConfig:
     if not noted or not config.rope_scaling:
         return config
     return replace(config, rope_scaling={key: it for key, it in config.rope_scaling.items() if key not in noted})
+
+
+def read_otherwise(made: ModelConfig, config: ModelConfig, *, of: str, factors: bool) -> list[str]:
+    """Differences between a configuration and what keys made of it say.
+
+    Args:
+        of: format of the source, whose keys are named.
+        factors: a tensor has what RoPE is scaled by.
+    """
+    ours, theirs = (replace(without_aids(without_noted(one)), context_length=0) for one in (config, made))
+    by_keys = (config.rope_scaling or {}).get("rope_type") in SCALED_BY_KEYS and not factors
+    worded = {"sliding_window", *(["rope_scaling"] if by_keys else [])}
+    found = dict[str, tuple[object, object]]()
+    for name, (mine, other) in config_differences(ours, theirs, same_words=False, worded=(worded, worded)).items():
+        if isinstance(mine, dict) and isinstance(other, dict):
+            keys = [key for key in mine | other if mine.get(key) != other.get(key)]
+            found |= {f"{name}: {key}": (mine.get(key), other.get(key)) for key in keys}
+        else:
+            found[name] = mine, other
+    return [f"{name}{_stated(config, name, of)} is {a!r}, and would be read as {b!r}" for name, (a, b) in found.items()]
+
+
+def _stated(config: ModelConfig, field: str, format: str) -> str:
+    """:func:`said`, with keys of RoPE's tables."""
+    family = family_of(config)
+    row = family.parameters.get(_PARAMETER_OF.get(field, field)) if family else None
+    if format != "gguf" and row is not None and config.raw and not said(config, field):
+        return f" ({', '.join(cell.key for cell in row.key_cells('hf'))})" if row.key_cells("hf") else ""
+    return said(config, field, format=format)
+
+
+def stated_in(config: ModelConfig, message: str, format: str) -> str:
+    """Source keys behind a message about keys of a GGUF."""
+    family = family_of(config)
+    names = [
+        row.name
+        for row in (family.parameters.values() if family else ())
+        if any(f"{family.gguf}.{cell.key}" in message for cell in row.key_cells("gguf") if family)
+    ]
+    return ", ".join(_stated(config, name, format)[2:-1] or name.removeprefix("rope_") for name in names)
+
+
+def copied_by(format: str) -> str:
+    """Flag that copies a model, as a way out."""
+    return f"--to {format} copies it as it is" if format in ("gguf", "safetensors", "mlx") else ""

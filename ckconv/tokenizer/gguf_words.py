@@ -86,11 +86,12 @@ def special_ids(
     """
     found: dict[str, int] = {}
     for name in SPECIAL:
-        word = _word(files.settings, name)
         said = files.config.get(f"{name}_token_id")
         said = said[0] if isinstance(said, list) and said else said
-        said = said if isinstance(said, int) and not isinstance(said, bool) else own.get(name, -1)
-        number = ids.get(word, said) if word else said
+        stated = said if isinstance(said, int) and not isinstance(said, bool) else None
+        word = content_of(files.settings, f"{name}_token") or (_word(files.settings, name) if stated is None else "")
+        other = own.get(name, -1) if stated is None else stated
+        number = ids.get(word, other) if word else other
         if 0 <= number < vocab_size:
             found[name] = number
     made = {f"tokenizer.ggml.{SPECIAL[name]}": scalar("u32", number) for name, number in found.items()}

@@ -155,7 +155,7 @@ def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[i
         ids.add(token)
         if not token.isascii() and not is_text(token):
             raise NotFaithful(f"token {number:,} is not text")
-    for what, adds in (("bos", vocabulary.adds_bos), ("eos", vocabulary.adds_eos)):
+    for what, adds in vocabulary.around:
         number = vocabulary.special.get(what, -1)
         if adds and not has_role(number, tokens, types):
             raise NotFaithful(f"it puts token {number:,} around a text, which is not a control token")
@@ -306,10 +306,7 @@ def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, A
 
     The beginning and the end, around a text or each of two.
     """
-    ends = [
-        tokens[vocabulary.special[what]] if adds else ""
-        for what, adds in (("bos", vocabulary.adds_bos), ("eos", vocabulary.adds_eos))
-    ]
+    ends = [tokens[vocabulary.special[what]] if adds else "" for what, adds in vocabulary.around]
     if ends == ["", ""]:
         return otherwise
 
@@ -317,7 +314,7 @@ def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, A
         begin, end = ([{"SpecialToken": {"id": token, "type_id": type_id}}] if token else [] for token in ends)
         return [*begin, {"Sequence": {"id": what, "type_id": type_id}}, *end]
 
-    ids = {token: vocabulary.special[what] for what, token in zip(("bos", "eos"), ends, strict=True) if token}
+    ids = {token: vocabulary.special[what] for (what, _), token in zip(vocabulary.around, ends, strict=True) if token}
     template = {
         "type": "TemplateProcessing",
         "single": parts("A", 0),

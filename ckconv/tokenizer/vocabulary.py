@@ -307,6 +307,14 @@ class Vocabulary(NamedTuple):
     unigram: Rules | None = None
     lowers: tuple[bool, bool] | None = None
 
+    @property
+    def around(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
+        """Roles of the tokens around a text, and whether they are added.
+
+        BERT's separator need not be its end token.
+        """
+        return ("bos", self.adds_bos), ("eos" if self.lowers is None else "sep", self.adds_eos)
+
 
 def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The tokenizer of a GGUF.
@@ -338,7 +346,7 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     ]
     added[0] = added[0] or (not scored and PIECES.get(name, False))
     if kind == "bert":  # llama.cpp asks no switch, and closes with the separator
-        added, special = [True, True], {**special, "cls": special["bos"], "eos": special["sep"]}
+        added, special = [True, True], {"eos": special["sep"], **special, "cls": special["bos"]}
     for what, adds in zip(("bos", "eos"), added, strict=True):
         if adds and what not in special:
             raise NotFaithful(f"it puts a token around a text and does not say which ({SPECIAL[what]})")

@@ -78,6 +78,7 @@ _FILLS = r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?"
 _TOKENS = "tokenizer.ggml.tokens"
 _DOCUMENT = "tokenizer.json: "
 _ARCHITECTURE = "general.architecture"
+_TIED = "tie_word_embeddings"
 
 #: Differences that are looked for: more say nothing more.
 ENOUGH = 1_000
@@ -172,6 +173,9 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         return
     if out.config is None or out.config.rope_theta is None:  # a table of positions says it, or nothing asks for it
         return
+    row = FAMILIES[out.config.family].parameters.get("context")
+    if row is not None and all(cell.unread for cell in row.key_cells("hf")) and out.format != source.format:
+        return  # no class reads it, which a note says
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
         yield Fact("context_length", str(found[0]), str(wanted))
@@ -275,9 +279,10 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
                 yield Fact(f"weight_map.{stored.name}", place, repr(stored.extent.path.name), out.shard_index.name)
     headless = out.config is not None and "output" not in FAMILIES[out.config.family].tensors  # a classifier
     tied = "output.weight" not in out.tensors and not headless
-    said = mine.get("tie_word_embeddings", default_of(mine, "tie_word_embeddings"))
-    if tied and said is False and not _is_asked("tie_word_embeddings", options):
-        yield Fact("tie_word_embeddings", _shown(said), "true", CONFIG_NAME)
+    said = mine.get(_TIED, default_of(mine, _TIED))
+    copied = out.format == source.format and "output.weight" not in source.tensors and said == meant.get(_TIED)
+    if tied and said is False and not copied and not _is_asked(_TIED, options):
+        yield Fact(_TIED, _shown(said), "true", CONFIG_NAME)
     if source.metadata_kind is not MetadataKind.DOCUMENT:
         return
     text, alike = text_key(meant), out.format == source.format
@@ -293,6 +298,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             continue
         if key not in mine:
             yield Fact(key, None, _shown(value), CONFIG_NAME)
+        elif value is None and key == "vocab_size":
+            continue  # the rows of the embedding, which are compared
         elif unequal(mine[key], value) and key in said and not (key == "architectures" and isinstance(inner, dict)):
             yield Fact(key, _shown(mine[key]), _shown(value), CONFIG_NAME)
     ours, theirs = beside(out), beside(source)
@@ -482,6 +489,8 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
         if one and ours.tokens.get(number) in _needed()["ends"]["texts"]:
             continue  # a GGUF has one key for what ends a text and for what is put behind one
+        if role == "unk" and said is None and theirs.types.get(number) == _NORMAL:
+            continue  # transformers looks for such a token in a text, and this is a word of it
         if said != number and number in theirs.tokens:
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(said), _shown(number))
 

@@ -28,7 +28,9 @@ from ckconv.core.config import (
     modifiers_of,
     shortest_float32,
 )
-from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
+from ckconv.core.dtypes import F32
+from ckconv.core.metadata import Value
+from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf
@@ -41,7 +43,7 @@ from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
-from ckconv.formats.gguf.values import GGUF_KIND
+from ckconv.formats.gguf.values import GGUF_KIND, header
 from ckconv.io.files import ByteSource
 
 if TYPE_CHECKING:
@@ -138,6 +140,39 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     made = _classified(file, architecture, family, _window(family, made))
     made = replace(made, unread=(*made.unread, *idle.values()))
     return _completed(file, architecture, family, made, fail)
+
+
+class _Written(ByteSource):
+    """Bytes that no file has yet."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        self.path, self.size, self._data = path, len(data), data
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """As of a file."""
+        return self._data[offset : offset + nbytes]
+
+
+def config_of_keys(
+    path: Path, family: Family, metadata: Mapping[str, Value], tensors: Sequence[tuple[str, tuple[int, ...], bytes]]
+) -> ModelConfig:
+    """Read the hyper-parameters of a GGUF that is not written yet.
+
+    Args:
+        path: what errors name.
+        tensors: name, shape and, of numbers that no tensor of the source is, content.
+
+    Raises:
+        InputError: as :func:`gguf_config`.
+    """
+    data = header(metadata, ())
+    stored = []
+    for name, shape, content in tensors:
+        stored.append(StoredTensor(name, F32, shape, Extent(path, len(data), len(content))))
+        data += content
+    source = _Written(path, data)
+    shard = read_header(_Written(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
+    return gguf_config(GgufFile(path, (shard,), 1), family.gguf, family)
 
 
 def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:

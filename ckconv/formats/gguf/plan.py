@@ -30,7 +30,7 @@ from ckconv.core.tensors import (
     quantized_order,
     with_layer,
 )
-from ckconv.errors import InputError, listed
+from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.diffusion import ORIGINAL_SHAPE, ROW, Diffusion, diffusion_in
 from ckconv.families.expressions import ExpressionError
@@ -52,7 +52,7 @@ from ckconv.families.parameters import (
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Scope, expected, narrow
 from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
-from ckconv.families.words import tie_word
+from ckconv.families.words import copied_by, read_otherwise, stated_in, tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,
     Entry,
@@ -67,6 +67,7 @@ from ckconv.formats.gguf.entries import (
     scale_entries,
     stored_entries,
 )
+from ckconv.formats.gguf.index import config_of_keys
 from ckconv.formats.gguf.keys import (
     ARCHITECTURE_KEY,
     card_keys,
@@ -435,7 +436,10 @@ class GgufPlanner(Planner):
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
         model = model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
-        model |= {} if tokenizer.tokens else {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
+        words: dict[str, Value] = {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
+        model |= {} if tokenizer.tokens else words
+        words |= {key: value for key, value in tokenizer.metadata.items() if not value.type.startswith("arr")}
+        self._read_back(config, family, model | words, entries)
         template: dict[str, Value] = {}
         if self.index.format == "bump":
             said = self.index.metadata.get("chat_template")  # of config.json beside it
@@ -452,6 +456,21 @@ class GgufPlanner(Planner):
             **tokenizer.metadata,
             **self._weighed(),
         }
+
+    def _read_back(
+        self, config: ModelConfig, family: Family, metadata: Mapping[str, Value], entries: Sequence[Entry]
+    ) -> None:
+        """Refuse numbers that are read otherwise out of the keys."""
+        tensors = [(entry.name, entry.shape, entry.content or b"") for entry in entries]
+        try:
+            read = config_of_keys(self.index.path, family, metadata, tensors)
+        except (InputError, UnsupportedError) as error:
+            keys = stated_in(config, error.message, self.index.format) or "config.json"
+            self.refuse(f"{keys} would not be read back: {error.message}", copied_by(self.index.format))
+            return
+        factors = any(entry.canonical == ROPE_FREQUENCIES for entry in entries)
+        for text in read_otherwise(read, config, of=self.index.format, factors=factors):
+            self.refuse(text, copied_by(self.index.format))
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""

@@ -25,7 +25,7 @@ from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
 from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
-from ckconv.families.words import family_of, said, without_aids, without_noted
+from ckconv.families.words import copied_by, family_of, read_otherwise, said, without_aids, without_noted
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options
 from ckconv.plan.planner import engine_of
@@ -101,6 +101,25 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
 
 
+def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> None:
+    """Raise ``plan.refused`` if a made document reads as another model."""
+    assert index.config is not None
+    config = replace(index.config, rope_scaling=dict(said.rope_scaling) if said.rope_scaling else None)
+    family, consumer = _family(config), CONSUMERS[said.format]
+    try:
+        read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
+    except InputError as error:
+        found = [f"config.json would not be read: {error.message}"]
+    else:
+        same = {name: getattr(config, name) for name in _ON_PURPOSE}
+        made, own = replace(read, **same, modifiers=()), replace(config, modifiers=())
+        found = read_otherwise(made, own, of=index.format, factors=False)
+    if found:
+        details = found if len(found) > 1 else ()
+        message = f"{said.format} cannot hold this model: {found[0]}"
+        raise UnsupportedError("plan.refused", message, details=details, hint=copied_by(index.format) or None)
+
+
 def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
     """Notes about keys that :func:`fitting` removes.
 
@@ -108,6 +127,13 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
         target: format.
     """
     config = index.config
+    row = FAMILIES[config.family].parameters.get("context") if config else None
+    if config is not None and row is not None and index.format == "gguf" and (cells := row.key_cells("hf")):
+        default = row.defaults.get("transformers")
+        taken = default.value({}) if default is not None and not default.names else None
+        if all(cell.unread for cell in cells) and taken not in (None, config.context_length):
+            keys = f"{cells[0].key} of config.json{said(config, 'context_length', format='gguf')}"
+            yield f"no class reads {keys}: it is {config.context_length}, and {taken} in a GGUF that is made of it"
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
         return
     source = own_document(config)
@@ -335,6 +361,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     document |= {key: value for key, value in wanted.items() if not document.get(key)}
     if CONSUMERS[said.format] == TRANSFORMERS:
         check_fit(document, config)
+    check_read(document, index, said)
     return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
 
 

@@ -42,6 +42,7 @@ from ckconv.tokenizer.huggingface import (
     unigram,
     wordpiece,
 )
+from ckconv.tokenizer.sentencepiece import NORMAL
 from ckconv.tokenizer.vocabulary import LeftOut, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 
 # Arrays -> safetensors files: which file each goes into, in which order, and the header in front of them.
@@ -362,6 +363,10 @@ def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str
         generation = also_ending(generation, tokens, types)
         try:
             files = _files(plan.vocabulary, tokens, types, plan.context)
+            number = plan.vocabulary.special.get("unk", len(tokens))
+            if number < len(tokens) and not tokenizer_json.has_role(number, tokens, types) and types[number] == NORMAL:
+                word = f"{number} ({tokens[number]!r}), a word like others"
+                notes = (f"tokenizer.ggml.unknown_token_id is {word}: no unk_token, which is looked for in a text",)
         except NotFaithful as reason:
             notes = (left_out(reason),)
     return {**({"generation_config.json": _json(generation)} if generation else {}), **files}, notes
