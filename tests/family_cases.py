@@ -257,6 +257,8 @@ def values(name: str, shape: tuple[int, ...], mean: float = 0.0, rows: str = "")
     if rows == "alike":
         return np.broadcast_to(values(name, shape[1:], mean), shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    if rows == "below":  # numbers of experts, in every row others
+        return np.random.default_rng(seed).random((shape[0], int(mean))).argsort(axis=1)[:, : shape[1]]
     drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
     if len(shape) > 1 and not mean and not name.endswith("A_log"):
         return drawn * np.float32(shape[-1] ** -0.5)
@@ -265,11 +267,15 @@ def values(name: str, shape: tuple[int, ...], mean: float = 0.0, rows: str = "")
 
 def stored(array: np.ndarray, dtype: str) -> Array:
     """The values in a type of safetensors."""
-    return bf16(array) if dtype == "BF16" else array.astype({"F32": np.float32, "F16": np.float16}[dtype])
+    kinds = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
+    return bf16(array) if dtype == "BF16" else array.astype(kinds[dtype])
 
 
 def tensors(recorded: Mapping[str, Any]) -> Tensors:
-    """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``, and "alike" for equal rows."""
+    """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``, and "alike" for equal rows.
+
+    Of a table of whole numbers ``mean`` is what they are "below".
+    """
     return {
         name: stored(values(name, tuple(shape), *mean), dtype)
         for name, (dtype, shape, *mean) in recorded["tensors"].items()

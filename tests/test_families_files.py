@@ -35,6 +35,12 @@ REFUSED |= {"gemma4_assistant": {"nextn.pre_projection", "nextn.post_projection"
 
 #: Tensors of architectures that only llama.cpp's own copy has, under names of their own.
 REFUSED |= {"hrm_text": {"hrm.z_l_init"}}
+REFUSED |= {
+    "deepseek_v4": {f"output_hc_{name}" for name in ("fn", "base", "scale")}
+    | {f"L.hc_{part}_{name}" for part in ("attn", "ffn") for name in ("fn", "base", "scale")}
+    | {f"L.{part}_compressor_{name}" for part in ("attn", "indexer") for name in ("kv", "gate", "norm", "ape")}
+    | {"L.attn_kv", "L.attn_output_a", "L.attn_output_b", "L.ffn_gate_tid2eid"}
+}
 _LORA = {f"L.{name}.lora_{kind}" for name in ("attn_q", "attn_k", "attn_v", "attn_output") for kind in "ab"}
 REFUSED |= {"granite_switch": _LORA | {f"L.ffn_{name}.lora_{kind}" for name in ("gate", "up", "down") for kind in "ab"}}
 
@@ -45,7 +51,7 @@ RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
 NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "laguna", "maple", "mellum"}
-NEWER |= {"graniteswitch", "hrm_text", "minimax-01", "muse-glimmer", "nanbeige", "spark2_5", "talkie"}
+NEWER |= {"deepseek4", "graniteswitch", "hrm_text", "minimax-01", "muse-glimmer", "nanbeige", "spark2_5", "talkie"}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

@@ -80,6 +80,7 @@ def value(path: Path, key: str) -> Any:
 UNREAD = {
     "deepseek": {"expert_gating_func"},
     "deepseek_v32": {"attention.temperature_length"},
+    "deepseek_v4": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "dspark": {"has_confidence_head", "sample_from_anchor"},
     "ernie4_5_moe": {"expert_shared_count"},
     "falcon": {"tensor_data_layout"},

@@ -122,6 +122,8 @@ F32, F16, BF16 = DTYPES["F32"], DTYPES["F16"], DTYPES["BF16"]
 #: Types whose every value is a float32 value, so that widening them to F32 is exact.
 F64 = DTYPES["F64"]
 WIDENS_TO_F32 = frozenset({F16, BF16, F32})
+#: Types of tables of whole numbers, which become one another.
+INTEGERS = frozenset({DTYPES["I32"], DTYPES["I64"]})
 
 BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}
 GGML_BLOCKS = tuple(t.name for t in BY_GGML.values() if t.kind is Kind.BLOCK)

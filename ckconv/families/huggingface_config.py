@@ -171,6 +171,13 @@ def read_rope(
         scaling, nested = (
             {key: value for key, value in one.items() if key != style.share} for one in (scaling, nested)
         )
+    modifiers: list[str] = []
+    if style.by_part:
+        top = own["rope_theta"] if own.get("rope_theta") is not None else default
+        scaling, nested = (
+            _of_parts(table, name, top, modifiers, fail)
+            for table, name in ((scaling, "rope_scaling"), (nested, "rope_parameters"))
+        )
     local: Mapping[str, Any] = {}
     if style.by_layer:
         local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)
@@ -193,7 +200,6 @@ def read_rope(
         raise fail(f"{style.theta} is missing (what the class takes for it then is not known)")
     if theta == 0:
         raise fail(f"{_said(stated, theta)} is 0")
-    modifiers: list[str] = []
     overruled: list[str] = []
     for key, value in stated.items():
         if value == theta:
@@ -253,6 +259,32 @@ def read_rope(
     if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
         modifiers.append(f"{name}.long_factor, which mlx-lm also uses for short sequences,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
+
+
+def _of_parts(table: Mapping[str, Any], name: str, top: object, modifiers: list[str], fail: Fail) -> Mapping[str, Any]:
+    """The scaling of ``compress`` with the base of ``main``.
+
+    As DeepseekV4Config reads the two. A table without them has the scaling, and no base: that is at the top of the
+    document. A factor of attention is 1.
+
+    Args:
+        modifiers: gets what is not said in one table.
+    """
+    both = [key for key in ("main", "compress") if table.get(key) is not None]
+    main, compress = (_object(table.get(key), f"{name}.{key}", fail) for key in ("main", "compress"))
+    if len(both) == 2:
+        if compress.get("rope_theta") is None:
+            modifiers.append(f"{name}.compress has no rope_theta, so that the class takes the other one")
+        table = {**compress, "rope_theta": main.get("rope_theta")}
+        kind, _ = _kind(main, f"{name}.main", TRANSFORMERS, fail)
+        parts = [one.get("partial_rotary_factor") for one in (main, compress)]
+        if kind != "default":
+            modifiers.append(f"{name}.main.rope_type = {kind!r}")
+        if parts[0] != parts[1] or parts[0] is None:
+            modifiers.append(f"{name}.main.partial_rotary_factor = {parts[0]} beside {parts[1]} of compress")
+    elif table.get("rope_theta") not in (None, top):
+        modifiers.append(f"{name}.rope_theta = {table['rope_theta']} beside {top}, which the class takes,")
+    return {key: value for key, value in table.items() if key != "attention_factor" or value != 1}
 
 
 def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, consumer: str, fail: Fail) -> Any:

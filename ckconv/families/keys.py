@@ -388,6 +388,7 @@ class RopeStyle(NamedTuple):
     Attributes:
         by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``), in
             which a key of the base is.
+        by_part: it has one for layers that compress and one for others (``compress``, ``main``), in which that key is.
         types: the only types of scaling that transformers' class takes, if it does not take all.
         older: consumer -> another word that its class takes for a type -> the type.
         mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
@@ -403,6 +404,7 @@ class RopeStyle(NamedTuple):
     """
 
     by_layer: bool = False
+    by_part: bool = False
     types: tuple[str, ...] | None = None
     mlx_lm: str = "top"
     default: Mapping[str, Any] = {}
@@ -626,6 +628,7 @@ def rope_style(
     mlx, transformers = engines.get("mlx_lm"), engines.get("transformers")
     return RopeStyle(
         by_layer=any(cell.key.startswith("rope_parameters.full_attention.") for cell in base),
+        by_part=any(cell.key.startswith("rope_parameters.main.") for cell in base),
         types=transformers.scaling if transformers else None,
         mlx_lm=mlx.rope if mlx else MLX_ROPE[0],
         default=default,

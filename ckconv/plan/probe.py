@@ -38,6 +38,8 @@ class SourceFacts(NamedTuple):
         no_number: name of a packed matrix -> how many of its scales, or products with its factor, are not finite.
         zeros: canonical name of a matrix of integers that have zero points or biases -> how many of its groups have no
             zero point that is a code, and whether that of all others is the middle one.
+        beyond: canonical name of a tensor of I64 -> its first element that no I32 holds, and what it is; ``None`` where
+            all fit.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
             stacked matrices.
         copies: tensors of an adapter that are the base's own.
@@ -53,6 +55,7 @@ class SourceFacts(NamedTuple):
     no_number: Mapping[str, int] = {}
     factors: Mapping[str, list[float]] = {}
     zeros: Mapping[str, tuple[int, bool]] = {}
+    beyond: Mapping[str, tuple[int, int] | None] = {}
 
 
 class _Looked(Mapping[str, T]):
@@ -99,6 +102,9 @@ def gather(index: TensorIndex) -> SourceFacts:
         no_number=_Looked(index, packed, _without_number),
         factors=_Looked(index, beside, _factors),
         zeros=_Looked(index, index.tensors, _zero_points),
+        beyond=_Looked(
+            index, {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"}, _beyond_i32
+        ),
     )
 
 
@@ -238,6 +244,16 @@ def _beyond(tensor: Tensor, files: Files) -> int:
             groups |= ~np.isfinite(found.factors)[:, None]
         count += int(np.count_nonzero(groups))
     return count
+
+
+def _beyond_i32(tensor: Tensor, files: Files) -> tuple[int, int] | None:
+    from ckconv.io.rows import RowReader, canonical_pieces
+
+    for start, rows in canonical_pieces(RowReader(tensor, files)):
+        numbers = rows.view("<i8")
+        for place in (numbers != numbers.astype("<i4")).reshape(-1).nonzero()[0][:1].tolist():
+            return start * numbers.shape[1] + place, int(numbers.reshape(-1)[place])
+    return None
 
 
 def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]:

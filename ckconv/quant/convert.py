@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import F16, F32, F64, IK, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP, ambiguous
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
@@ -142,7 +142,7 @@ class Conversion(NamedTuple):
             return Action.SCALE
         if self.source is self.target:
             return Action.COPY
-        return Action.WIDEN if self.target is F32 and self.source is not F64 else Action.NARROW
+        return Action.WIDEN if self.target.name in ("F32", "I64") and self.source is not F64 else Action.NARROW
 
     @property
     def _way(self) -> Way | None:
@@ -228,6 +228,10 @@ class Conversion(NamedTuple):
             return self._quantized(rows)
         if self.source is F64:
             return self._of_doubles(rows.view(np.float64))
+        if self.source in INTEGERS:
+            numbers = rows.view(np.dtype(f"<i{self.source.size}"))
+            whole = numbers.astype(np.dtype(f"<i{self.target.size}"))
+            return whole.view(np.uint8), int(np.count_nonzero(whole != numbers))
         floats = decode(rows, self.source)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
@@ -313,7 +317,7 @@ class Run(NamedTuple):
 
 def convertible(source: DType, target: DType) -> bool:
     """Whether a conversion between the two types exists, exact or not."""
-    if source is target or way_between(source, target):
+    if source is target or way_between(source, target) or {source, target} == INTEGERS:
         return True
     if not (source in WIDENS_TO_F32 or decodable(source)):
         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ckconv.adapters.model import changes_of
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Role
@@ -115,8 +115,12 @@ def disagreement(sample: Sample, files: Files) -> str:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
     loose = sample.shift == -NEG_EXP or merged or (scheme is not None and scheme.factor)
-    wrong = ~_same(
-        found, meant, target or F32, loose=loose or sample.factor != 1.0, least=0.25 * (sample.shift == -NEG_EXP)
+    wrong = (  # whole numbers have no neighbors; of I64 beyond float64's, none is an I32
+        found != meant
+        if source.dtype in INTEGERS
+        else ~_same(
+            found, meant, target or F32, loose=loose or sample.factor != 1.0, least=0.25 * (sample.shift == -NEG_EXP)
+        )
     )
     if not wrong.any():
         return ""
@@ -160,6 +164,8 @@ def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
             return raw.view("<f2").astype(np.float64)
         if dtype is BF16:
             return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        if dtype in INTEGERS:
+            return raw.view(f"<i{dtype.size}").astype(np.float64)
         if dtype.name == "F8_E4M3":
             return _floats8(4, 3)[raw]
         if dtype.name == "F8_E8M0" or dtype.name == "U8":

@@ -48,7 +48,7 @@ from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
-from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of
+from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Sizes, at_will, conditional, everywhere, layout_in, loaded, narrow, required
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
@@ -261,7 +261,8 @@ class Entry(NamedTuple):
         parts: the source tensors whose rows it holds, one after the other; none where ``content`` holds the bytes.
         shape: in elements, outermost first.
         layout: how canonical rows lie in it.
-        fp32: llama.cpp loads nothing but FP32 here.
+        fp32: llama.cpp loads nothing but FP32 here, or I32 of a table.
+        table: of whole numbers.
     """
 
     name: str
@@ -271,6 +272,7 @@ class Entry(NamedTuple):
     layout: Layout
     fp32: bool
     content: bytes | None = None
+    table: bool = False
 
     @property
     def matrix(self) -> bool:
@@ -499,7 +501,8 @@ def entry_of(name: str, parts: list[Tensor], family: Family, parameters: Mapping
     shift = shift_of(family, pattern)
     canonical = parts[0].name if len(parts) == 1 else name
     layout = shifted(layout, shift) if shift else layout
-    return Entry(name, canonical, tuple(parts), shape, layout, fp32 or len(shape) == 1)
+    table = pattern in tables_of(family)
+    return Entry(name, canonical, tuple(parts), shape, layout, fp32 or table or len(shape) == 1, table=table)
 
 
 def is_fp32(name: str) -> bool:

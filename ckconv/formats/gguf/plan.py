@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.metadata import array as int_array
@@ -172,6 +172,8 @@ def _in_order(entry: Entry, quantized: DType | None) -> Entry:
 
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
     asked, source = planner.dtype, tensor.dtype
+    if entry.table and not same_format:
+        return _table(planner, tensor)
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
@@ -197,6 +199,14 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
         return _Choice(target)
     hint = "--dtype f32" if source is F64 else _ROUNDED if source.name.startswith("F8_E") else ""
     return _Choice(source, f"llama.cpp loads no {source} here", hint)
+
+
+def _table(planner: Planner, tensor: Tensor) -> _Choice:
+    """A table of whole numbers, which llama.cpp looks up as I32."""
+    if tensor.dtype not in INTEGERS:
+        return _Choice(tensor.dtype, f"llama.cpp wants whole numbers here, and not {tensor.dtype}")
+    beyond = planner.source.beyond.get(tensor.name)
+    return _Choice(DTYPES["I32"], f"element {beyond[0]:,} is {beyond[1]:,}, which no I32 holds" if beyond else "")
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:

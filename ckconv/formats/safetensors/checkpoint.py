@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
-from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, INTEGERS, DType, Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, beside, text_of_card
 from ckconv.core.tensors import (
     EMBEDDING,
@@ -46,6 +46,7 @@ from ckconv.families.names import (
     names_of,
     part_hint,
     scheme_names,
+    tables_of,
 )
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
@@ -584,6 +585,8 @@ class CheckpointPlanner(Planner):
 
     def type_of(self, tensor: Tensor, shift: float = 0) -> DType:
         """Type in the output; a refused type stands for itself."""
+        if tensor.dtype in INTEGERS and self.family and parse(tensor.name).pattern in tables_of(self.family):
+            return DTYPES["I64"]
         if tensor.dtype.kind is not Kind.BLOCK:
             higher = shift > tensor.layout.shift and self.dtype in ("engine", "keep")
             return F32 if higher else self.plain_type(tensor.source, tensor.dtype)  # 1 + w has more digits than w

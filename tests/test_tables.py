@@ -1,0 +1,156 @@
+"""Tables of whole numbers: I64 in a checkpoint, I32 in a GGUF, and a number that is another is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import family_cases
+import numpy as np
+import pytest
+from checkpoints import save_file
+from safetensors_builder import tensors_of
+
+import ckconv
+from ckconv.core.dtypes import DTYPES
+from ckconv.errors import UnsupportedError, VerifyError
+from ckconv.formats.detect import open_index
+from ckconv.quant.convert import Conversion
+
+CASE = next(family_cases.cases("deepseek_v4"))
+TABLE, STORED = "layers.1.ffn.gate.tid2eid", "blk.1.ffn_gate_tid2eid.weight"
+
+
+def checkpoint(folder: Path, change: Callable[[np.ndarray], Any] = lambda table: table) -> Path:
+    """The first case with another table."""
+    source = family_cases.checkpoint(CASE.recorded, folder)
+    tensors = family_cases.tensors(CASE.recorded)
+    tensors[TABLE] = change(tensors[TABLE])
+    save_file(source / "model.safetensors", tensors, {"format": "pt"})
+    return source
+
+
+def place_of(path: Path, row: int, column: int) -> int:
+    """Where an element of the table is in a GGUF."""
+    (tensor,) = (tensor for tensor in open_index(path).stored if tensor.name == STORED)
+    return tensor.extent.offset + 4 * (row * tensor.shape[1] + column)
+
+
+def test_i64_becomes_i32_and_i64_again(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    ckconv.convert(source, tmp_path / "model.gguf")
+    ckconv.convert(tmp_path / "model.gguf", tmp_path / "back", to="safetensors")
+    (stored,) = (tensor for tensor in open_index(tmp_path / "model.gguf").stored if tensor.name == STORED)
+    assert stored.dtype.name == "I32"
+    assert tensors_of(tmp_path / "back")[TABLE] == tensors_of(source)[TABLE]
+    assert ckconv.diff(source, tmp_path / "model.gguf").same
+
+
+def test_one_number_that_is_another_is_found(tmp_path: Path) -> None:
+    source, model = checkpoint(tmp_path / "hf"), tmp_path / "model.gguf"
+    ckconv.convert(source, model)
+    data = bytearray(model.read_bytes())
+    data[place_of(model, 200, 1)] ^= 1
+    model.write_bytes(data)
+    with pytest.raises(VerifyError, match="row 200 is not what the source holds"):
+        ckconv.verify(model, source)
+    (found,) = ckconv.diff(source, model).different
+    assert (found.name, found.values, found.max_error) == ("layers.1.ffn.router_table", 1, 1.0)
+
+
+def test_a_writer_that_changes_numbers_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = Conversion._apply
+
+    def one_more(self: Conversion, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        made, changed = apply(self, rows)
+        if self.target is not DTYPES["I32"]:
+            return made, changed
+        return (made.view("<i4") + 1).view(np.uint8), changed
+
+    source = checkpoint(tmp_path / "hf")
+    monkeypatch.setattr(Conversion, "_apply", one_more)
+    with pytest.raises(VerifyError, match="column 0 is"):
+        ckconv.convert(source, tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda table: np.where(np.arange(table.size).reshape(table.shape) == 401, 3_000_000_000, table),
+            f"element 401 is 3,000,000,000, which no I32 holds: {TABLE}",
+        ),
+        (
+            lambda table: np.where(np.arange(table.size).reshape(table.shape) == 7, -(2**31) - 1, table),
+            f"element 7 is -2,147,483,649, which no I32 holds: {TABLE}",
+        ),
+        (lambda table: table.astype(np.float32), f"llama.cpp wants whole numbers here, and not F32: {TABLE}"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, change: Callable[[np.ndarray], Any], sentence: str) -> None:
+    source = checkpoint(tmp_path / "hf", change)
+    with pytest.raises(UnsupportedError) as refused:
+        ckconv.convert(source, tmp_path / "model.gguf")
+    assert sentence in str(refused.value)
+
+
+def test_i64_that_no_row_calls_a_table_is_refused(tmp_path: Path) -> None:
+    case = next(family_cases.cases("olmo2"))
+    source, tensors = family_cases.checkpoint(case.recorded, tmp_path / "hf"), family_cases.tensors(case.recorded)
+    name = next(name for name in tensors if name.endswith("mlp.up_proj.weight"))
+    tensors[name] = np.asarray(tensors[name]).astype(np.int64)
+    save_file(source / "model.safetensors", tensors, {"format": "pt"})
+    with pytest.raises(UnsupportedError, match="loads no I64 here"):
+        ckconv.convert(source, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("asked", ["f16", "keep"])
+def test_a_type_that_is_asked_for_floats_leaves_tables(tmp_path: Path, asked: str) -> None:
+    options = ckconv.Options(dtype=asked, allow_lossy=True)
+    ckconv.convert(checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", options=options)
+    assert {t.dtype.name for t in open_index(tmp_path / "model.gguf").stored if t.name == STORED} == {"I32"}
+
+
+def test_both_styles_of_keys_are_one_model(tmp_path: Path) -> None:
+    """``rope_parameters`` of two tables, and the keys of a release."""
+    source = checkpoint(tmp_path / "hf")
+    ckconv.convert(source, tmp_path / "release.gguf")
+    document = json.loads((source / "config.json").read_text())
+    part = document.pop("qk_rope_head_dim") / document["head_dim"]
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    document["layer_types"] = [kinds[ratio] for ratio in document.pop("compress_ratios")]
+    document["mlp_layer_types"] = ["hash_moe"] * document.pop("num_hash_layers") + ["moe"] * 2
+    main = {"rope_type": "default", "rope_theta": document["rope_theta"], "partial_rotary_factor": part}
+    compress = {**main, "rope_theta": document["compress_rope_theta"]}
+    document |= {"partial_rotary_factor": part, "rope_parameters": {"main": main, "compress": compress}}
+    (source / "config.json").write_text(json.dumps(document))
+    ckconv.convert(source, tmp_path / "saved.gguf")
+    assert ckconv.diff(tmp_path / "release.gguf", tmp_path / "saved.gguf").same
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "sentence"),
+    [
+        ("compress", {"attention_factor": 2.0}, "attention_factor = 2.0"),
+        ("compress", {"rope_type": "linear"}, "a scaling that is not YaRN"),
+        ("compress", {"partial_rotary_factor": 0.5}, "main.partial_rotary_factor = 0.25 beside 0.5 of compress"),
+        ("compress", {"rope_theta": None}, "compress has no rope_theta"),
+        ("main", {"rope_type": "yarn"}, "main.rope_type = 'yarn'"),
+    ],
+)
+def test_what_llama_cpp_does_not_turn_is_refused(
+    tmp_path: Path, table: str, change: dict[str, Any], sentence: str
+) -> None:
+    source = checkpoint(tmp_path / "hf")
+    document = json.loads((source / "config.json").read_text())
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 160000.0}
+    tables: dict[str, dict[str, Any]] = {"main": {"rope_type": "default", "rope_theta": 10000.0}, "compress": yarn}
+    tables = {name: {**own, "partial_rotary_factor": 0.25} for name, own in tables.items()}
+    document["rope_parameters"] = {**tables, table: {**tables[table], **change}}
+    (source / "config.json").write_text(json.dumps(document))
+    with pytest.raises(UnsupportedError) as refused:
+        ckconv.convert(source, tmp_path / "model.gguf")
+    assert sentence in str(refused.value)
