@@ -150,6 +150,9 @@ def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, b
     if files.tokenizer is None:
         return of_settings
     try:
+        model = files.tokenizer.get("model")
+        if isinstance(model, dict) and model.get("type") == "WordPiece":  # llama.cpp closes with the separator
+            settings = {**settings, "eos_token": settings.get("sep_token") or settings.get("eos_token")}
         first, last = _template(files.tokenizer.get("post_processor"), settings)
     except LeftOut:
         if files.model is None:

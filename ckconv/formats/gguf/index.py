@@ -99,26 +99,28 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         field = FIELD_OF.get(name, "")
         if field not in NUMBERS:
             continue
-        cells = row.key_cells("gguf")
+        cells = sorted(row.key_cells("gguf"), key=lambda cell: cell.unread)
         names[field] = f"{architecture}.{cells[0].key}" if cells else field
         for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
             value = value_of(file.metadata, key)
-            if value is not None:
-                if value == 0 and NUMBERS[field].required and not cell.read:
-                    raise fail(f"{key} is 0")
-                names[field] = key
-                if cell.read and not cell.unread:
-                    value = _read(file, architecture, family, name, fail)
-                    if "it" not in cell.read.names:  # what it is made of is at fault
-                        asked = (word for one in sorted(cell.read.names) for word in gguf_words(family, one))
-                        key = next(asked, key)
-                    elif isinstance(value, int) and value < 0:
-                        others = [word for one in sorted(cell.read.names) for word in gguf_words(family, one)]
-                        said = {one: value_of(file.metadata, one) for one in (key, *others)}
-                        shown = ", ".join(f"{one} is {it}" for one, it in said.items() if it is not None)
-                        raise fail(f"{shown}: no {field} follows from it")
-                values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
-                break
+            if value is None or (cell.unread and field in values):
+                continue
+            if value == 0 and not cell.read and _counts(field, family, values):
+                raise fail(f"{key} is 0")
+            first, names[field] = names[field], key
+            if cell.read and not cell.unread:
+                value = _read(file, architecture, family, name, fail)
+                if "it" not in cell.read.names:  # what it is made of is at fault
+                    asked = (word for one in sorted(cell.read.names) for word in gguf_words(family, one))
+                    key = next(asked, key)
+                elif isinstance(value, int) and value < 0:
+                    others = [word for one in sorted(cell.read.names) for word in gguf_words(family, one)]
+                    said = {one: value_of(file.metadata, one) for one in (key, *others)}
+                    shown = ", ".join(f"{one} is {it}" for one, it in said.items() if it is not None)
+                    raise fail(f"{shown}: no {field} follows from it")
+            number = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
+            if values.setdefault(field, number) != number:
+                raise fail(f"{first} is {values[field]}, {key} is {number}")
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
     vocab = shapes.get("token_embd.weight", (0,))[0]
     _check_tokens(file, vocab, fail)
@@ -140,6 +142,16 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     made = _classified(file, architecture, family, _window(family, made))
     made = replace(made, unread=(*made.unread, *idle.values()))
     return _completed(file, architecture, family, made, fail)
+
+
+def _counts(field: str, family: Family, values: Mapping[str, float]) -> bool:
+    """Whether a 0 is none to llama.cpp, where a document's is unsaid.
+
+    It turns nothing, has no position, or no row of K and V (``load_hparams``).
+    """
+    attends = field in ("num_kv_heads", "rotary_dim") and values.get("num_heads", 0) > 0
+    turns = field != "rotary_dim" or family.rope
+    return NUMBERS[field].required or field == "context_length" or (attends and turns)
 
 
 class _Written(ByteSource):
@@ -272,12 +284,31 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
                     modifiers.append(f"{name}, an array,")
             elif value not in neutral:
                 modifiers.append(f"{name} = {value}")
+    modifiers += _of_sliding(file, architecture, family, config)
     own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}
     modifiers += family.metadata.unseen(own)
     rotary = config.rope_theta is not None
     scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     modifiers += [unknown] if unknown else []
     return replace(config, modifiers=modifiers_of(modifiers), unread=tuple(unread), rope_scaling=scaling)
+
+
+def _of_sliding(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> list[str]:
+    """Sizes of heads in layers that slide.
+
+    llama.cpp reads them for every architecture (``load_hparams``).
+    """
+    if not config.sliding_window:
+        return []
+    sizes = dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), config.head_dim)
+    sizes["rope.dimension_count_swa"] = config.rotary_dim
+    rows = family.metadata.keys
+    found = {name: value_of(file.metadata, f"{architecture}.{name}") for name in sizes}
+    return [
+        f"{architecture}.{name} = {value}"
+        for name, value in found.items()
+        if value not in (None, sizes[name]) and name in rows and rows[name].kind is Kind.HARMLESS
+    ]
 
 
 def _decoded(file: GgufFile, name: str) -> Any:
@@ -319,6 +350,8 @@ def _rope_scaling(
         file, architecture, family, {**config.scope, "rope_original": start, "rope_factor": factor}
     )
     sets = numbers.keys() & {"long_factor", "short_factor"}
+    if original == 0 and (sets or kind == "yarn"):
+        raise _fail(file)(f"{found('rope.scaling.original_context_length')[0]} is 0")
     if len(sets) == 2 and start > 1 and kind in (None, "linear", "longrope") and factor in (None, 0, 1):
         return {"rope_type": "longrope", **numbers, "original_max_position_embeddings": start}, ""
     if sets:

@@ -19,7 +19,7 @@ from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES, TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, text_config
-from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
 from ckconv.families.keys import MLX_LM as MLX_LM_READER
 from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
@@ -114,10 +114,59 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> N
         same = {name: getattr(config, name) for name in _ON_PURPOSE}
         made, own = replace(read, **same, modifiers=()), replace(config, modifiers=())
         found = read_otherwise(made, own, of=index.format, factors=False)
+    found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
         details = found if len(found) > 1 else ()
         message = f"{said.format} cannot hold this model: {found[0]}"
         raise UnsupportedError("plan.refused", message, details=details, hint=copied_by(index.format) or None)
+
+
+def _unsaid_keys(index: TensorIndex) -> list[str]:
+    """Keys of a GGUF with other values than its hyper-parameters make.
+
+    Rules of their own have RoPE's scaling, windows, the context, the number of words, and layers that are left out.
+    """
+    assert index.config is not None
+    family, found = FAMILIES[index.config.family], []
+    unread = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf") if cell.unread}
+    unread |= {"block_count", "context_length", "vocab_size", "attention.sliding_window_pattern"}
+    made = write(family, scope_of(family, index.config), "gguf").entries
+    if index.config.num_layers != _stored(index, "block_count"):  # layers that predict further tokens are left out
+        unread.add("nextn_predict_layers")
+    for name, (_, value) in made.items():
+        stored = _stored(index, name)
+        if (
+            stored is not None
+            and name not in unread
+            and not name.startswith("rope.scaling.")
+            and _another(stored, value)
+        ):
+            text = f"and a GGUF of what config.json would say has {reprlib.repr(value)}"
+            found.append(f"{full_key(index.architecture, name)} is {reprlib.repr(stored)}, {text}")
+    return found
+
+
+def _stored(index: TensorIndex, name: str) -> Any:
+    """Value of a key, an array decoded."""
+    value = getattr(index.metadata.get(full_key(index.architecture, name)), "value", None)
+    decode = getattr(value, "decode", None)
+    return decode() if decode is not None else value
+
+
+def _another(stored: Any, value: Any) -> bool:
+    """Whether a key says another value than the one that would be written.
+
+    A list may have more or fewer layers, a number stands for a list of equal ones, or says a pattern; numbers are as
+    near as float32 goes through an expression.
+    """
+    ours, theirs = (list(one) if isinstance(one, list | tuple) else [one] for one in (stored, value))
+    if not isinstance(stored, list) and len({*theirs}) > 1:
+        return False
+    for mine, meant in zip(ours, theirs if len(theirs) > 1 else theirs * len(ours), strict=False):
+        both = isinstance(mine, int | float) and isinstance(meant, int | float)
+        if mine != meant and not (both and math.isclose(mine, meant, rel_tol=1e-5)):
+            return True
+    return False
 
 
 def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
