@@ -143,10 +143,6 @@ REST = {
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
         "bailingmoe3 grok kimi-k3 step35"
     ),
-    # measured with 5.24 and mlx-lm 0.32: logits differ by 1e-5 with the window said here, by 4 with one more or less
-    "nobody has written its file yet; where a configuration has `sliding_window_size`, transformers' window is "
-    "one longer than that of llama.cpp and mlx-lm, and its class does not look at `hybrid_layer_pattern` and "
-    "`rope_theta`": ("mimo2"),
 }
 
 

@@ -321,7 +321,9 @@ def numbered_on(stored: str, family: Family, layers: int) -> str:
     Args:
         layers: how many there are besides.
     """
-    found = re.fullmatch(rf"(?:model\.)?{re.escape(family.of_drafts)}(?:layers\.(\d+)\.)?(.+)", stored)
+    one = re.escape(family.of_drafts)
+    one = one.replace(r"\{n\}", r"(\d+)") if "{n}" in family.of_drafts else rf"(?:model\.)?{one}(?:layers\.(\d+)\.)?"
+    found = re.fullmatch(rf"{one}(.+)", stored)
     if found is None or not family.of_drafts:
         return stored
     return family.prefixes[HF][0][1].replace("{n}", str(layers + int(found[1] or 0))) + found[2]
@@ -333,6 +335,8 @@ def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> 
     if not family.of_drafts or layer is None or layer < layers:
         return called
     rest = called.removeprefix(family.prefixes[HF][0][1].replace("{n}", str(layer)))
+    if "{n}" in family.of_drafts:
+        return f"{family.of_drafts.replace('{n}', str(layer - layers))}{rest}"
     own = ".draft." in canonical
     return f"{family.of_drafts}{'' if own else f'layers.{layer - layers}.'}{rest}"
 

@@ -64,6 +64,7 @@ def agreeing(
     if not _differences(made, config, reader):
         return made
     foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
+    foreign |= _misread(_family(config), reader)
     carried = foreign | {name for name, key in keys.keys.items() if key.kind is Kind.PARAMETER}
     made = {key: value for key, value in made.items() if key not in foreign}
     made |= {key: value for key, value in built.items() if key in carried and key != "max_position_embeddings"}
@@ -264,6 +265,7 @@ class Facts:
         rope_scaling: in Hugging Face's words.
         tokens: ids of special tokens, by key.
         context: context length, 0 for the model's own.
+        reader: whose document it is.
     """
 
     tied: bool
@@ -272,6 +274,7 @@ class Facts:
     rope_scaling: Mapping[str, Any] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     context: int = 0
+    reader: str = ""
 
 
 def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
@@ -295,7 +298,18 @@ def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
         document |= _rope(config, family, facts.rope_scaling, scope)
     if facts.context:
         document |= dict.fromkeys(_keys_of_context(family), facts.context)
-    return dict(sorted(document.items()))
+    misread = _misread(family, facts.reader)
+    return {key: value for key, value in sorted(document.items()) if key not in misread}
+
+
+def _misread(family: Family, reader: str) -> set[str]:
+    """Keys written for others that a reader takes for something else."""
+    found: set[str] = set()
+    for row in family.parameters.values():
+        cells = row.key_cells("hf")
+        own = {cell.key for cell in cells if cell.alias and reader in cell.readers}
+        found |= own & {cell.key for cell in cells if not cell.alias and reader not in cell.readers}
+    return found
 
 
 def _dtype(name: str) -> dict[str, str]:
@@ -466,7 +480,8 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     }
     if not is_padding(ids.get("pad_token_id"), config.vocab_size):
         del ids["pad_token_id"]
-    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context)
+    reader = CONSUMERS[said.format]
+    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context, reader)
 
 
 def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
