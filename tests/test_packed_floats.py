@@ -60,6 +60,18 @@ def fp8_blocks(module: str, shape: tuple[int, int], seed: int) -> Made:
     return {f"{module}.weight": Raw("F8_E4M3", shape, codes.tobytes()), f"{module}.weight_scale_inv": scales}, values
 
 
+def deepseek(module: str, shape: tuple[int, int], seed: int, *, bits: int) -> Made:
+    """Matrices of DeepSeek V4 as they are released; those of experts have four bits."""
+    if bits == 4:
+        (codes, scales), values = (found := mxfp4(module, shape, seed))[0].values(), found[1]
+        codes = np.asarray(codes).view(np.int8)
+    else:
+        weight, numbers, values = fp8(shape, (64, 64), seed=seed, powers=True)
+        codes, scales = Raw("F8_E4M3", shape, weight.tobytes()), (np.log2(numbers) + 127).astype(np.uint8)
+    stored = Raw("F8_E8M0", np.shape(scales), np.asarray(scales).tobytes())
+    return {f"{module}.weight": codes, f"{module}.scale": stored}, values
+
+
 def nvfp4(module: str, shape: tuple[int, int], seed: int, *, divided: bool, factor: float | None = None) -> Made:
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 16, shape).astype(np.uint8)
@@ -107,7 +119,10 @@ def compressed(form: str) -> dict[str, Any]:
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+DEEPSEEK = {"quant_method": "fp8", "weight_block_size": [64, 64], "scale_fmt": "ue8m0"}
 MODELS: dict[str, tuple[Pack, dict[str, Any], str]] = {
+    "DeepSeek V4": (partial(deepseek, bits=8), DEEPSEEK, "8-bit, blocks of 64 x 64"),
+    "DeepSeek V4, experts": (partial(deepseek, bits=4), DEEPSEEK, "mxfp4 4-bit group 32"),
     "compressed-tensors mxfp4": (mxfp4, compressed("mxfp4-pack-quantized"), "mxfp4 4-bit group 32"),
     "compressed-tensors mxfp8": (mxfp8, compressed("mxfp8-quantized"), "mxfp8 8-bit group 32"),
     "compressed-tensors nvfp4": (

@@ -193,8 +193,9 @@ def check_ignored(
 #: Types of a matrix that says nothing without its scales, in a checkpoint whose others have some.
 _CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2"))
 
-#: Suffixes that only packed modules have.
-_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scales", *hqq.BESIDE})
+#: Suffixes that only packed modules have, and a type.
+_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scale", ".scales", *hqq.BESIDE})
+_POWERS = DTYPES["F8_E8M0"]
 
 #: Where it is said that a matrix is another one times a rotation, which engines have to compute of activations, too.
 _ROTATED = ("rotation_config", "transform_config")
@@ -242,7 +243,7 @@ def packed_items(
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
     layers = comfyui.layers_of(headers)
-    own = any(tensor.name.endswith(_OWN) for tensor in stored)
+    own = any(tensor.name.endswith(_OWN) or tensor.dtype is _POWERS for tensor in stored)
     marked = layers is not None or (own and any(tensor.name.endswith(comfyui.SAID) for tensor in stored))
     method = method or comfyui.METHOD * marked
     modules = dict(_modules(stored, method)) if own else {}
@@ -294,7 +295,7 @@ def packed_items(
     if codes:
         unread[f"codes without scales ({codes[0].name})"] += len(codes)
     for alone in rest:
-        if alone.name.endswith(_OWN):
+        if alone.name.endswith(_OWN) or (alone.name.endswith(".scale") and alone.dtype is _POWERS):
             faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
     check_ignored(settings, stored, modules, faults)
     faults.check()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # compressed-tensors    ``P.weight`` E4M3 [.., C]      ``P.weight_scale`` U8 [.., G]   mxfp8
 # transformers metal    ``P.weight`` U32               ``P.scales``, ``P.qbiases``     affine
 # Quark                 ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` U8 [.., G]   mxfp4
+# DeepSeek V4, experts  ``P.weight`` I8 [.., C/2]      ``P.scale`` E8M0 [.., G]        mxfp4
 # ModelOpt              ``P.weight`` U8 [.., C/2]      ``P.weight_scale`` E4M3 [.., G]  nvfp4, without a second scale
 # ====================  =============================  ==============================  ================================
 #
@@ -118,6 +119,7 @@ MX_PACKINGS = (
     _packing("compressed-tensors", _CT, "mxfp4", {".weight_packed": (U8,), ".weight_scale": _POWERS}),
     _packing("compressed-tensors", _CT, "mxfp8", {".weight": (FP8,), ".weight_scale": _POWERS}),
     _packing("MXFP8", ("mxfp8",), "mxfp8", {".weight": (FP8,), ".weight_scale_inv": (U8,)}),
+    _packing("DeepSeek V4", ("fp8",), "mxfp4", {".weight": (I8,), ".scale": (UE8,)}),
     _packing("Quark", ("quark",), "mxfp4", {".weight": (U8,), ".weight_scale": _POWERS})._replace(declared=True),
     _packing("metal", ("metal",), "affine", {".weight": (_U32,), ".scales": FLOATS, ".qbiases": FLOATS}),
 )
@@ -130,6 +132,8 @@ MX_PACKINGS = (
 # the last block of a row or column cut; or one number. Despite its name the scale is multiplied with. Source:
 # ``modeling_deepseek.py`` and ``kernel.py`` of DeepSeek-V3. Grids of another size would be other blocks (transformers 5
 # divides the shape by the grid instead): they are refused.
+#
+# ``scale`` (DeepSeek V4): the same in F8_E8M0.
 #
 # ``weight_scale`` (compressed-tensors, ModelOpt, Quark): the same for blocks, ``[R, 1]`` or ``[R]`` for rows, else one.
 
@@ -186,6 +190,12 @@ FP8_PACKINGS = (
         frozenset({"fp8"}),
         {".weight": (FP8,), ".weight_scale_inv": (*FLOATS, UE8)},
         partial(fit_fp8, suffix=".weight_scale_inv"),
+    ),
+    Packing(
+        "block-scaled FP8",
+        frozenset({"fp8"}),
+        {".weight": (FP8,), ".scale": (UE8,)},
+        partial(fit_fp8, suffix=".scale"),
     ),
     Packing(
         "scaled FP8",

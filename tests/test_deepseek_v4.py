@@ -1,17 +1,20 @@
-"""Tables of whole numbers: I64 in a checkpoint, I32 in a GGUF, and a number that is another is found."""
+"""DeepSeek V4: tables of whole numbers, I64 in a checkpoint and I32 in a GGUF; its two tables of RoPE; its experts."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import family_cases
+import gguf
 import numpy as np
 import pytest
 from checkpoints import save_file
 from safetensors_builder import tensors_of
+from test_packed_floats import DEEPSEEK, deepseek
 
 import ckconv
 from ckconv.core.dtypes import DTYPES
@@ -154,3 +157,27 @@ def test_what_llama_cpp_does_not_turn_is_refused(
     with pytest.raises(UnsupportedError) as refused:
         ckconv.convert(source, tmp_path / "model.gguf")
     assert sentence in str(refused.value)
+
+
+def test_experts_of_four_bits_are_the_blocks_of_a_gguf(tmp_path: Path) -> None:
+    """As released: experts in FP4 and attention in FP8, with scales in E8M0, which llama.cpp's converter moves, too."""
+    recorded = copy.deepcopy(CASE.recorded)
+    recorded["config"] |= {"hidden_size": 32, "moe_intermediate_size": 32, "quantization_config": DEEPSEEK}
+    for name, (_, shape, *_) in recorded["tensors"].items():
+        four = 96 if "hc_" in name else 24
+        shape[:] = [32, 32] if "experts." in name else [size * 4 // 3 if size == four else size for size in shape]
+    source, tensors = family_cases.checkpoint(recorded, tmp_path / "hf"), family_cases.tensors(recorded)
+    meant: dict[str, np.ndarray] = {}
+    for seed, name in enumerate(name for name in list(tensors) if ".ffn.experts." in name or ".wkv." in name):
+        module, shape = name.removesuffix(".weight"), tensors.pop(name).shape
+        arrays, meant[name] = deepseek(module, shape, seed, bits=4 if "experts" in name else 8)
+        tensors |= arrays
+    save_file(source / "model.safetensors", tensors, {"format": "pt"})
+    ckconv.convert(source, tmp_path / "model.gguf")
+
+    made = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    experts, kv = made["blk.1.ffn_gate_exps.weight"], made["blk.1.attn_kv.weight"]
+    assert (experts.tensor_type.name, kv.tensor_type.name) == ("MXFP4", "BF16")
+    values = gguf.quants.dequantize(experts.data, experts.tensor_type)
+    assert np.array_equal(values, [meant[f"layers.1.ffn.experts.{n}.w1.weight"] for n in range(6)])
+    assert np.array_equal(gguf.quants.dequantize(kv.data, kv.tensor_type), meant["layers.1.attn.wkv.weight"])
