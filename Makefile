@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families learn slow hints s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored address
+.PHONY: check lint types test oracles families learn slow hints s3 cluster bench fuzz attack edits combinations faults flips dist man pyodide portable ignored address
 
 check: lint types test
 
@@ -39,7 +39,7 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: learn hints fuzz attack edits faults flips s3 pyodide cluster portable ignored
+slow: learn hints fuzz attack edits combinations faults flips s3 pyodide cluster portable ignored
 
 # Every hint of the package, on the input that it was given for: it leads on, or is listed with the reason why nobody
 # can follow it (tests/hints_not_followed.tsv).
@@ -81,6 +81,10 @@ attack:
 # Edited configurations: refused, or right in the target's own program. Needs what `make oracles` needs, and mlx-lm.
 edits:
 	$(PYTHON) scripts/edits.py --edits 20000 --sample 2000 --jobs $(JOBS)
+
+# Options in chance combinations over every recorded model: right, or refused.
+combinations:
+	$(PYTHON) scripts/combinations.py --seconds 1800
 
 # Faults at every system call of a conversion; nothing may be mixed, and what is said must be true.
 faults:

@@ -69,10 +69,11 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
     """
     to = out.format.partition(" ")[0]
     options = replace(options, file_name="" if directory else file_name_of(out))
+    ways = [options]  # some options leave a tower out by themselves, of classes that refuse to be without one
     if TOWER not in options.drop and _lacks_tower(source, out):
-        options = replace(options, drop=(*options.drop, TOWER))
+        ways.insert(0, replace(options, drop=(*options.drop, TOWER)))
     first: Plan | None = None
-    for candidate in _candidates(source, out, options):
+    for candidate in (candidate for way in ways for candidate in _candidates(source, out, way)):
         plan = make_plan(source, to, candidate)
         if not plan.refusals and stores_alike(plan, out):
             return plan
@@ -287,7 +288,9 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
-    options = recorded_options(kept) if kept and not records else Options()
+    # The record of a bump file that was made of another one is of what that one was made of.
+    of_source = kept is not None and (source is None or kept.record.format == format_of(source.format).name)
+    options = recorded_options(kept) if kept and of_source and not records else Options()
     ages = str(out.facts.get("engines") or DEFAULT).split(", ")
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is
@@ -411,21 +414,26 @@ def verify_whole(
     if out.config is not None and (way := wants_model(source)):
         message = "tensors of a drafter have no names in its source without the model that it drafts for"
         raise VerifyError(CODE, message, path=out.path, hint=way)
-    found = verify_index(
-        out,
-        source,
-        left_out=options.drop,
-        left_parts=[left.name for left in plan.left_out] if plan else (),
-        configuration=not (options.set_meta or options.drop_meta or asked.weights),
-        progress=progress,
-        importance=plan.importance if plan else None,
-        decodes=options.decodes if options.dequantize or options.decode else None,
-    )
+    try:
+        found = verify_index(
+            out,
+            source,
+            left_out=options.drop,
+            left_parts=[left.name for left in plan.left_out] if plan else (),
+            configuration=not (options.set_meta or options.drop_meta or asked.weights),
+            progress=progress,
+            importance=plan.importance if plan else None,
+            decodes=options.decodes if options.dequantize or options.decode else None,
+        )
+    except VerifyError:  # what the source holds may be rounded; it was made of the output, which its record restores
+        if (restored := _restored(out, source, asked)) is None:
+            raise
+        return restored
     if asked.weights:
         return found
     if plan is not None and TOWER in plan.options.drop and format_of(out.format).holds_towers:
         found = found._replace(without_tower=True)
-    if _is_kept(out, source) and _is_restored(out, source, asked):
+    if _restoring(out, source, asked) is not None:
         return found
     if reason is not None:
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
@@ -447,18 +455,27 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
     return plan
 
 
-def _is_kept(out: TensorIndex, source: TensorIndex) -> bool:
-    """Whether a record beside the source may be of the output."""
+def _restored(out: TensorIndex, source: TensorIndex, asked: Request) -> Verified | None:
+    """Verify a restored output as what ``source``, which may hold it rounded, was made of."""
+    plan = _restoring(out, source, asked)
+    if plan is None or plan.restores is None:
+        return None
+    try:
+        found = verify_index(source, out, left_out=plan.restores.left_out)
+    except VerifyError:
+        return None
+    return Verified(len(out.tensors), 0, "", found.compared)
+
+
+def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | None:
+    """The plan that restores a source from its record, if all but its tensors is what the output holds."""
     was, made = format_of(source.format), format_of(out.format)
-    return (was.keeps_source, was.single) > (made.keeps_source, made.single)
-
-
-def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
-    """Whether the output is the source that the bump file's record keeps."""
+    if (was.keeps_source, was.single) <= (made.keeps_source, made.single):
+        return None
     try:
         plan = restoring_again(source, out, asked.options, directory=asked.directory)
         if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
-            return False
+            return None
         container = plan.contents()
         paths = list(out.files) if format_of(out.format).single else sorted(out.files)
         for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
@@ -468,9 +485,9 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
     except CkconvError as error:
         if isinstance(error, InputError) and not error.code.startswith("record."):
             raise
-        return False
+        return None
     place = out.files[0].parent
-    return all(holds(place / name, content) for name, content in container.side_files.items())
+    return plan if all(holds(place / name, content) for name, content in container.side_files.items()) else None
 
 
 # Whether an output that is there is the one that a conversion would write: then it need not be written again.

@@ -598,7 +598,8 @@ def scheme_names(family: Family, scheme: str) -> Names:
             if len(parts) == len(modules):
                 called = f"{whole}.{kind}" if scheme == "canonical" else _gguf_whole(f"{whole}.{kind}")
                 wholes.append(Stored(called, f"{whole}.{kind}", _side_by_side(parts)))
-    return Names({found.pattern: found for found in (*single.values(), *wholes)}, single, {})
+    # In layers of another kind a matrix of its own may have the name of a fused one: blk.{n}.attn_qkv of MiniMax.
+    return Names({found.pattern: found for found in (*wholes, *single.values())}, single, {})
 
 
 def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:

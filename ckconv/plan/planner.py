@@ -32,7 +32,7 @@ from ckconv.families.catalog import (
 from ckconv.families.expressions import SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
-from ckconv.families.names import BESIDE_TEXT, is_beside_text
+from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import layers_of_nothing
@@ -313,6 +313,20 @@ class Planner(ABC):
         """The source's head is the embedding, or should be."""
         config = self.index.config
         return self.head_is_loaders() or (config is not None and bool(config.tied) and not self.keeps_head())
+
+    def unties(self, format: str) -> bool:
+        """Whether a flag asks for a head of its own; refused where the class has none.
+
+        Args:
+            format: whose names are written (``gguf``, ``hf``).
+        """
+        config = self.index.config
+        if self.options.tie != "untie" or config is None:
+            return self.options.tie == "untie"
+        if HEAD in names_of(FAMILIES[config.family], format).written:
+            return True
+        self.refuse(f"--untie: a {config.family} has no output head", "leave out --untie")
+        return False
 
     def doubles_head(self, loader: Loader) -> bool:
         """Whether the engine loads the embedding twice, as it ties no heads."""

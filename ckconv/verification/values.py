@@ -78,6 +78,10 @@ class Sample(NamedTuple):
     quantized: bool
 
 
+#: Half of the last place of a float32.
+_HALF = 2.0**-24
+
+
 def sampled(rows: int, columns: int, *, packed: bool) -> Index:
     """The numbers of the rows that are looked at."""
     count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
@@ -109,18 +113,21 @@ def disagreement(sample: Sample, files: Files) -> str:
     if found is None:
         return ""
     meant = meant * sample.factor if sample.factor != 1.0 else meant
-    if ambiguous(sample.shift):  # several numbers have this exponential or this sum, and any of them is right
-        found, target = _moved(found, -sample.shift), F32 if target is F32 else None
+    several = ambiguous(sample.shift)  # numbers have this exponential or this sum, and any of them is right
+    if several and target in (F16, BF16):
+        found = np.where(_between(found, meant, sample.shift, target), meant, _moved(found, -sample.shift))
+    elif several:
+        found = _moved(found, -sample.shift)
     else:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
     loose = sample.shift == -NEG_EXP or merged or (scheme is not None and scheme.factor)
+    kind = F32 if several or target is None else target
+    least = 0.25 * (sample.shift == -NEG_EXP)
     wrong = (  # whole numbers have no neighbors; of I64 beyond float64's, none is an I32
         found != meant
         if source.dtype in INTEGERS
-        else ~_same(
-            found, meant, target or F32, loose=loose or sample.factor != 1.0, least=0.25 * (sample.shift == -NEG_EXP)
-        )
+        else ~_same(found, meant, kind, loose=loose or sample.factor != 1.0, least=least)
     )
     if not wrong.any():
         return ""
@@ -568,6 +575,16 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
 def _moved(values: Doubles, shift: float) -> Doubles:
     with np.errstate(all="ignore"):
         return -np.exp(values) if shift == NEG_EXP else values + shift
+
+
+def _between(found: Doubles, meant: Doubles, shift: float, dtype: DType) -> NDArray[np.bool_]:
+    """Whether stored values are rounded from a number whose exponential, or sum, is the source's float32."""
+    with np.errstate(all="ignore"):
+        ends = [
+            np.log(-end) if shift == -NEG_EXP else end + shift for end in (meant * (1 - _HALF), meant * (1 + _HALF))
+        ]
+        low, high = (rounded(end, dtype) for end in ends)
+        return (np.minimum(low, high) <= found) & (found <= np.maximum(low, high))
 
 
 def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: float = 0.0) -> NDArray[np.bool_]:

@@ -100,7 +100,8 @@ def _unless_k_quants(plan: Plan) -> Plan:
 def _why(plan: Plan, refused: Sequence[Plan]) -> str:
     """Why this version was chosen."""
     if not refused:
-        return f"{plan.target_name} was chosen: it holds the model without loss"
+        exactly = "" if plan.options.allow_lossy else " without loss"
+        return f"{plan.target_name} was chosen: it holds the model{exactly}"
     first = refused[0].refusals
     more = f" (and {len(first) - 1} more)" if len(first) > 1 else ""
     return f"{plan.target_name} was chosen; {refused[0].target_name} cannot hold the model: {first[0].text}{more}"

@@ -110,7 +110,8 @@ def shown_settings(_: TensorIndex, out: TensorIndex) -> dict[str, Any]:
     if not out.version:
         return {"trainable": out.facts["layout"]}
     seen: dict[str, Any] = {"bump_version": out.version}
-    if out.version == 3 and "dtype_codes" in out.facts:
+    one, other = BUMP_CODES.values()
+    if out.version == 3 and any(one.get(code) is not other.get(code) for code in bytes(out.facts["codes"])):
         seen["dtype_codes"] = out.facts["dtype_codes"]
     if any(tensor.layout.interleaved for tensor in out.tensors.values()):
         seen["rope_layout"] = "interleaved"

@@ -313,7 +313,7 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
     there = {name for names in index.canonical_of.values() for name in names}
     if config and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
         entries.append(_entry(HEAD, [index.tensors[HEAD]], FAMILIES[config.family], config))
-    elif planner.options.tie == "untie" and EMBEDDING in index.tensors and HEAD not in index.tensors:
+    elif EMBEDDING in index.tensors and HEAD not in index.tensors and planner.unties("gguf"):
         entries.append(_head(index))
     return entries
 
@@ -368,8 +368,7 @@ def canonical_entries(
         entries.setdefault(made.name, made)
     _check_missing(planner, config, tensors, zero_filled)
     found = list(entries.values())
-    wanted = planner.options.tie == "untie" or planner.doubles_head(LLAMA_CPP)
-    if wanted and HEAD not in tensors and EMBEDDING in tensors:
+    if HEAD not in tensors and EMBEDDING in tensors and (planner.doubles_head(LLAMA_CPP) or planner.unties("gguf")):
         found.append(_head(index))
     return found
 

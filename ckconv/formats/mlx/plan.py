@@ -213,10 +213,11 @@ class MlxPlanner(CheckpointPlanner):
         hit: dict[str, str] = {}
         for entry in entries:
             parts = [self.tensors[name] for name in entry.parts]
-            word, columns = asked.of(entry.name, *parts), parts[0].shape[-1] if parts else 0
+            word = asked.of(entry.name, *parts)
             module, _, kind = entry.name.rpartition(".")
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
+            columns = parts[0].shape[-1]
             kind = self.within or (self.config.model_type if self.config else "")
             chosen = default_of(module, kind, general, columns)
             if word:
@@ -243,7 +244,7 @@ class MlxPlanner(CheckpointPlanner):
             why = f"--quantize rounds floats, and {source} is quantized already"
             self._fault(why, "--dequantize decodes it first", tensor.source)
         number = F32 if source.kind is Kind.BLOCK else source
-        number = number if asked == "engine" else DTYPES[asked.upper()]
+        number = number if asked in ("engine", "keep") else DTYPES[asked.upper()]
         if chosen is None:
             return plain or number
         if not chosen.has_biases and number is not source and source.kind is not Kind.BLOCK:

@@ -541,7 +541,8 @@ class CheckpointPlanner(Planner):
     def _place_head(self) -> None:
         """The output head: its own tensor, or the embedding's rows."""
         assert self.config is not None
-        asked = "untie" if self.options.names == "max" or self.doubles_head(self.loader) else self.options.tie
+        wanted = self.options.names == "max" or self.doubles_head(self.loader) or self.unties("hf")
+        asked = "untie" if wanted else "" if self.options.tie == "untie" else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
         lost = (
             self.config.tied is False

@@ -488,8 +488,10 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
     nested = document.get(text_key(document))
-    if not said.kept and config is not None and isinstance(nested, dict):
-        family = FAMILIES[config.family]
+    family = FAMILIES[config.family] if config else None
+    row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
+    of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
+    if not said.kept and family is not None and isinstance(nested, dict) and not of_both:
         kept = {key: value for key, value in document.items() if not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
     if not said.kept:

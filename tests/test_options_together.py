@@ -1,0 +1,115 @@
+"""Options that meet: right in the output and for ``verify OUT SRC``, or refused.
+
+``scripts/combinations.py`` tries more of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from family_cases import cases, checkpoint
+from safetensors_builder import numbers, tensors_of
+
+LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
+GPT2 = FIXTURES / "hf/gpt2-hub-f32"
+
+
+def recorded(family: str, folder: Path, name: str = "") -> Path:
+    """The checkpoint of a case, the first of its family where none is named."""
+    found = next(case for case in cases(family) if name in ("", case.name))
+    return checkpoint(found.recorded, folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("apertus", "--to mlx --quantize affine:4:32"),  # numbers of an activation are tensors without axes
+        ("qwen2_5_vl", "--to hf --fuse gate-up"),  # the tower is left out, of a class that is not without it
+        ("gemma4_assistant", "--to hf --pack modelopt"),  # the class is of a nested document, drafts or not
+        ("minimax", "--to hf --names gguf"),  # one name of GGUF is a matrix here and a fused one there
+        ("mamba", "--to gguf --dtype bf16 --allow-lossy"),
+    ],
+)
+def test_what_is_published_is_what_verify_expects(family: str, options: str, tmp_path: Path, ckconv) -> None:
+    source, out = recorded(family, tmp_path / "source"), tmp_path / "out"
+    made = ckconv("convert", source, f"{out}/", *options.split())
+    assert made.code == 0, made.err
+    opened = next(out.glob("*.gguf"), out)
+    again = ckconv("verify", opened, source, *options.split()[2:])
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_logarithms_of_decays_are_rounded_once(dtype: str, tmp_path: Path, ckconv) -> None:
+    """GGUF has ``-exp(A_log)``; what is rounded is A_log."""
+    ckconv("convert", recorded("mamba", tmp_path / "source"), tmp_path / "m.gguf")
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", "--dtype", dtype, "--allow-lossy")
+    assert made.code == 0, made.err
+
+    wanted, found = tensors_of(tmp_path / "source"), tensors_of(tmp_path / "out")
+    for name in (name for name in wanted if name.endswith("A_log")):
+        exact, rounded = (numbers(tensors[name][0], tensors[name][2]) for tensors in (wanted, found))
+        steps = np.abs(exact - rounded) / np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
+        assert steps.max() <= (4.01 if dtype == "bf16" else 0.51)
+
+
+def test_a_decay_that_is_another_is_found(tmp_path: Path, ckconv) -> None:
+    source = recorded("mamba", tmp_path / "source")
+    ckconv("convert", source, tmp_path / "m.gguf")
+    lossy = ("--dtype", "bf16", "--allow-lossy")
+    ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", *lossy)
+    path = tmp_path / "out" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    entry = next(entry for name, entry in tensors_of(path).items() if name.endswith("A_log"))
+    data[data.index(entry[2])] ^= 1
+    path.write_bytes(data)
+    found = ckconv("verify", tmp_path / "out", tmp_path / "m.gguf", *lossy)
+    assert (found.code, "A_log" in found.err) == (5, True)
+
+
+@pytest.mark.parametrize("target", ["out.gguf", "out/ --to hf"])
+def test_a_class_without_a_head_is_not_untied(target: str, tmp_path: Path, ckconv) -> None:
+    name, *to = target.split()
+    found = ckconv("convert", recorded("bert", tmp_path / "source"), f"{tmp_path}/{name}", *to, "--untie")
+    assert (found.code, "--untie: a bert has no output head\nhint: leave out --untie" in found.err) == (4, True)
+
+
+def test_verify_with_another_type_says_what_is_another(tmp_path: Path, ckconv) -> None:
+    ckconv("convert", GPT2, f"{tmp_path}/out/", "--to", "mlx", "--quantize", "affine:4:32")
+    found = ckconv("verify", tmp_path / "out", GPT2, "--quantize", "mxfp4")
+    assert (found.code, "'quantization.mode' is 'affine', 'mxfp4' is meant" in found.err) == (5, True)
+
+
+def test_a_restored_source_is_verified_against_what_was_rounded(tmp_path: Path, ckconv) -> None:
+    """A flipped bit of it is still found."""
+    bump, back = tmp_path / "m.bump", tmp_path / "back"
+    llama = FIXTURES / "hf/llama-bias-f32"
+    assert ckconv("convert", llama, bump, "--dtype", "bf16", "--allow-lossy", "--source-record").code == 0
+    assert ckconv("convert", bump, f"{back}/", "--to", "hf").code == 0
+    assert ckconv("verify", back, bump).code == 0
+    path = back / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert ckconv("verify", back, bump).code == 5
+
+
+def test_the_numbering_of_types_counts_where_it_says_something(tmp_path: Path, ckconv) -> None:
+    options = ("--bump-version", "3", "--engine", "april")
+    assert ckconv("convert", LLAMA, tmp_path / "m.bump", *options).code == 0
+    found = ckconv("verify", tmp_path / "m.bump", LLAMA, *options)
+    assert found.code == 0, found.err
+
+
+def test_a_bump_file_of_a_bump_file_is_verified_by_its_own_options(tmp_path: Path, ckconv) -> None:
+    one, other = tmp_path / "one" / "m.bump", tmp_path / "other" / "m.bump"
+    one.parent.mkdir()
+    other.parent.mkdir()
+    rounded = ckconv("convert", FIXTURES / "hf/llama-bias-f32", one, "--dtype", "bf16", "--allow-lossy")
+    assert (rounded.code, "holds the model without loss" in rounded.out) == (0, False)
+    assert ckconv("convert", one, other).code == 0
+    found = ckconv("verify", other, one)
+    assert found.code == 0, found.err
