@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import Decoder, bf16, save
 from conftest import FIXTURES
 from family_cases import cases, checkpoint
 from safetensors_builder import numbers, tensors_of
@@ -31,6 +32,11 @@ def recorded(family: str, folder: Path, name: str = "") -> Path:
         ("gemma4_assistant", "--to hf --pack modelopt"),  # the class is of a nested document, drafts or not
         ("minimax", "--to hf --names gguf"),  # one name of GGUF is a matrix here and a fused one there
         ("mamba", "--to gguf --dtype bf16 --allow-lossy"),
+        ("llada", "--to hf --untie"),  # its own key says whether the head is the embedding
+        ("nemotron_nas", "--to hf --names canonical --fuse qkv"),  # heads of K and V are other in every layer
+        ("qwen3_vl_moe", "--to hf --names canonical"),  # the tower's part says how many layers its pictures go into
+        ("jina_bert_v3", "--to hf --context 60"),  # positions in front of the first count, too
+        ("talkie", "--to mlx --quantize nvfp4"),  # Q and K are stored with another sign
     ],
 )
 def test_what_is_published_is_what_verify_expects(family: str, options: str, tmp_path: Path, ckconv) -> None:
@@ -75,6 +81,17 @@ def test_a_class_without_a_head_is_not_untied(target: str, tmp_path: Path, ckcon
     name, *to = target.split()
     found = ckconv("convert", recorded("bert", tmp_path / "source"), f"{tmp_path}/{name}", *to, "--untie")
     assert (found.code, "--untie: a bert has no output head\nhint: leave out --untie" in found.err) == (4, True)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_eight_bits_of_bfloat16_are_as_far_as_their_scales(group: int, tmp_path: Path, ckconv) -> None:
+    """Scales and biases have eight digits, as the codes have: their rounding is most of the error."""
+    decoder = Decoder(layers=1, hidden=128, ffn=256)
+    rng = np.random.default_rng(5)
+    drawn = {name: bf16(rng.standard_normal(array.shape, np.float32)) for name, array in decoder.tensors().items()}
+    save(tmp_path / "source", decoder.config(), drawn)
+    made = ckconv("convert", tmp_path / "source", f"{tmp_path}/out/", "--to", "mlx", "--quantize", f"affine:8:{group}")
+    assert made.code == 0, made.err
 
 
 def test_verify_with_another_type_says_what_is_another(tmp_path: Path, ckconv) -> None:

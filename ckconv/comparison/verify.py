@@ -288,9 +288,10 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
-    # The record of a bump file that was made of another one is of what that one was made of.
-    of_source = kept is not None and (source is None or kept.record.format == format_of(source.format).name)
-    options = recorded_options(kept) if kept and of_source and not records else Options()
+    options = recorded_options(kept) if kept and not records else Options()
+    if kept and source is not None and kept.record.format != format_of(source.format).name:
+        # The record of a bump file that was made of another one has the types that were asked for either of them.
+        options = replace(options, dtype="engine", dequantize=False, decode=())
     ages = str(out.facts.get("engines") or DEFAULT).split(", ")
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is

@@ -638,7 +638,10 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
     if len(parts) == 1:
         return tuple(parts)
     rows: shapes.Product = (shapes.Segments(tuple(part.axes[0] for part in parts)),)
-    return tuple(part._replace(stored=(rows, *part.axes[1:]), number=n) for n, part in enumerate(parts))
+    return tuple(
+        part._replace(stored=(rows, *part.axes[1:]), number=n, row=part.row._replace(fused_axes=(rows, *part.axes[1:])))
+        for n, part in enumerate(parts)
+    )
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)

@@ -106,7 +106,7 @@ class Sizes:
     def __init__(self, family: Family, parameters: Mapping[str, Any]) -> None:
         self.family, self.scope = family, Scope(family, parameters)
         self._sizes: dict[int | None, shapes.Size] = {}
-        self._layered: dict[str, bool] = {}
+        self._layered: dict[shapes.Shape, bool] = {}
         self._layers: dict[str, int] = {}
         self._has: dict[tuple[str, int], bool] = {}
 
@@ -148,10 +148,10 @@ class Sizes:
         return tuple(one for one in parts if one.row.when is None or one.row.when.value(self.scope)) or parts
 
     def _differs(self, row: TensorRow) -> bool:
-        if row.name not in self._layered:
+        if row.fused_axes not in self._layered:
             letters = (letter for letter in shapes.letters(row.fused_axes) if letter in self.family.axes)
-            self._layered[row.name] = any("n" in self.family.axes[letter].names for letter in letters)
-        return self._layered[row.name]
+            self._layered[row.fused_axes] = any("n" in self.family.axes[letter].names for letter in letters)
+        return self._layered[row.fused_axes]
 
     def _size(self, letter: str, scope: Mapping[str, Any]) -> float:
         try:

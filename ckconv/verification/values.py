@@ -632,7 +632,10 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     if linear is None:
         return ""
     (naive, usual), error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
-    least = float(np.sqrt(np.mean(meant**2))) * 2.0**-12  # scales are float16 and less
+    # Half of the last place of a scale and of a bias, of which a value of a group may have the largest one.
+    digits = 24 - _DROPPED.get(triple.number if triple else F16, 0)
+    largest = np.abs(meant[:, : len(meant[0]) // linear[0] * linear[0]]).reshape(-1, linear[0]).max(axis=1)
+    least = float(np.sqrt(np.mean(largest**2))) * 2.0 ** -(digits + 1)
     # Values that stand on a grid already are met better by the naive codes than by those of a quantizer, or exactly.
     on_grid = bool(sample.source.planes or sample.source.packed or sample.source.dtype.kind is Kind.BLOCK)
     naive = max(naive, usual) if on_grid else naive

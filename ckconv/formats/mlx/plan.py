@@ -223,6 +223,13 @@ class MlxPlanner(CheckpointPlanner):
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
+            if chosen is not None and any(factor != 1.0 for factor in entry.factors):  # it stays what it is
+                if word:
+                    hint = "leave out the rule that names it"
+                    self._fault(
+                        "the class multiplies its result by a factor, which codes cannot store", hint, entry.name
+                    )
+                chosen = None
             if chosen is not None and not chosen.divides(columns):
                 engine = self.loader.name
                 hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"

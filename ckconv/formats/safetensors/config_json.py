@@ -25,7 +25,16 @@ from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
 from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
-from ckconv.families.words import copied_by, family_of, read_otherwise, said, without_aids, without_noted
+from ckconv.families.words import (
+    copied_by,
+    document_words,
+    family_of,
+    read_otherwise,
+    said,
+    tie_word,
+    without_aids,
+    without_noted,
+)
 from ckconv.io.files import Files, open_source
 from ckconv.options import Options
 from ckconv.plan.planner import engine_of
@@ -297,7 +306,7 @@ def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
     if family.rope:
         document |= _rope(config, family, facts.rope_scaling, scope)
     if facts.context:
-        document |= dict.fromkeys(_keys_of_context(family), facts.context)
+        document |= _contexts(family, config, facts.context)
     misread = _misread(family, facts.reader)
     return {key: value for key, value in sorted(document.items()) if key not in misread}
 
@@ -491,11 +500,14 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     family = FAMILIES[config.family] if config else None
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
-    if not said.kept and family is not None and isinstance(nested, dict) and not of_both:
+    if not said.kept and config and family and isinstance(nested, dict) and not of_both:
         kept = {key: value for key, value in document.items() if not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
+        document |= _of_tower(family, config)
     if not said.kept:
-        document["tie_word_embeddings"] = said.tied
+        words = [word for word in document_words(family, "tied") if word in document] if family else []
+        words = words or [tie_word(config) if config else "tie_word_embeddings"]
+        document |= {word: said.tied for word in words if word}
     elif said.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
         text = text_key(document)
         document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
@@ -526,6 +538,16 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         if CONSUMERS[said.format] == TRANSFORMERS:
             check_fit(document, config)
     return document
+
+
+def _of_tower(family: Family, config: ModelConfig) -> dict[str, Any]:
+    """Keys of the text model that a document of both says in a tower's part alone."""
+    rows = [row.key_cells("hf") for row in family.parameters.values()]
+    keys = {cell.key for cells in rows for cell in cells if any(one.key.startswith("vision_config.") for one in cells)}
+    if not keys:
+        return {}
+    written = _rows(family, {**scope_of(family, config), "rope_scaling": config.rope_scaling})
+    return {key: value for key, value in written.items() if key in keys}
 
 
 def _class_left(document: Mapping[str, Any], family: Family) -> dict[str, list[str]]:
@@ -563,14 +585,22 @@ def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
     return config.context_length if cells and not said else 0
 
 
+def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, Any]:
+    """Keys that say the context length, with this one; RoBERTa counts the positions in front of the first, too."""
+    scope = {**scope_of(family, replace(config, context_length=context)), "rope_scaling": config.rope_scaling}
+    written = _rows(family, scope)
+    return {key: written.get(key, context) for key in _keys_of_context(family)}
+
+
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
     """Document with another context length; RoPE's angles stay."""
     document = dict(source)
     if key := text_key(document):
         return {**document, key: _with_context(document[key], config, context)}
-    own = _keys_of_context(FAMILIES[config.family]) if config else []
+    own = _contexts(FAMILIES[config.family], config, context) if config else {}
     words = [key for key in dict.fromkeys(("max_position_embeddings", *own)) if key in document]
-    document |= dict.fromkeys(words or own[:1] or ["max_position_embeddings"], context)
+    words = words or [*own][:1] or ["max_position_embeddings"]
+    document |= {word: own.get(word, context) for word in words}
     scaling = (config.rope_scaling if config else None) or {}
     numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
     for name in ("rope_scaling", "rope_parameters"):
