@@ -457,7 +457,7 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
 
 
 def _restored(out: TensorIndex, source: TensorIndex, asked: Request) -> Verified | None:
-    """Verify a restored output as what ``source``, which may hold it rounded, was made of."""
+    """Verify a restored output as what its source, rounded, was made of."""
     plan = _restoring(out, source, asked)
     if plan is None or plan.restores is None:
         return None
@@ -469,7 +469,10 @@ def _restored(out: TensorIndex, source: TensorIndex, asked: Request) -> Verified
 
 
 def _restoring(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan | None:
-    """The plan that restores a source from its record, if all but its tensors is what the output holds."""
+    """The plan of a restored source, ``None`` where the output is none.
+
+    Everything but tensors is compared.
+    """
     was, made = format_of(source.format), format_of(out.format)
     if (was.keeps_source, was.single) <= (made.keeps_source, made.single):
         return None

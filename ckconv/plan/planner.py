@@ -315,7 +315,9 @@ class Planner(ABC):
         return self.head_is_loaders() or (config is not None and bool(config.tied) and not self.keeps_head())
 
     def unties(self, format: str) -> bool:
-        """Whether a flag asks for a head of its own; refused where the class has none.
+        """Whether a flag asks for a head of its own.
+
+        Refused where the class has none.
 
         Args:
             format: whose names are written (``gguf``, ``hf``).

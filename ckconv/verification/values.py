@@ -578,7 +578,10 @@ def _moved(values: Doubles, shift: float) -> Doubles:
 
 
 def _between(found: Doubles, meant: Doubles, shift: float, dtype: DType) -> NDArray[np.bool_]:
-    """Whether stored values are rounded from a number whose exponential, or sum, is the source's float32."""
+    """Whether stored values are rounded from what the source says.
+
+    Any number whose exponential, or sum, is the source's float32.
+    """
     with np.errstate(all="ignore"):
         ends = [
             np.log(-end) if shift == -NEG_EXP else end + shift for end in (meant * (1 - _HALF), meant * (1 + _HALF))

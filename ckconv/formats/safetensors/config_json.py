@@ -541,7 +541,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
 
 
 def _of_tower(family: Family, config: ModelConfig) -> dict[str, Any]:
-    """Keys of the text model that a document of both says in a tower's part alone."""
+    """Keys of a text model that only the part about its tower says."""
     rows = [row.key_cells("hf") for row in family.parameters.values()]
     keys = {cell.key for cells in rows for cell in cells if any(one.key.startswith("vision_config.") for one in cells)}
     if not keys:
@@ -586,7 +586,10 @@ def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
 
 
 def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, Any]:
-    """Keys that say the context length, with this one; RoBERTa counts the positions in front of the first, too."""
+    """Keys of the context length, with this one.
+
+    RoBERTa counts the positions in front of the first, too.
+    """
     scope = {**scope_of(family, replace(config, context_length=context)), "rope_scaling": config.rope_scaling}
     written = _rows(family, scope)
     return {key: written.get(key, context) for key in _keys_of_context(family)}
