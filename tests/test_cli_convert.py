@@ -216,7 +216,7 @@ def test_head_size_of_its_own(tmp_path: Path, ckconv) -> None:
     assert "head size 32 is not hidden / heads (64 / 4), as it must be" in result.err
 
 
-@pytest.mark.parametrize("kind", ["adapter", "imatrix", "projector"])
+@pytest.mark.parametrize("kind", ["adapter", "imatrix", "mmproj"])
 def test_files_that_are_no_model(kind: str, tmp_path: Path, ckconv) -> None:
     model = Model(extra_keys={"general.type": kind})
     result = ckconv("convert", model.write(tmp_path / "m.gguf"), tmp_path / "m.bump")

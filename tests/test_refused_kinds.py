@@ -228,6 +228,13 @@ def test_tensors_that_are_keys_of_a_gguf_are_counted_and_may_be_doubles(tmp_path
     assert (done.code, "verified 46/46" in done.out) == (0, True), done.err
     assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "d.gguf").code == 0
 
+    name = "model.layers.1.mlp.act_fn.alpha_n"
+    doubles = {key: values.astype(np.float64) for key, values in stored.items()}
+    save_file(doubles | {name: doubles[name] + 2**-40}, source / "model.safetensors")
+    done = ckconv("convert", source, tmp_path / "e.gguf", "--dtype", "f32")
+    assert (done.code, f"{name} is no float32, as which a GGUF has it" in done.err) == (4, True), done.err
+    assert ckconv("convert", source, tmp_path / "e.gguf", "--dtype", "f32", "--allow-lossy").code == 0
+
 
 def test_a_norm_of_k_that_is_not_1_is_found_and_refused(tmp_path: Path, ckconv: Any) -> None:
     """Muse Glimmer's GGUF has what K is multiplied by, and no key of config.json says another number than 1."""
@@ -341,3 +348,32 @@ def test_heads_of_layers_that_slide_are_those_of_others(tmp_path: Path, ckconv: 
 
     done = ckconv("convert", tmp_path / "e.gguf", f"{tmp_path}/back/", "--to", "hf")
     assert (done.code, f"{key} = 2 changes the computation" in done.err) == (4, True), done.err
+
+
+def test_a_scaling_that_is_none_has_no_factor(tmp_path: Path, ckconv: Any) -> None:
+    """``llama_context``: "never scale if scaling type is none"; Youtu's GGUF was refused for its factor."""
+    case = next(family_cases.cases("youtu"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    keys = [f"deepseek2.rope.scaling.{pair}" for pair in ("factor=4.0", "type=none")]
+    pairs = [word for key in keys for word in ("--set-meta", key)]
+    assert ckconv("edit", tmp_path / "m.gguf", tmp_path / "e.gguf", *pairs).code == 0
+    done = ckconv("convert", tmp_path / "e.gguf", f"{tmp_path}/back/", "--to", "hf")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "back/config.json").read_text())["rope_scaling"] is None
+
+
+def test_a_gguf_with_an_embedding_is_a_model_whatever_it_calls_itself(tmp_path: Path, ckconv: Any) -> None:
+    """llama.cpp's loader of models does not look at general.type."""
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    assert ckconv("edit", tmp_path / "m.gguf", tmp_path / "e.gguf", "--set-meta", "general.type=base").code == 0
+    assert ckconv("convert", tmp_path / "e.gguf", f"{tmp_path}/back/", "--to", "hf").code == 0
+
+
+def test_a_scaling_that_is_not_there_is_not_dropped(tmp_path: Path, ckconv: Any) -> None:
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    done = ckconv("convert", source, tmp_path / "m.gguf", "--drop", "rope_frequencies")
+    assert (done.code, "--drop rope_frequencies names no tensor of hf" in done.err) == (2, True), done.err

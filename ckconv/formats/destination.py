@@ -193,7 +193,8 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     everything = index.everything.values()
     names = {name for tensor in everything for name in (tensor.name, tensor.source)}
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
-    known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
+    known = {*names, *(stored.name for stored in index.stored), HEAD}
+    known |= {ROPE_FREQUENCIES} if index.config is not None and index.config.rope_scaling else set()
     known.update(name for found in index.canonical_of.values() for name in found)
     config = index.config if options.drop else None
     known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from struct import pack
+from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import (
@@ -93,8 +93,12 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
             yield Tensor(with_layer(pattern, layer), f"{row.key}[{layer}]", F32, shape, (extent,), plain(1, 1))
 
 
-def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
-    """The keys that a model's tensors are."""
+def keys_of_tensors(index: TensorIndex, family: Family, rounded: list[str]) -> Mapping[str, Value]:
+    """The keys that a model's tensors are.
+
+    Args:
+        rounded: gets the names of tensors whose number no float32 is.
+    """
     patterns = key_patterns(family)
     numbers: dict[str, dict[int | None, float]] = {}
     if patterns:
@@ -108,6 +112,7 @@ def keys_of_tensors(index: TensorIndex, family: Family) -> Mapping[str, Value]:
                     rows = RowReader(tensor, files).rows(0, 1)
                     [[number]] = rows.view("<f8") if tensor.dtype is F64 else to_float32(rows, tensor.dtype)
                     numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
+                    rounded += [tensor.source] if unpack("<f", pack("<f", number))[0] != number == number else []
     return {
         key: scalar("f32", found[None])
         if None in found

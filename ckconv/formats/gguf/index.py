@@ -265,6 +265,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     table, prefix = family.metadata.keys, f"{architecture}."
     scope = Values(family, KeySource(file, architecture), given=config.scope)
     modifiers, unread = list[str](), list[str]()
+    unscaled = value_of(file.metadata, f"{prefix}rope.scaling.type") == "none"
     closed = family.document.closed or architecture not in family.in_gguf.names
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
@@ -275,6 +276,8 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
             value = value_of(file.metadata, name)
+            if unscaled and name.removeprefix(prefix) in ("rope.scaling.factor", "rope.scale_linear"):
+                continue  # "never scale if scaling type is none" (llama_context)
             try:
                 neutral = (key.same_as.value(scope),) if key.same_as else key.neutral
             except ExpressionError:  # of a number that is none
@@ -470,6 +473,9 @@ def _number(value: Any) -> Any:
 
 # A GGUF's header -> the canonical index.
 
+#: Words for what is no model (``GGUFType`` of gguf-py).
+_OTHER_KINDS = frozenset({"adapter", "imatrix", "mmproj"})
+
 #: Axes that a shape in a key may have.
 _MOST_AXES = 8
 
@@ -514,6 +520,8 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
     """The index of headers that were read."""
     architecture = str(value_of(file.metadata, "general.architecture") or "")
     kind = str(value_of(file.metadata, "general.type") or "model")
+    if kind not in _OTHER_KINDS and any(tensor.name == "token_embd.weight" for tensor in file.tensors):
+        kind = "model"  # llama.cpp's loader of models does not look at general.type
     family = _family(file, architecture) if kind == "model" else None
     towers = [tensor for tensor in file.tensors if beside_text({}, tensor.name)] if family else []
     beside = (*of_activations(file.tensors), *(Dropped(tensor, BESIDE_TEXT, copied=True) for tensor in towers))

@@ -451,16 +451,24 @@ class GgufPlanner(Planner):
         words |= {key: value for key, value in tokenizer.metadata.items() if not value.type.startswith("arr")}
         self._read_back(config, family, model | words, entries)
         template: dict[str, Value] = {}
+        rounded: list[str] = []
         if self.index.format == "bump":
             said = self.index.metadata.get("chat_template")  # of config.json beside it
             template = {"tokenizer.chat_template": scalar("str", said)} if isinstance(said, str) and said else {}
             lacks = "license and authors" if template else "chat template, license and authors"
             self.notes.append(f"a bump file says nothing of {lacks}: those keys are missing")
+        numbers = keys_of_tensors(self.index, family, rounded)
+        if rounded and not self.options.allow_lossy:
+            more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+            self.refuse(
+                f"{rounded[0]}{more} is no float32, as which a GGUF has it ({next(iter(numbers))})",
+                "--allow-lossy rounds it",
+            )
         return {
             **general_keys(family, self._name(tokenizer.tokens), label),
             **card_keys(self.index),
             **model,
-            **keys_of_tensors(self.index, family),
+            **numbers,
             **type_keys(self._file_type(entries, types)),
             **template,
             **tokenizer.metadata,
