@@ -95,6 +95,7 @@ UNREAD = {
     "granitemoe": {"deepstack_mapping"},
     "granitemoeshared": {"deepstack_mapping"},
     "hunyuan_v1_moe": {"expert_shared_count"},
+    "mimo_v2_flash": {"expert_gating_func"},
     "modernbert": {"attention.layer_norm_rms_epsilon"},
     "modernbert_classifier": {"attention.layer_norm_rms_epsilon"},
     "orion": {"tensor_data_layout"},
