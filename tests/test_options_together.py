@@ -117,12 +117,15 @@ def test_the_numbering_of_types_counts_where_it_says_something(tmp_path: Path, c
     assert found.code == 0, found.err
 
 
-def test_a_bump_file_of_a_bump_file_is_verified_by_its_own_options(tmp_path: Path, ckconv) -> None:
+@pytest.mark.parametrize("rounded", [("--dtype", "bf16", "--allow-lossy"), ("--quantize", "q8_0")])
+def test_a_bump_file_of_a_bump_file_is_verified_by_its_own_options(
+    rounded: tuple[str, ...], tmp_path: Path, ckconv
+) -> None:
     one, other = tmp_path / "one" / "m.bump", tmp_path / "other" / "m.bump"
     one.parent.mkdir()
     other.parent.mkdir()
-    rounded = ckconv("convert", FIXTURES / "hf/llama-bias-f32", one, "--dtype", "bf16", "--allow-lossy")
-    assert (rounded.code, "holds the model without loss" in rounded.out) == (0, False)
+    made = ckconv("convert", FIXTURES / "hf/llama-bias-f32", one, *rounded)
+    assert (made.code, "holds the model without loss" in made.out) == (0, False), made.err
     assert ckconv("convert", one, other).code == 0
     found = ckconv("verify", other, one)
     assert found.code == 0, found.err

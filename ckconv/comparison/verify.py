@@ -291,7 +291,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     options = recorded_options(kept) if kept and not records else Options()
     if kept and source is not None and kept.record.format != format_of(source.format).name:
         # The record of a bump file that was made of another one has the types that were asked for either of them.
-        options = replace(options, dtype="engine", dequantize=False, decode=())
+        options = replace(options, dtype="engine", quantize="", dequantize=False, decode=())
     ages = str(out.facts.get("engines") or DEFAULT).split(", ")
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is
