@@ -423,3 +423,19 @@ def test_a_layer_of_another_stack_is_missed_whatever_its_number(tmp_path: Path) 
 
     lost = "encoder.block.2.layer.0.SelfAttention.q.weight of the source is not in the output"
     assert [[fault.text for fault in faults] for faults in found] == [[], [lost]]
+
+
+def test_a_quantized_assistant_is_not_told_of_its_model(tmp_path: Path, ckconv) -> None:
+    """No other model's configuration makes the numbers of a quantizer readable."""
+    root = source(tmp_path / "hf", "gemma4_assistant", "plain")
+    ckconv("convert", root, tmp_path / "m.gguf")
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "other"}}))
+    arrays = load_file(root / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj.weight"
+    save_file(root / "model.safetensors", {**arrays, name: arrays[name].astype(np.int8)})
+
+    for command in (("verify", tmp_path / "m.gguf", root), ("convert", root, tmp_path / "n.gguf")):
+        run = ckconv(*command)
+        assert run.code in (4, 5)
+        assert "--base" not in run.err

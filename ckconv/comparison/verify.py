@@ -23,7 +23,7 @@ from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
-from ckconv.families.catalog import drafter_of, has_class, own_files
+from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.documents import check_documents
@@ -391,7 +391,7 @@ def verify_alone(
 def wants_model(index: TensorIndex) -> str:
     """Hint for a drafter that was opened without its model; empty otherwise."""
     drafter = drafter_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else ""
-    known = index.config is None and drafter and has_class(drafter)
+    known = index.config is None and not index.quantizer and drafter and asks_target(drafter)
     return "--base DIR takes the directory of the model that it drafts for" if known else ""
 
 

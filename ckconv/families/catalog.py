@@ -583,9 +583,9 @@ def family_of_class(document: Mapping[str, Any]) -> Family | None:
     return FAMILIES[found[0]] if len(found) == 1 else None
 
 
-def has_class(name: str) -> bool:
-    """Whether a family has a class of this name."""
-    return next(_naming(name, "class"), None) is not None
+def asks_target(name: str) -> bool:
+    """Whether a family has this class, and reads its model's document."""
+    return any(FAMILIES[family].asks_target for family in _naming(name, "class"))
 
 
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:

@@ -21,11 +21,11 @@ from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, Tensor
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
+    asks_target,
     classes_of,
     drafter_of,
     drafts_for,
     families_of_gguf,
-    has_class,
     known_by,
     without_rules,
 )
@@ -118,7 +118,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         return Reason(why, f"--to safetensors {'--dequantize decodes' if decoded else 'copies'} its values")
     document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
     if why := drafts_for(document, index.architecture):
-        known = any(map(has_class, classes_of(document)))
+        known = any(map(asks_target, classes_of(document)))
         base = "--to gguf --base DIR, the directory of that model, converts it; " if known else ""
         lacks = f", and ckconv has no rules for such a drafter{without_rules(drafter_of(document, index.architecture))}"
         why += ", and has that model's tokenizer" if known else lacks
