@@ -138,7 +138,7 @@ REST = {
     ),
     "it makes sounds": "pockettts qwen3tts wavtokenizer-dec",
     "it has indexers or hyper-connections, and nobody has written their rows in its file yet": (
-        "dots3note glm5-next hy_v4 qwen4exp"
+        "dots3note glm5-next hy_v4"
     ),
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
         "bailingmoe3 grok kimi-k3 step35"

@@ -137,7 +137,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 name = name.replace(theirs, released)
             found[name] = [kind, list(tensor.shape), *([first] if constant else [])]
             if kind == "I64":
-                found[name] = [kind, list(tensor.shape), config.n_routed_experts, "below"]
+                below = [config.n_routed_experts, "below"] if len(tensor.shape) > 1 else [tensor.tolist()]
+                found[name] = [kind, list(tensor.shape), *below]
             if len(tensor.shape) > 1 and any(part in name for part in case.alike):
                 found[name] = [kind, list(tensor.shape), first if constant else 0.0, "alike"]
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)

@@ -274,10 +274,12 @@ def stored(array: np.ndarray, dtype: str) -> Array:
 def tensors(recorded: Mapping[str, Any]) -> Tensors:
     """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``, and "alike" for equal rows.
 
-    Of a table of whole numbers ``mean`` is what they are "below".
+    Of a table of whole numbers ``mean`` is what they are "below", or all of them.
     """
     return {
-        name: stored(values(name, tuple(shape), *mean), dtype)
+        name: np.array(*mean)
+        if dtype == "I64" and "below" not in mean
+        else stored(values(name, tuple(shape), *mean), dtype)
         for name, (dtype, shape, *mean) in recorded["tensors"].items()
     }
 

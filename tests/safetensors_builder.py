@@ -90,10 +90,10 @@ def tensors_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 def numbers(dtype: str, data: bytes) -> np.ndarray:
     """Values as float32, one behind the other; whole numbers as they are."""
-    if dtype == "I64":
-        return np.frombuffer(data, "<i8")
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype == "I64":
+        return np.frombuffer(data, "<i8")
     return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 

@@ -57,8 +57,13 @@ NEWER |= {"deepseek4", "graniteswitch", "hrm_text", "minimax-01", "muse-glimmer"
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 #: MiniMax M3's indexer has names that the published package has for none.
-NEWER |= {"minimax-m3"}
+NEWER |= {"minimax-m3", "qwen4exp"}
 REFUSED |= {"minimax_m3": {"L.indexer.q_norm", "L.indexer.q_proj", "L.indexer.k_proj"}}
+#: Likewise Qwen 4's, its streams and its n-grams.
+_STREAMS = {f"L.hc_{part}_{name}" for part in ("attn", "ffn") for name in ("norm", "down", "up", "inject")}
+_NGRAMS = {f"L.ple_{name}" for name in ("key", "value", "norm_key", "norm_query", "norm_conv", "conv1d")}
+REFUSED |= {"qwen4_exp": _STREAMS | _NGRAMS | {f"output_hc_{name}" for name in ("norm", "down", "up")}}
+REFUSED["qwen4_exp"] |= {"L.indexer.q_norm", "L.indexer.q_proj", "L.indexer.k_proj"}
 
 
 @pytest.mark.parametrize("family", [pytest.param(f, id=f.name) for f in FAMILIES.values() if f.gguf])

@@ -120,7 +120,7 @@ DTYPES: dict[str, DType] = _table(
 F32, F16, BF16 = DTYPES["F32"], DTYPES["F16"], DTYPES["BF16"]
 
 #: Types whose every value is a float32 value, so that widening them to F32 is exact.
-F64 = DTYPES["F64"]
+F64, I64 = DTYPES["F64"], DTYPES["I64"]
 WIDENS_TO_F32 = frozenset({F16, BF16, F32})
 #: Types of tables of whole numbers, which become one another.
 INTEGERS = frozenset({DTYPES["I32"], DTYPES["I64"]})

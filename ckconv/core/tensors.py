@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "layers.{n}.linear.qkv": ("layers.{n}.linear.q", "layers.{n}.linear.k", "layers.{n}.linear.v"),
     "layers.{n}.attention.kv_b_heads": ("layers.{n}.attention.k_b", "layers.{n}.attention.v_b"),
     "layers.{n}.linear.qkvz": tuple(f"layers.{{n}}.linear.{part}" for part in ("q", "k", "v", "gate")),
+    "layers.{n}.indexer.qk": ("layers.{n}.indexer.q", "layers.{n}.indexer.k"),
     "layers.{n}.linear.conv": ("layers.{n}.linear.conv_qk", "layers.{n}.linear.conv_v"),
 }
 QKV, GATE_UP, *_ = PARTS

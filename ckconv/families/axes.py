@@ -46,6 +46,11 @@ Product = tuple[Term, ...]
 Shape = tuple[Product, ...]
 
 
+def single(shape: Shape) -> Shape:
+    """Shape of one expert, or of one part of the first axis."""
+    return ((shape[0][1:],) if len(shape[0]) > 1 else ()) + shape[1:]
+
+
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Shape:
     """The shape that ``text`` writes.

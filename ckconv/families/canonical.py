@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -20,7 +21,7 @@ from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import DRAFTS, MTP, Family, stored_higher
-from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, stored_layout, with_factor
+from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, layers_with, stored_layout, with_factor
 
 # -- Stored tensors -> canonical tensors, by the rows of a family ------------------------------------------------------
 
@@ -180,6 +181,9 @@ class _Reading:
         numbers = found.numbers.value(self.sizes.scope) if found is not None and found.numbers is not None else None
         if isinstance(numbers, list | tuple):
             name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
+        if found is not None and found.of_one_layer:
+            layers = layers_with(self.family, found.parts[0].row, self.sizes.scope)
+            name, found = (name._replace(layer=layers[0]), found) if layers else (name, None)
         if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
             return
         of_drafts = not self.drafts and numbered_on(item.tensor.source, self.family, 0) != item.tensor.source
@@ -383,10 +387,17 @@ class _Reading:
             planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
             packed=tuple(packed for piece in pieces for packed in piece.packed),
         )
-        self._put(_named(self._multiplied(_placed(whole, part, kind.stacked(len(ordered))), part, layer), name))
+        placed = _placed(whole, part, kind.stacked(len(ordered)))
+        if len(part.row.axes[0]) > 1:  # parts of one axis
+            placed = replace(placed, shape=(math.prod(placed.shape[:2]), *placed.shape[2:]))
+        self._put(_named(self._multiplied(placed, part, layer), name))
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
+
+
+#: Number of a part behind a word.
+_PART = re.compile(r"_(0|[1-9][0-9]{0,8})(?=\.)")
 
 
 def _spellings(stored: str) -> Iterator[Name]:
@@ -399,6 +410,8 @@ def _spellings(stored: str) -> Iterator[Name]:
         yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
     if name.pattern != stored:
         yield Name(stored, None)
+    if name.layer is not None and (part := _PART.search(name.pattern)):  # ngram_embedding.shard_0.weight of Qwen 4
+        yield Name(_PART.sub("_{e}", name.pattern, count=1), name.layer, int(part[1]))
 
 
 def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:

@@ -167,7 +167,7 @@ def _among(value: Any, values: Sequence[Any]) -> bool:
 # -- Section ``[parameters]`` of a family file: rows of hyper-parameters -----------------------------------------------
 
 #: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
-KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]", "str[]")
+KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "u64[]", "bool[]", "f32[]", "str[]")
 
 #: Who takes a default: the classes of both libraries, and llama.cpp's loader.
 TAKERS = ("transformers", "mlx_lm", "llama_cpp")

@@ -75,6 +75,11 @@ class Stored(NamedTuple):
         """Canonical patterns of the parts."""
         return tuple(part.canonical for part in self.parts)
 
+    @property
+    def of_one_layer(self) -> bool:
+        """Whether a single layer has such a tensor, whose name has no number."""
+        return "{n}" in self.canonical and "{n}" not in self.pattern
+
     def called(self, layer: int | None, scope: Mapping[str, Any]) -> str:
         """The name in the format, of a layer of its stack."""
         numbers = self.numbers.value(scope) if self.numbers is not None else None
@@ -243,7 +248,7 @@ class _Compiler:
         return Stored(pattern, part.canonical, (part,), stack.count if stack and self.format == GGUF else None)
 
     def _part(self, row: TensorRow, cell: Cell, kind: str) -> Part:
-        axes = row.axes[1:] if cell.stack else row.axes
+        axes = shapes.single(row.axes) if cell.stack else row.axes
         stored = cell.axes or axes
         if kind == "bias" and len(axes) > 1:
             without = (axes[-1], ("1",))  # columns, and the axis of one of a convolution's kernel

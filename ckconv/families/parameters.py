@@ -185,7 +185,7 @@ class Values(Mapping[str, Any]):
         if cell.kind in ("present", "absent"):
             return self._there(cell)
         if cell.kind == "shape":
-            shape = self._source.shape(cell.tensor)
+            shape = self._source.shape(self._named(cell.tensor))
             size = shape[cell.axis] if shape is not None else None
             return size if size is None or cell.read is None else _with_it(cell.read, size, self)
         tensor = cell.kind == "tensor"

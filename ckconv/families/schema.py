@@ -373,6 +373,7 @@ class TensorRow(NamedTuple):
         cells: format -> its forms, the first of which is written; empty where the format has none.
         dropped: format -> a stored tensor that is no part of the model.
         key: the metadata key of GGUF that holds the one number of every layer, "" where it is a tensor there.
+        whole: the key is a list of whole numbers (``u64[]``): the tensor of the one layer that has it.
     """
 
     name: str
@@ -385,6 +386,7 @@ class TensorRow(NamedTuple):
     cells: Mapping[str, tuple[Cell, ...]]
     dropped: Mapping[str, Dropped] = {}
     key: str = ""
+    whole: bool = False
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
         """Whether every layer of the decoder or of a stack has the row."""
@@ -466,11 +468,15 @@ class TensorRows(Fields):
             self._kind(row.get("spare"), kinds),
             cells,
             dropped,
-            self._key(row.get(_KEYED)),
+            *self._key(row.get(_KEYED)),
         )
 
-    def _key(self, cell: object) -> str:
-        return str(self.fields(cell, frozenset({"key"}))["key"]) if isinstance(cell, dict) and "key" in cell else ""
+    def _key(self, cell: object) -> tuple[str, bool]:
+        """The key of a cell, and whether it is a list of whole numbers."""
+        if not isinstance(cell, dict) or "key" not in cell:
+            return "", False
+        key, _, type = str(self.fields(cell, frozenset({"key"}))["key"]).partition(":")
+        return key, self.word({"key": type}, "key", {"": False, "f32": False, "u64[]": True}, "")
 
     def _kind(self, text: object, kinds: Mapping[str, Any]) -> Expression | None:
         found = self.expression(text)
@@ -511,10 +517,10 @@ class TensorRows(Fields):
 
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
         """Check that a cell's axes are the row's, without a stacked axis."""
-        canonical = axes[1:] if cell.stack else axes
+        canonical = shapes.single(axes) if cell.stack else axes
         if cell.instead and cell.instead not in self._rows:
             raise self.fault(f"there is no row {cell.instead!r} to stand instead")
-        if cell.stack and (axes[:1] != ((cell.stack,),) or format == _KEYED):
+        if cell.stack and (axes[0][:1] != (cell.stack,) or format == _KEYED):
             raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_KEYED}")
         if cell.axes is None:
             return

@@ -197,7 +197,7 @@ def _has(row: TensorRow, format: str) -> bool:
 def conditional(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Canonical pattern -> layers, of weights of this model's GGUF only."""
     scope = Scope(family, parameters)
-    rows = (row for row in family.tensors.values() if row.optional and row.cells["gguf"] and row.cells["hf"])
+    rows = (row for row in family.tensors.values() if row.optional and _has(row, "gguf") and row.cells["hf"])
     return {
         _pattern(family, row, "weight"): layers
         for row in rows
@@ -439,5 +439,5 @@ def canonical_shape(family: Family, parameters: Mapping[str, Any], canonical: st
     part = next((part for part in found.parts if part.canonical == name.pattern), None) if found else None
     if part is None:
         return None
-    axes = (part.row.axes[0], *part.axes) if part.stack else part.axes
+    axes = (part.row.axes[0], *part.axes[len(part.row.axes[0]) > 1 :]) if part.stack else part.axes
     return shapes.sizes(axes, Sizes(family, parameters).of(part.row, name.layer))

@@ -519,6 +519,7 @@ def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) ->
         parameter.value is not None
         or name in LEFT_OUT
         or parameter.folded
+        or any(cell.kind == "shape" for cell in parameter.cells.get(loader.column, ()))  # a tensor says it
         or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar"))
     ):
         return False

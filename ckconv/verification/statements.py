@@ -354,6 +354,8 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
             yield Fact(key, None, "one", CONFIG_NAME)
     for role, number in (_roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
+        own = next((name for name in source.metadata if name.endswith(f".ple.{key}")), "")  # the class's, of Qwen 4
+        number = _value(source, own) if own else number
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine) or _is_asked(key, options):
             continue

@@ -21,9 +21,9 @@ from ckconv.core.config import (
     scaled,
     starts_behind,
 )
-from ckconv.core.dtypes import DTYPES, F32, F64, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.metadata import Value, array, scalar
+from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     EMBEDDING,
@@ -50,7 +50,17 @@ from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import LLAMA_CPP, Family
-from ckconv.families.sizes import Sizes, at_will, conditional, everywhere, layout_in, loaded, narrow, required
+from ckconv.families.sizes import (
+    Sizes,
+    at_will,
+    conditional,
+    everywhere,
+    layers_with,
+    layout_in,
+    loaded,
+    narrow,
+    required,
+)
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
@@ -81,6 +91,11 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
         numbers, count = found.value, sizes.layers(row)
         pattern = canonical_pattern(family, row.name, "" if row.whole_name else "weight")
         shape = shapes.sizes(row.axes, sizes.of(row, None))
+        if row.whole:
+            layer, *_ = (*layers_with(family, row, sizes.scope), None)
+            if layer is not None:
+                yield plain_tensor(with_layer(pattern, layer), _whole(file, row.key, shape))
+            continue
         if not row.in_stack(family.stacks):
             if found.type != "f32":
                 raise InputError("model.config", f"{row.key} must be a number (f32)", path=file.path)
@@ -93,14 +108,28 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
             yield Tensor(with_layer(pattern, layer), f"{row.key}[{layer}]", F32, shape, (extent,), plain(1, 1))
 
 
-def keys_of_tensors(index: TensorIndex, family: Family, rounded: list[str]) -> Mapping[str, Value]:
+def _whole(file: GgufFile, key: str, shape: tuple[int, ...]) -> StoredTensor:
+    """The whole numbers of a key, as a tensor has them: each below 2^63."""
+    numbers = file.metadata[key].value
+    fits = isinstance(numbers, ArrayRef) and numbers.type == "u64" and (numbers.count,) == shape
+    if not isinstance(numbers, ArrayRef) or not fits or any(byte >> 7 for byte in numbers.raw()[7::8]):
+        message = f"{key} must be a list of {shape[0]:,} numbers below 2^63 (u64)"
+        raise InputError("model.config", message, path=file.path)
+    return StoredTensor(key, I64, shape, Extent(file.files[0], numbers.offset, numbers.nbytes))
+
+
+def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Mapping[str, Value]:
     """The keys that a model's tensors are.
+
+    Refused where a list of whole numbers has others.
 
     Args:
         rounded: gets the names of tensors whose number no float32 is.
     """
-    patterns = key_patterns(family)
+    index, patterns = planner.index, key_patterns(family)
+    whole = {row.key for row in family.tensors.values() if row.whole}
     numbers: dict[str, dict[int | None, float]] = {}
+    lists: dict[str, Value] = {}
     if patterns:
         from ckconv.io.rows import RowReader
         from ckconv.quant.codec import to_float32
@@ -108,12 +137,18 @@ def keys_of_tensors(index: TensorIndex, family: Family, rounded: list[str]) -> M
         with Files(index.identities) as files:
             for tensor in index.tensors.values():
                 name = parse(tensor.name)
-                if name.pattern in patterns:
+                if patterns.get(name.pattern) in whole:
+                    raw = RowReader(tensor, files).rows(0, tensor.layout.rows).tobytes()
+                    if tensor.dtype is not I64 or any(byte >> 7 for byte in raw[7::8]):
+                        text = f"{tensor.source} has other numbers than whole ones from 0 on (I64)"
+                        planner.refuse(f"{text}, which {patterns[name.pattern]} has for llama.cpp")
+                    lists[patterns[name.pattern]] = raw_array("u64", tensor.elements, raw)
+                elif name.pattern in patterns:
                     rows = RowReader(tensor, files).rows(0, 1)
                     [[number]] = rows.view("<f8") if tensor.dtype is F64 else to_float32(rows, tensor.dtype)
                     numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
                     rounded += [tensor.source] if unpack("<f", pack("<f", number))[0] != number == number else []
-    return {
+    return lists | {
         key: scalar("f32", found[None])
         if None in found
         else array("f32", [found[n] for n in sorted(layer for layer in found if layer is not None)])

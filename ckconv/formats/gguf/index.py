@@ -267,7 +267,8 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     modifiers, unread = list[str](), list[str]()
     unscaled = value_of(file.metadata, f"{prefix}rope.scaling.type") == "none"
     closed = family.document.closed or architecture not in family.in_gguf.names
-    for name in file.metadata:
+    tensors = {row.key for row in family.tensors.values()}
+    for name in (name for name in file.metadata if name not in tensors):
         key = table.get(name.removeprefix(prefix))
         if key is None and name.startswith(prefix) and closed:
             text = f"{name}, {Cause.UNKNOWN_KEY.value} {family.name},"

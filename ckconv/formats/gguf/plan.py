@@ -457,7 +457,7 @@ class GgufPlanner(Planner):
             template = {"tokenizer.chat_template": scalar("str", said)} if isinstance(said, str) and said else {}
             lacks = "license and authors" if template else "chat template, license and authors"
             self.notes.append(f"a bump file says nothing of {lacks}: those keys are missing")
-        numbers = keys_of_tensors(self.index, family, rounded)
+        numbers = keys_of_tensors(self, family, rounded)
         if rounded and not self.options.allow_lossy:
             more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
             self.refuse(

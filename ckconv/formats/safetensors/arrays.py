@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
+from ckconv.families import axes as shapes
 from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names
 from ckconv.families.schema import Family, stored_higher
 from ckconv.families.sizes import Sizes, factor_of, layout_in
@@ -28,7 +29,8 @@ class Entry(NamedTuple):
         canonical: what it holds, by canonical name; for a fused tensor a name that no single tensor has.
         parts: canonical tensors whose rows it holds, in order.
         missing: parts that the model does not have.
-        expert: the one expert whose rows it holds, ``None`` for all rows.
+        expert: the one expert or part whose rows it holds, ``None`` for all rows.
+        of: how many there are.
         places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
         shift: what is stored for a canonical value (:class:`ckconv.core.layouts.Layout`).
         packed: it is stored as blocks and scales.
@@ -44,6 +46,7 @@ class Entry(NamedTuple):
     shift: float = 0
     packed: bool = False
     factors: tuple[float, ...] = ()
+    of: int = 1
 
 
 class Spelling:
@@ -98,8 +101,13 @@ class Spelling:
             yield whole
             return
         hole = "{e}" if "{e}" in called else "{n}"
-        for n in range(int(self._sizes.of(part.row, layer)(part.stack))):
-            yield whole._replace(name=called.replace(hole, str(n)), expert=n)
+        size = self._sizes.of(part.row, layer)
+        if places is None and len(part.row.axes[0]) > 1:
+            shape = shapes.sizes(part.axes, size)
+            whole = whole._replace(places=(shape, plain(math.prod(shape[:-1]), shape[-1])))
+        count = int(size(part.stack))
+        for n in range(count):
+            yield whole._replace(name=called.replace(hole, str(n)), expert=n, of=count)
 
 
 # The arrays that one tensor of a checkpoint is written as, and the rows that go into them.
@@ -169,7 +177,7 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
         layout,
         parts[0],
         conversions[0],
-        _runs(entry, parts, parts, conversions),
+        _runs(entry, parts, conversions),
     )
 
 
@@ -259,21 +267,19 @@ def planes(
                 own or layout.of_width(math.prod(array.shape) * layout.cols // layout.elements),
                 sources[0],
                 conversions[0],
-                _runs(entry, parts, sources, conversions),
+                _runs(entry, sources, conversions),
                 dtype,
             )
         )
     return tuple(pieces)
 
 
-def _runs(
-    entry: Entry, parts: Sequence[Tensor], sources: Sequence[Tensor], conversions: Sequence[Conversion]
-) -> tuple[Run, ...]:
+def _runs(entry: Entry, sources: Sequence[Tensor], conversions: Sequence[Conversion]) -> tuple[Run, ...]:
     """Rows that are not all of one tensor, as runs of ``sources``."""
     if entry.expert is None and len(sources) == 1:
         return ()
     found, number = [], entry.expert or 0
-    for part, source, conversion in zip(parts, sources, conversions, strict=True):
-        each = source.layout.rows // (1 if entry.expert is None else part.shape[0]) // conversion.together
+    for source, conversion in zip(sources, conversions, strict=True):
+        each = source.layout.rows // entry.of // conversion.together
         found.append(Run(source, conversion, number * each, (number + 1) * each))
     return tuple(found)

@@ -484,8 +484,14 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     if FAMILIES[config.family].known_classes:
         switches = fit(config, said.present, TRANSFORMERS).switches
     tokens = {} if document else special_tokens_of(index)
+    rows = FAMILIES[config.family].parameters
+    # with an id that a parameter is, the class computes, whatever ends a text
+    named = (name for name, value in config.own.items() if value is not None)
+    computed = {cell.key for name in named for cell in rows[name].key_cells("hf")}
     ids: dict[str, int] = {
-        key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
+        key: tokens[key]
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if key in tokens and key not in computed
     }
     if not is_padding(ids.get("pad_token_id"), config.vocab_size):
         del ids["pad_token_id"]
