@@ -129,3 +129,19 @@ def test_a_bump_file_of_a_bump_file_is_verified_by_its_own_options(
     assert ckconv("convert", one, other).code == 0
     found = ckconv("verify", other, one)
     assert found.code == 0, found.err
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "m/ --to hf", "m/ --to mlx"])
+def test_what_an_adapter_changes_is_rounded_once(target: str, tmp_path: Path, ckconv) -> None:
+    """BF16 and an adapter make F16, of which more digits are right than BF16 has."""
+    base, lora = FIXTURES / "hf/qwen2-tied-bf16", FIXTURES / "lora/qwen2-r4-all"
+    name, *to = target.split()
+    options = (*to, "--dtype", "f16", "--allow-lossy", "--adapter", lora)
+    made = ckconv("convert", base, f"{tmp_path}/{name}", *options)
+    assert made.code == 0, made.err
+    exact = ckconv("convert", base, f"{tmp_path}/exact/", "--to", "hf", "--dtype", "f32", "--adapter", lora)
+    assert exact.code == 0, exact.err
+    if to[-1:] == ["hf"]:
+        name = "model.layers.0.self_attn.q_proj.weight"
+        (_, _, half), (_, _, whole) = (tensors_of(tmp_path / place)[name] for place in ("m", "exact"))
+        assert half == np.frombuffer(whole, "<f4").astype("<f2").tobytes()

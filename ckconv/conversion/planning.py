@@ -303,6 +303,6 @@ def merged(
             if error.code == "adapter.base":  # there is no other base to name
                 error.hint = f"it was made for another model than {shown(index.path)}"
             raise
-    unrounded = partial(format_of(to).stores_float32, options)
+    unrounded = partial(format_of(to).retypes, options)
     made = merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
     return replace(made, adapters=tuple((adapter.index, adapter.weight) for adapter in opened))

@@ -142,8 +142,13 @@ class Format(NamedTuple):
         """Endings of file names; none for a format that is a directory."""
         return (self.suffix, *self.further) if self.suffix else ()
 
-    def stores_float32(self, options: Options, tensor: Tensor) -> bool:
-        """A tensor of floats becomes float32, whatever the type of the source is."""
+    def retypes(self, options: Options, tensor: Tensor) -> bool:
+        """Whether a tensor of floats gets another type than its own.
+
+        What is computed of it is rounded to that type alone.
+        """
+        if options.dtype in ("f16", "bf16"):
+            return tensor.dtype.name.lower() != options.dtype
         return options.dtype in (self.widens_vectors if len(tensor.shape) == 1 else self.widens)
 
 
