@@ -141,7 +141,7 @@ REST = {
         "dots3note glm5-next hy_v4"
     ),
     "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
-        "bailingmoe3 grok kimi-k3 step35"
+        "bailingmoe3 grok kimi-k3"
     ),
 }
 

@@ -199,6 +199,57 @@ def lines(items: list[str]) -> str:
     return "\n".join(items)
 
 
+def decimals(items: list[float]) -> list[float]:
+    """Shortest decimals of a list of float32."""
+    return [shortest_float32(item) for item in items]
+
+
+def counted(text: str) -> list[int]:
+    """Whole numbers of a text, between commas."""
+    return [int(number) for number in text.split(",") if number.strip()]
+
+
+def commas(items: list[int]) -> str:
+    """Inverse of :func:`counted`."""
+    return ",".join(str(item) for item in items)
+
+
+def llama3_factors(theta: float, turned: int, size: int, factor: float, low: float, high: float, context: int) -> Any:
+    """Divisors of frequencies by Llama 3's rule, 1 behind those that turn.
+
+    Args:
+        turned: elements of a head that turn; ``size``: divisors that there are.
+    """
+    made: list[float] = []
+    for wave in wavelengths(theta, turned):
+        smooth = (context / wave - low) / (high - low)
+        between = factor if wave > context / low else 1.0 / ((1.0 - smooth) / factor + smooth)
+        made.append(shortest_float32(1.0 if wave < context / high else between))
+    return made + [1.0] * (size - len(made))
+
+
+def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str, Any] | None:
+    """Inverse of :func:`llama3_factors`; ``None`` of what is made otherwise."""
+    waves, whole_factor = wavelengths(theta, turned), max(factors)
+    inner = [n for n in range(len(waves)) if 1 < factors[n] < whole_factor]
+    for high in (4.0, 8.0, 16.0, 32.0, 64.0):
+        for n in inner[:2]:
+            smooth = (1 / factors[n] - 1 / whole_factor) / (1 - 1 / whole_factor)
+            context = round(waves[n] * (smooth * (high - 1) + 1))
+            if factors == llama3_factors(theta, turned, len(factors), whole_factor, 1.0, high, context):
+                known = {"factor": whole_factor, "low_freq_factor": 1.0, "high_freq_factor": high}
+                return {**known, "original_max_position_embeddings": context}
+    return None
+
+
+def wavelengths(theta: float, turned: int) -> list[float]:
+    """Tokens of a whole turn, for each frequency, which is a float32."""
+    import numpy as np
+
+    powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
+    return [2 * math.pi / float(one) for one in np.float32(1) / np.float32(theta) ** powers]
+
+
 def classifies(classes: object) -> bool:
     """``architectures`` of a document name a classifier of texts."""
     return isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
@@ -259,6 +310,11 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "slides": slides,
     "moved": moved,
     "lines": lines,
+    "decimals": decimals,
+    "counted": counted,
+    "commas": commas,
+    "llama3_factors": llama3_factors,
+    "llama3_numbers": llama3_numbers,
     "classifies": classifies,
     "mentions": mentions,
     "others": others,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -134,8 +134,11 @@ def unaccepted(document: Mapping[str, Any], model_type: str, *, by_layer: bool =
     types, recorded = _types_of(model_type), _recorded()
     found = [key for key, value in document.items() if key in types and not types[key](value)]
     layers = document.get("num_hidden_layers", document.get("n_layer"))
+    drafts = document.get("num_nextn_predict_layers")
+    padded = model_type not in recorded["types"] and _is_count(layers) and _is_count(drafts)
+    lengths = [layers, layers + drafts if padded else layers]  # Step3p7TextConfig of 5.24 cuts a longer list itself
     for key, kinds in recorded["layers"].items():
-        if key not in found and document.get(key) is not None and not _lists(document[key], kinds, layers):
+        if key not in found and document.get(key) is not None and not _lists(document[key], kinds, lengths):
             found.append(key)
     hidden, heads = document.get("hidden_size"), document.get("num_attention_heads")
     counted = _is_count(hidden) and _is_count(heads) and model_type in recorded["whole_heads"]
@@ -193,8 +196,9 @@ def _is_count(value: Any) -> bool:
     return _TYPES["int"](value)
 
 
-def _lists(value: Any, kinds: list[str], layers: Any) -> bool:
-    return isinstance(value, list) and all(kind in kinds for kind in value) and layers in (None, len(value))
+def _lists(value: Any, kinds: list[str], lengths: Sequence[Any]) -> bool:
+    whole = None in lengths or (isinstance(value, list) and len(value) in lengths)
+    return isinstance(value, list) and whole and all(kind in kinds for kind in value)
 
 
 # -- Tensors of transformers' and mlx-lm's classes, and bias switches --------------------------------------------------
