@@ -377,3 +377,30 @@ def test_a_scaling_that_is_not_there_is_not_dropped(tmp_path: Path, ckconv: Any)
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     done = ckconv("convert", source, tmp_path / "m.gguf", "--drop", "rope_frequencies")
     assert (done.code, "--drop rope_frequencies names no tensor of hf" in done.err) == (2, True), done.err
+
+
+def test_an_adapter_that_stands_for_none_is_of_zeros(tmp_path: Path, ckconv: Any) -> None:
+    """A Granite Switch's GGUF has one before the others, whose numbers a checkpoint would lose."""
+    case = next(family_cases.cases("granite_switch"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    reader = gguf.GGUFReader(tmp_path / "m.gguf", "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.lora_a").data[0] = 1
+    reader.data.flush()
+
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
+    assert (done.code, "blk.1.ffn_down.lora_a begins with an adapter that is not of" in done.err) == (4, True), done.err
+
+
+def test_a_head_that_an_openelm_does_not_compute_with_is_refused(tmp_path: Path, ckconv: Any) -> None:
+    """Its class has no head but the embedding where ``share_input_output_layers`` is true; a note said otherwise."""
+    case = next(family_cases.cases("openelm"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    stored = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    head = stored["transformer.token_embeddings.weight"] + np.float32(1)
+    save_file(stored | {"lm_head.weight": head}, source / "model.safetensors")
+    to = ("convert", source, f"{tmp_path}/mlx/", "--to", "mlx")
+    done = ckconv(*to)
+    assert (done.code, "share_input_output_layers says that it is" in done.err) == (4, True), done.err
+    assert ckconv(*to, "--drop", "output.weight").code == 0

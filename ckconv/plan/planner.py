@@ -36,7 +36,7 @@ from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import layers_of_nothing
-from ckconv.families.words import document_words, keys_said, said, window_words
+from ckconv.families.words import document_words, keys_said, said, tie_word, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
@@ -295,7 +295,8 @@ class Planner(ABC):
         """
         index = self.index
         tied = index.config is not None and index.config.tied and HEAD in index.tensors and not index.merged
-        kept = tied and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
+        own = index.config is not None and tie_word(index.config) not in ("", "tie_word_embeddings")  # class of its own
+        kept = tied and not own and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
         if kept and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
             self.notes.append(_OWN_HEAD)
         return bool(kept)

@@ -108,6 +108,22 @@ def gather(index: TensorIndex) -> SourceFacts:
     )
 
 
+def not_of_zeros(index: TensorIndex) -> Iterator[str]:
+    """Stored tensors with more before what their rule takes than zeros.
+
+    A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
+    """
+    stored = {one.name: one.extent for one in index.stored} if index.format == "gguf" else {}
+    with Files(index.identities) as files:
+        for tensor in index.tensors.values():
+            whole = stored.get(tensor.source)
+            if whole is None or len(index.canonical_of.get(tensor.source, ())) != 1 or not tensor.extents:
+                continue
+            before = tensor.extents[0].offset - whole.offset
+            if before > 0 and not files.are_zero([whole._replace(nbytes=before)]):
+                yield tensor.source
+
+
 def gather_adapter(index: TensorIndex) -> SourceFacts:
     """Compare whole tensors of an adapter with those of the base.
 

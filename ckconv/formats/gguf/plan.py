@@ -421,8 +421,9 @@ class GgufPlanner(Planner):
         there = HEAD in self.index.tensors
         free = self.keeps_head() or self.source.head_is_embedding or self.dropped(HEAD)
         if config.tied and there and not free:
+            word = tie_word(config) or "tie_word_embeddings"
             self.refuse(
-                "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
+                f"{word} ties the output head to the embeddings, but another matrix is stored as the head",
                 "--drop output.weight ties it",
             )
         if config.tied is False and not there and self.options.tie != "untie" and not gives_embeddings(self.index):

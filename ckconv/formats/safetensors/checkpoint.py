@@ -51,7 +51,7 @@ from ckconv.families.names import (
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
-from ckconv.families.words import layers_said, of_source, said, tensors_said, tie_word
+from ckconv.families.words import copied_by, layers_said, of_source, said, tensors_said, tie_word
 from ckconv.formats.safetensors.arrays import (
     BLOCKS,
     Entry,
@@ -91,7 +91,7 @@ from ckconv.plan.planner import (
     surplus_reasons,
     unknown_architecture,
 )
-from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
+from ckconv.plan.probe import PLACEHOLDER, SourceFacts, not_of_zeros, placeholders
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, apart, decode_hint, missing_tensors
 from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.mlx import triple_of
@@ -531,6 +531,10 @@ class CheckpointPlanner(Planner):
             elif not self.leave_out_part(stored):
                 unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
         self._refuse_grouped(_NO_RULE, unmapped)
+        for name in not_of_zeros(self.index):
+            text = f"{name} begins with an adapter that is not of zeros, and a checkpoint has no place for it"
+            self.refuse(text, copied_by("gguf"))
+            break
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document
         if scaling.left_out:
@@ -563,8 +567,10 @@ class CheckpointPlanner(Planner):
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
             else:
-                why = "--tie leaves it out" if asked == "tie" else "tie_word_embeddings says that it is"
-                hint = "" if asked == "tie" else "--untie writes it"
+                word = tie_word(self.config) or "tie_word_embeddings"
+                why = "--tie leaves it out" if asked == "tie" else f"{word} says that it is"
+                unties = "--untie writes it" if word == "tie_word_embeddings" else f"--drop {HEAD} leaves it out"
+                hint = "" if asked == "tie" else unties
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
 
