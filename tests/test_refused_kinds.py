@@ -50,6 +50,7 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("openelm", "m.gguf", {"num_kv_heads": "x"}, "num_kv_heads must be a whole number, got 'x'"),
     ("openelm", "m.gguf", {"num_query_heads": ["x", 2, 3]}, "num_query_heads must be whole numbers, got ['x', 2, 3]"),
+    ("spark2_5", "m/", {"rope_parameters.sliding_attention.rope_theta": 0}, "sliding_attention.rope_theta is 0"),
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "ssm_head_dim (mamba_d_head) is 3, and would be read as 4"),
     ("granitemoehybrid", "m.gguf", {"mamba_d_head": 0}, "(mamba_d_head)"),

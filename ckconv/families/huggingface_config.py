@@ -881,7 +881,11 @@ def _completed(
             if not isinstance(extra[name], list | None):  # kinds of layers are a list
                 checked_number([*document_words(family, name), name][0], extra[name], WHOLE, fail)
         if "local_theta" in rows:
-            local = values["local_theta"] if local is None else checked_number("rope_theta", local, REAL, fail)
+            words = [*document_words(family, "local_theta"), "rope_parameters.sliding_attention.rope_theta"]
+            key = words[-1] if local is not None else words[0]
+            local = values["local_theta"] if local is None else checked_number(key, local, REAL, fail)
+            if local == 0:
+                raise fail(f"{key} is 0")
     except (ParameterError, ExpressionError) as error:
         raise fail(str(error)) from None
     for name, value in found.items():

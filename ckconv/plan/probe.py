@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.dtypes import BF16, DType
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import Tensor, TensorIndex, is_bias, parse
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.quant.convert import side_by_side
@@ -113,7 +113,8 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
 
     A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
     """
-    stored = {one.name: one.extent for one in index.stored} if index.format == "gguf" else {}
+    typed = index.metadata_kind is MetadataKind.TYPED
+    stored = {one.name: one.extent for one in index.stored} if typed else {}
     with Files(index.identities) as files:
         for tensor in index.tensors.values():
             whole = stored.get(tensor.source)

@@ -569,8 +569,9 @@ class CheckpointPlanner(Planner):
             else:
                 word = tie_word(self.config) or "tie_word_embeddings"
                 why = "--tie leaves it out" if asked == "tie" else f"{word} says that it is"
-                unties = "--untie writes it" if word == "tie_word_embeddings" else f"--drop {HEAD} leaves it out"
-                hint = "" if asked == "tie" else unties
+                hint = "" if asked == "tie" else "--untie writes it"
+                if asked != "tie" and word != "tie_word_embeddings":  # its class computes without the head
+                    hint = "--drop output.weight ties it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
 
