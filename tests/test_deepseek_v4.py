@@ -134,10 +134,26 @@ def test_both_styles_of_keys_are_one_model(tmp_path: Path) -> None:
     assert ckconv.diff(tmp_path / "release.gguf", tmp_path / "saved.gguf").same
 
 
+def test_one_table_of_rope_has_neither_base_nor_part_of_a_head(tmp_path: Path) -> None:
+    """DeepseekV4Config takes those at the top of the document, where it makes two tables of the one."""
+    source = checkpoint(tmp_path / "hf")
+    document = json.loads((source / "config.json").read_text())
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    document["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    (source / "config.json").write_text(json.dumps(document))
+    ckconv.convert(source, tmp_path / "same.gguf")
+    assert ckconv.diff(tmp_path / "plain.gguf", tmp_path / "same.gguf").same
+    document["rope_parameters"]["rope_theta"] = 5000.0
+    (source / "config.json").write_text(json.dumps(document))
+    with pytest.raises(UnsupportedError, match=r"5000\.0 beside 10000\.0, which the class takes"):
+        ckconv.convert(source, tmp_path / "other.gguf")
+
+
 @pytest.mark.parametrize(
     ("table", "change", "sentence"),
     [
         ("compress", {"attention_factor": 2.0}, "attention_factor = 2.0"),
+        ("compress", {"attention_factor": None}, "no attention_factor, for which the class takes another"),
         ("compress", {"rope_type": "linear"}, "a scaling that is not YaRN"),
         ("compress", {"partial_rotary_factor": 0.5}, "main.partial_rotary_factor = 0.25 beside 0.5 of compress"),
         ("compress", {"rope_theta": None}, "compress has no rope_theta"),
@@ -151,6 +167,7 @@ def test_what_llama_cpp_does_not_turn_is_refused(
     document = json.loads((source / "config.json").read_text())
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 160000.0}
     tables: dict[str, dict[str, Any]] = {"main": {"rope_type": "default", "rope_theta": 10000.0}, "compress": yarn}
+    yarn["attention_factor"] = 1.0
     tables = {name: {**own, "partial_rotary_factor": 0.25} for name, own in tables.items()}
     document["rope_parameters"] = {**tables, table: {**tables[table], **change}}
     (source / "config.json").write_text(json.dumps(document))

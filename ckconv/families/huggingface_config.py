@@ -264,8 +264,8 @@ def read_rope(
 def _of_parts(table: Mapping[str, Any], name: str, top: object, modifiers: list[str], fail: Fail) -> Mapping[str, Any]:
     """The scaling of ``compress`` with the base of ``main``.
 
-    As DeepseekV4Config reads the two. A table without them has the scaling, and no base: that is at the top of the
-    document. A factor of attention is 1.
+    As DeepseekV4Config reads the two. A table without them has the scaling, and neither base nor part of a head: they
+    are at the top of the document. A factor of attention is 1.
 
     Args:
         modifiers: gets what is not said in one table.
@@ -282,8 +282,13 @@ def _of_parts(table: Mapping[str, Any], name: str, top: object, modifiers: list[
             modifiers.append(f"{name}.main.rope_type = {kind!r}")
         if parts[0] != parts[1] or parts[0] is None:
             modifiers.append(f"{name}.main.partial_rotary_factor = {parts[0]} beside {parts[1]} of compress")
-    elif table.get("rope_theta") not in (None, top):
-        modifiers.append(f"{name}.rope_theta = {table['rope_theta']} beside {top}, which the class takes,")
+    else:
+        if table.get("rope_theta") not in (None, top):
+            modifiers.append(f"{name}.rope_theta = {table['rope_theta']} beside {top}, which the class takes,")
+        table = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
+    factor = table.get("attention_factor", None if len(both) == 2 else 1)  # filled in where the class makes the two
+    if factor is None and _kind(table, name, TRANSFORMERS, fail)[0] == "yarn":
+        modifiers.append(f"{name} has no attention_factor, for which the class takes another than 1")
     return {key: value for key, value in table.items() if key != "attention_factor" or value != 1}
 
 
