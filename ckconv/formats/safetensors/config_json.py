@@ -316,7 +316,7 @@ def _misread(family: Family, reader: str) -> set[str]:
     found: set[str] = set()
     for row in family.parameters.values():
         cells = row.key_cells("hf")
-        own = {cell.key for cell in cells if cell.alias and reader in cell.readers}
+        own = {cell.key for cell in cells if cell.alias and not cell.instead and reader in cell.readers}
         found |= own & {cell.key for cell in cells if not cell.alias and reader not in cell.readers}
     return found
 
