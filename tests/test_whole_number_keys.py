@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,7 +14,7 @@ from family_cases import cases, checkpoint
 from safetensors.numpy import load_file
 
 import ckconv
-from ckconv.errors import InputError, UnsupportedError, VerifyError
+from ckconv.errors import InputError, UnsupportedError, UsageError, VerifyError
 from ckconv.formats.detect import open_index
 
 KEYS = {"layer_multipliers": "layer_multipliers", "head_offsets": "ngram_heads_offsets"}
@@ -88,3 +89,24 @@ def test_a_part_that_is_not_there_is_named(source: Path, tmp_path: Path) -> None
     save_file(source / "model.safetensors", own)
     with pytest.raises(InputError, match=r"3 of 4 parts \(split_ngram_parts\) are there, part 2 is missing"):
         ckconv.convert(source, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize("names", ["gguf", "canonical"])
+def test_a_table_under_other_names_is_found_again(source: Path, tmp_path: Path, names: str) -> None:
+    ckconv.convert(source, tmp_path / "other", to="safetensors", options=ckconv.Options(names=names))
+    made, same = converted(tmp_path / "other", tmp_path / "out.gguf"), converted(source, tmp_path / "same.gguf")
+    both = [{one.name: one.data.tobytes() for one in gguf.GGUFReader(path).tensors} for path in (made, same)]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"drop_meta": ("qwen4exp.ple.head_offsets",)},
+        {"set_meta": (("qwen4exp.ple.head_offsets", "arr[u64]:[1,2,3,4]"),)},
+    ],
+)
+def test_a_key_that_is_a_tensor_is_not_edited(source: Path, tmp_path: Path, flag: dict[str, Any]) -> None:
+    made = converted(source, tmp_path / "out.gguf")
+    with pytest.raises(UsageError, match="head_offsets"):
+        ckconv.convert(made, tmp_path / "edited.gguf", options=ckconv.Options(**flag))

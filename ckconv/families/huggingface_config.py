@@ -866,7 +866,8 @@ def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
 
 def _rows(stored: Sequence[StoredTensor], endings: tuple[str, ...]) -> int:
     for tensor in stored:
-        if tensor.name.endswith(endings) and len(tensor.shape) == 2 and "vision" not in tensor.name:
+        other = any(word in tensor.name for word in ("vision", "per_layer"))
+        if tensor.name.endswith(endings) and len(tensor.shape) == 2 and not other:
             return tensor.shape[0]
     return 0
 

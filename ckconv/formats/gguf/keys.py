@@ -204,9 +204,10 @@ def edited(
     pairs = resolved(metadata, planner.options.set_meta)
     planner.options = replace(planner.options, set_meta=pairs)
     parameters = hyperparameters(architecture) if ruled else []
-    kept = _dropped(metadata, planner.options.drop_meta, _keys_of(architecture, parameters))
+    tensors = {row.key for family in families_of_gguf(architecture) for row in family.tensors.values() if row.key}
+    kept = _dropped(metadata, planner.options.drop_meta, _keys_of(architecture, parameters) | tensors)
     decided = _keys_of(architecture, [row for row in parameters if row[0] in _SHAPES])
-    decided |= {ALIGNMENT_KEY, *([] if own else [ARCHITECTURE_KEY])}
+    decided |= {ALIGNMENT_KEY, *tensors, *([] if own else [ARCHITECTURE_KEY])}
     made = _with_set(kept, pairs, decided, architecture)
     _check_numbers(made, [key for key, _ in pairs], architecture, parameters)
     _check_vocabulary(metadata, made, [key for key, _ in pairs])

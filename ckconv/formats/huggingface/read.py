@@ -227,7 +227,7 @@ def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tu
     def called(name: Name) -> str:
         found = named.get(name.pattern)
         own = written.get(found.canonical) if found is not None else None
-        if own is None:
+        if own is None or own.parts[0].stack:
             return with_layer(name.pattern, name.layer).replace("{e}", str(name.expert))
         plain, canonical = with_layer(own.pattern, name.layer), with_layer(own.canonical, name.layer)
         return numbered_apart(plain, canonical, family, 0) if ".draft." in canonical else plain
