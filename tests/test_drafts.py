@@ -237,7 +237,7 @@ DRAFTERS = [
     ),
     (
         {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
-        "for another model (Gemma4DSparkModel), and ckconv has no rules for such a drafter: nobody has written its",
+        "for another model (Gemma4DSparkModel), and has that model's tokenizer",
     ),
     (
         {"architectures": ["DeepseekV4DSparkModel"], "model_type": "deepseek_v4"},
@@ -350,6 +350,11 @@ def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:
         ("dspark", "confident", {"draft_vocab_size": 100}, "drafts of fewer words than the model has"),
         ("dspark", "confident", {"dflash_config": {"markov_head_type": "gated"}}, "the plain one (markov_head_type)"),
         ("dflash", "plain", {"architectures": ["Eagle3DraftModel"]}, "no rules for such a drafter"),
+        ("gemma4_dspark", "plain", {"layer_types": ["sliding_attention"] * 3}, "has no layers that slide"),
+        ("gemma4_dspark", "plain", {"attention_k_eq_v": False}, "takes K for V (attention_k_eq_v)"),
+        ("gemma4_dspark", "plain", {"attention_bias": True}, "has no biases (attention_bias)"),
+        ("gemma4_dspark", "plain", {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 changes"),
+        ("gemma4_dspark", "plain", {"use_sliding_window": True}, "use_sliding_window = True changes"),
     ],
 )
 def test_what_ckconv_has_no_rules_for_of_a_drafter_is_refused_by_its_key(

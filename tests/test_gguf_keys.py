@@ -88,6 +88,7 @@ UNREAD = {
         "activation_sparsity_scale", "altup.active_idx", "altup.num_inputs", "attention.shared_kv_layers",
         "embedding_length_per_layer_input", "final_logit_softcapping",
     },
+    "gemma4_dspark": {"has_confidence_head", "sample_from_anchor"},
     "gemma4_assistant": {"embedding_length_per_layer_input", "final_logit_softcapping"},
     "glm_moe_dsa": {"attention.temperature_length"},
     "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},

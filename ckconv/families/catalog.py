@@ -651,7 +651,6 @@ TAKEN = ("target_hidden_size", "backbone_hidden_size")
 _WITHOUT_RULES = {
     "eagle3": "the converter adds up its ids of tokens (d2t), and no word of a family file says that",
     "deepseekv4": "its layers are those of DeepSeek V4, which ckconv does not know",
-    "gemma4dspark": "nobody has written its file yet",
 }
 
 

@@ -286,7 +286,7 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
             if isinstance(value, ArrayRef):
                 if _decoded(file, name) not in neutral:
                     modifiers.append(f"{name}, an array,")
-            elif value not in neutral:
+            elif _number(value) not in map(_number, neutral):
                 modifiers.append(f"{name} = {value}")
     modifiers += _of_sliding(file, architecture, family, config)
     own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}
