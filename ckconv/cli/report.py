@@ -94,11 +94,11 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     written = counts_of(ways)
     # What comes back out of a record is not in the bump file that the others are compared with.
     total = sum(written.values())
-    # A head that is stored beside the embedding which it is, is verified for itself; so are the
-    # factors of RoPE, which a configuration says and a GGUF holds as a tensor.
+    # Factors of RoPE, which a configuration says and a GGUF holds as a tensor, are verified for themselves.
     own = (step for step in plan.steps if step.content is not None and step.target.name not in plan.index.tensors)
     made = len([*own]) + _in_keys(plan) if plan.format == "gguf" else 0
-    compared = report.verified if plan.restores or plan.options.tie == "untie" else total + made
+    # A tied head that is stored, and zeros that a bump file has for tensors, are compared besides.
+    compared = report.verified if plan.restores else max(total + made, report.verified or 0)
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate, peak = size(int(plan.nbytes / report.seconds) if report.seconds else plan.nbytes), peak_memory()
     lines = [

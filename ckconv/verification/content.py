@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -342,7 +343,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
     if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
+        return f"{len(value):,} bytes ({hashlib.sha256(value).hexdigest()[:8]}...)"
     text = repr(value) if not isinstance(value, str) else quoted(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
