@@ -145,3 +145,15 @@ def test_what_an_adapter_changes_is_rounded_once(target: str, tmp_path: Path, ck
         name = "model.layers.0.self_attn.q_proj.weight"
         (_, _, half), (_, _, whole) = (tensors_of(tmp_path / place)[name] for place in ("m", "exact"))
         assert half == np.frombuffer(whole, "<f4").astype("<f2").tobytes()
+
+
+def test_a_family_that_the_engine_does_not_train_is_refused_whatever_may_be_lost(tmp_path: Path, ckconv) -> None:
+    options = ("--trainable", "--dtype", "bf16", "--allow-lossy")
+    found = ckconv("convert", recorded("mimo", tmp_path / "source"), tmp_path / "m.bump", *options)
+    assert (found.code, "ckconv does not know how the engine trains a mimo" in found.err) == (4, True)
+
+
+def test_a_class_that_config_json_cannot_name_is_refused(tmp_path: Path, ckconv) -> None:
+    ckconv("convert", recorded("jina_bert_code", tmp_path / "source"), tmp_path / "m.gguf")
+    found = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", "--names", "canonical")
+    assert (found.code, "no key of config.json says that it is a jina_bert_code" in found.err) == (4, True)

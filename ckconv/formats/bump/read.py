@@ -134,6 +134,8 @@ def takes_along(plan: Plan, directory: Path) -> Along:
     It takes types and places from ``weights_manifest.json``, and loads by the ``weights_manifest.map`` that lies beside
     the weights.
     """
+    if not plan.files:  # refused
+        return Along()
     name = directory / plan.files[0].name
     return Along(documents=tuple(d for d in (MANIFEST_NAME, MAP_NAME) if not other_bumps(name, d)))
 

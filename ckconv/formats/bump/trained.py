@@ -349,7 +349,8 @@ class TrainedPlanner(BumpPlanner):
 
     def _check_engine(self) -> None:
         c = self.config
-        if self.row is None:
+        absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
+        if self.row is None or absent is not None:
             known = ", ".join(family.name for family in families_of_engine(TRAINED))
             self.refuse(f"ckconv does not know how the engine trains a {self.family.name}; it knows {known}")
         if c.norm_eps and c.norm_eps != EPSILON and not self.options.allow_lossy:

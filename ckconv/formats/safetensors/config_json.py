@@ -18,7 +18,7 @@ from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorInde
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES, TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
-from ckconv.families.huggingface_config import huggingface_config, text_config
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
 from ckconv.families.keys import MLX_LM as MLX_LM_READER
 from ckconv.families.names import NAMES_KEY
@@ -124,6 +124,9 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> N
         same = {name: getattr(config, name) for name in _ON_PURPOSE}
         made, own = replace(read, **same, modifiers=()), replace(config, modifiers=())
         found = read_otherwise(made, own, of=index.format, factors=False)
+        other = huggingface_family(document)
+        if other is not None and other.name != FAMILIES[config.family].name:
+            found.insert(0, f"no key of config.json says that it is a {config.family}: it would be a {other.name}")
     found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
         details = found if len(found) > 1 else ()
