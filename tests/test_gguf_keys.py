@@ -536,7 +536,6 @@ def test_a_file_that_does_not_say_it_attends_in_both_ways_does_not(tmp_path: Pat
         ("youtu", "rope.scaling.yarn_log_multiplier", 0.5),
         ("rwkv6", "token_shift_count", 1),
         ("rwkv7", "token_shift_count", 1),
-        ("neo_bert", "rope.scaling.factor", 4.0),
         ("neo_bert", "rope.scaling.attn_factor", 2.0),
         ("neo_bert", "rope.dimension_count", 2),
     ],

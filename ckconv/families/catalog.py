@@ -76,7 +76,8 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
             with suppress(ExpressionError):
                 if isinstance(default.value({}), str):
                     yield f"parameters.{name}", f"its default {str(default)!r} is a text, and a number is expected"
-    if DRAFTS in family.parameters and "extra_layers" not in family.parameters:
+    drafts = family.parameters.get(DRAFTS)
+    if drafts is not None and drafts.value is None and "extra_layers" not in family.parameters:  # none has a value
         yield f"parameters.{DRAFTS}", "there is no parameter extra_layers, which says how many layers those are"
     known = family.parameters.keys() | _GIVEN
     for key, expression in _expressions(family):
