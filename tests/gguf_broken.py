@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
-import pytest
-from conftest import FIXTURES
 from gguf_builder import Q4_0, Q8_0, Tensor, gguf, raw_pair, string
-
-from ckconv.errors import InputError
-from ckconv.formats.gguf.read import read_gguf
-from ckconv.io.files import ByteSource
-
-#: Files without a fault, by llama.cpp's own programs.
-SOUND = sorted(
-    path for folder in ("gguf", "gguf-split", "gguf-lora", "kquants") for path in (FIXTURES / folder).glob("*.gguf")
-)
 
 ARCH = ("general.architecture", "str", "llama")
 START = 24
@@ -255,11 +243,3 @@ BROKEN = {
         "the file ends at byte 10, inside the tensor and metadata counts",
     ),
 }
-
-
-def refusal(path: Path, *, source: ByteSource | None = None) -> InputError:
-    """The error that the reader ends in."""
-    with pytest.raises(InputError) as caught:
-        read_gguf(path, source=source)
-    assert caught.value.exit_code == 3
-    return caught.value

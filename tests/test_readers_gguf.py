@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
-from gguf_broken import SOUND, refusal
 from gguf_builder import Q8_0, Tensor, gguf, number, pair, raw_pair, string, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,20 @@ from ckconv.formats.gguf import values as gguf_cursor
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
 from ckconv.io.files import PipeSource
 
+#: Files without a fault, by llama.cpp's own programs.
+SOUND = sorted(
+    path for folder in ("gguf", "gguf-split", "gguf-lora", "kquants") for path in (FIXTURES / folder).glob("*.gguf")
+)
+
 ARCH = ("general.architecture", "str", "llama")
+
+
+def refusal(path: Path, *, source: ByteSource | None = None) -> InputError:
+    """The error that the reader ends in."""
+    with pytest.raises(InputError) as caught:
+        read_gguf(path, source=source)
+    assert caught.value.exit_code == 3
+    return caught.value
 
 
 # --- sound files

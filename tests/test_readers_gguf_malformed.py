@@ -8,10 +8,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf_broken import ARCH, BROKEN, SOUND, START, TWO, refusal
+from gguf_broken import ARCH, BROKEN, START, TWO
 from gguf_builder import F16, Q8_0, Tensor, gguf, mutated, number_fields, raw_pair, string
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_readers_gguf import SOUND, refusal
 
 from ckconv.errors import CkconvError
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
