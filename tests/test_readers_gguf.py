@@ -15,10 +15,10 @@ from gguf_builder import Q8_0, Tensor, gguf, number, pair, raw_pair, string, val
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.errors import OutputError
+from ckconv.errors import InputError, OutputError
 from ckconv.formats.gguf import values as gguf_cursor
 from ckconv.formats.gguf.read import ArrayRef, read_gguf
-from ckconv.io.files import PipeSource
+from ckconv.io.files import ByteSource, PipeSource
 
 #: Files without a fault, by llama.cpp's own programs.
 SOUND = sorted(
