@@ -259,7 +259,7 @@ def test_a_value_that_equals_nothing_is_copied(tmp_path: Path, ckconv: Any) -> N
     case = next(family_cases.cases("grovemoe"))
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"hidden_act": math.nan}))
+    (source / "config.json").write_text(json.dumps(config | {"hidden_act": math.nan, "architectures": [math.nan]}))
 
     done = ckconv("convert", source, f"{tmp_path}/copy/", "--to", "hf")
     assert done.code == 0, done.err

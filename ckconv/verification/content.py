@@ -328,6 +328,8 @@ def _of_values(
 
 def unequal(one: object, other: object) -> bool:
     """Whether two values of a document differ, where NaN equals NaN."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) != len(other) or any(map(unequal, one, other))
     return one != other and not (one != one and other != other)
 
 
