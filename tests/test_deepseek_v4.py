@@ -134,6 +134,42 @@ def test_both_styles_of_keys_are_one_model(tmp_path: Path) -> None:
     assert ckconv.diff(tmp_path / "release.gguf", tmp_path / "saved.gguf").same
 
 
+def test_a_bias_of_a_layer_with_a_table_is_left_out(tmp_path: Path) -> None:
+    """DeepseekV4HashRouter has none, and DeepseekV4Model of llama.cpp's converter drops it."""
+    source, bias = checkpoint(tmp_path / "plain" / "hf"), "layers.1.ffn.gate.bias"
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    tensors = family_cases.tensors(CASE.recorded)
+    tensors[bias] = np.ones(np.shape(tensors["layers.2.ffn.gate.bias"]), np.float32)
+    source = family_cases.checkpoint(CASE.recorded, tmp_path / "hf")
+    save_file(source / "model.safetensors", tensors, {"format": "pt"})
+    ckconv.convert(source, tmp_path / "model.gguf")
+    assert ckconv.diff(tmp_path / "plain.gguf", tmp_path / "model.gguf").same
+    ckconv.convert(source, tmp_path / "again", to="hf")
+    assert bias in tensors_of(tmp_path / "again" / "model.safetensors")
+
+
+@pytest.mark.parametrize("where", ["behind", "within"])
+def test_kinds_of_layers_beside_ratios(tmp_path: Path, where: str) -> None:
+    """DeepseekV4Config takes ``layer_types``, as far as there are layers; llama.cpp's converter takes the ratios."""
+    source = checkpoint(tmp_path / "hf")
+    document = json.loads((source / "config.json").read_text())
+    kinds = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    document["layer_types"] = [kinds[ratio] for ratio in document["compress_ratios"]]
+    document["compress_ratios"] += [0]
+    if where == "within":
+        document["layer_types"][0] = kinds[128]
+    (source / "config.json").write_text(json.dumps(document))
+    if where == "within":
+        with pytest.raises(UnsupportedError, match=r"takes layer_types, and llama\.cpp compress_ratios"):
+            ckconv.convert(source, tmp_path / "model.gguf")
+        return
+    ckconv.convert(source, tmp_path / "model.gguf")
+    document.pop("layer_types")
+    (source / "config.json").write_text(json.dumps(document))
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    assert ckconv.diff(tmp_path / "plain.gguf", tmp_path / "model.gguf").same
+
+
 def test_one_table_of_rope_has_neither_base_nor_part_of_a_head(tmp_path: Path) -> None:
     """DeepseekV4Config takes those at the top of the document, where it makes two tables of the one."""
     source = checkpoint(tmp_path / "hf")

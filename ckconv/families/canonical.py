@@ -190,19 +190,14 @@ class _Reading:
         if of_drafts or (name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra):
             self.dropped += [Dropped(stored, self.why, True, stored.name) for stored in item.stored]
         elif found is None:
-            why = self.names.dropped.get(name.pattern)
-            if why is not None:
-                copied = self.names.copied.get(name.pattern, "").replace("{n}", str(name.layer))
-                copied = copied.replace("{e}", str(name.expert))
-                self.dropped += [Dropped(stored, why, bool(copied), copied) for stored in item.stored]
-            else:
-                self.unknown += item.stored
+            self._leave_out(item, name)
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
             self.beyond.setdefault(name.layer, item.tensor.source)
         elif not self.sizes.has(found.parts[0].row, name.layer):
-            filled = bool(found.parts[0].instead)
-            self.dropped += [Dropped(stored, FILLER) for stored in item.stored if filled]
-            self.unknown += item.stored if not filled else ()
+            if found.parts[0].instead:
+                self.dropped += [Dropped(stored, FILLER) for stored in item.stored]
+            else:
+                self._leave_out(item, name)
         elif found.parts[0].stack:
             layer, number = (None, name.layer) if name.expert is None else (name.layer, name.expert)
             for part in found.parts:
@@ -212,6 +207,16 @@ class _Reading:
             self.either.append((item, found, name.layer))
         else:
             self._place(item, found, name.layer)
+
+    def _leave_out(self, item: Item, name: Name) -> None:
+        """Drop a tensor that no row holds in its layer, where a rule says why, or leave it unknown."""
+        why = self.names.dropped.get(name.pattern)
+        if why is None:
+            self.unknown += item.stored
+            return
+        copied = self.names.copied.get(name.pattern, "").replace("{n}", str(name.layer))
+        copied = copied.replace("{e}", str(name.expert))
+        self.dropped += [Dropped(stored, why, bool(copied), copied) for stored in item.stored]
 
     def _left_aside(self, item: Item, canonical: Sequence[str]) -> bool:
         """Whether a ``--drop`` glob names the tensor by either name."""

@@ -340,8 +340,8 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     counts, certain = Counter[DType](), Counter[DType]()
     for judge in _judges(tensor, files) if blocks or own else ():
         for block in (*own, *blocks):
-            counts[block] += judge(block, whatever=False)
-            certain[block] += judge(block, whatever=True)
+            counts[block] += (found := judge(block, whatever=False))
+            certain[block] += judge(block, whatever=True) if found else 0
     for block in blocks if all(counts[block] for block in blocks) else ():
         way = way_between(tensor.dtype, block)
         if not certain[block] and way is not None:

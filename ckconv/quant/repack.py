@@ -257,8 +257,10 @@ class Recipe(NamedTuple):
         ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes. With ``whatever``
         only those count that do not fit whatever their codes are.
         """
+        import numpy as np
+
         if biases is None:
-            return int((~self._sound(scales)).sum())
+            return scales.size - int(np.count_nonzero(self._sound(scales)))
         scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
         if self.block not in affine.BLOCKS:
             return int((~self._fitting(scale, bias)[0]).sum())
@@ -441,7 +443,9 @@ def no_numbers(scales: Bytes, triple: Triple) -> int:
     """How many scales are codes that OCP's formats have for no number."""
     if triple.quantization.has_biases:
         return 0
-    return int((scales & 0x7F == 0x7F).sum() if triple.quantization.mode == "nvfp4" else (scales == 0xFF).sum())
+    import numpy as np
+
+    return int(np.count_nonzero(scales & 0x7F == 0x7F if triple.quantization.mode == "nvfp4" else scales == 0xFF))
 
 
 def find(quantization: Quantization, block: DType) -> Recipe | None:
