@@ -209,7 +209,7 @@ class _Reading:
             self._place(item, found, name.layer)
 
     def _leave_out(self, item: Item, name: Name) -> None:
-        """Drop a tensor that no row holds in its layer, where a rule says why, or leave it unknown."""
+        """Drop a tensor that a rule names, or leave it unknown."""
         why = self.names.dropped.get(name.pattern)
         if why is None:
             self.unknown += item.stored
