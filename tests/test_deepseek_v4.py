@@ -90,6 +90,10 @@ def test_a_writer_that_changes_numbers_publishes_nothing(tmp_path: Path, monkeyp
             lambda table: np.where(np.arange(table.size).reshape(table.shape) == 7, -(2**31) - 1, table),
             f"element 7 is -2,147,483,649, which no I32 holds: {TABLE}",
         ),
+        (
+            lambda table: np.where(np.arange(table.size).reshape(table.shape) == 7, 6, table),
+            f"element 7 is 6, which is no expert of the model: {TABLE}",
+        ),
         (lambda table: table.astype(np.float32), f"llama.cpp wants whole numbers here, and not F32: {TABLE}"),
     ],
 )

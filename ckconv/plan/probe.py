@@ -38,8 +38,8 @@ class SourceFacts(NamedTuple):
         no_number: name of a packed matrix -> how many of its scales, or products with its factor, are not finite.
         zeros: canonical name of a matrix of integers that have zero points or biases -> how many of its groups have no
             zero point that is a code, and whether that of all others is the middle one.
-        beyond: canonical name of a tensor of I64 -> its first element that no I32 holds, and what it is; ``None`` where
-            all fit.
+        beyond: canonical name of a tensor of I64 -> its first element that no I32 holds, or that is no expert of the
+            model where it is a table of experts, and what it is; ``None`` where all fit.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
             stacked matrices.
         copies: tensors of an adapter that are the base's own.
@@ -96,6 +96,7 @@ def gather(index: TensorIndex) -> SourceFacts:
     packed = {name: tensor for name, tensor in packed.items() if tensor.packed}
     with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
+    experts = (index.config.num_experts or 0) if index.config else 0
     return SourceFacts(
         tied,
         _Looked(index, beside, _unfit),
@@ -103,7 +104,9 @@ def gather(index: TensorIndex) -> SourceFacts:
         factors=_Looked(index, beside, _factors),
         zeros=_Looked(index, index.tensors, _zero_points),
         beyond=_Looked(
-            index, {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"}, _beyond_i32
+            index,
+            {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"},
+            lambda tensor, files: _beyond_i32(tensor, files, experts if tensor.name.endswith(".router_table") else 0),
         ),
     )
 
@@ -263,12 +266,13 @@ def _beyond(tensor: Tensor, files: Files) -> int:
     return count
 
 
-def _beyond_i32(tensor: Tensor, files: Files) -> tuple[int, int] | None:
+def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] | None:
     from ckconv.io.rows import RowReader, canonical_pieces
 
     for start, rows in canonical_pieces(RowReader(tensor, files)):
         numbers = rows.view("<i8")
-        for place in (numbers != numbers.astype("<i4")).reshape(-1).nonzero()[0][:1].tolist():
+        beyond = (numbers < 0) | (numbers >= experts) if experts else numbers != numbers.astype("<i4")
+        for place in beyond.reshape(-1).nonzero()[0][:1].tolist():
             return start * numbers.shape[1] + place, int(numbers.reshape(-1)[place])
     return None
 

@@ -206,7 +206,10 @@ def _table(planner: Planner, tensor: Tensor) -> _Choice:
     if tensor.dtype not in INTEGERS:
         return _Choice(tensor.dtype, f"llama.cpp wants whole numbers here, and not {tensor.dtype}")
     beyond = planner.source.beyond.get(tensor.name)
-    return _Choice(DTYPES["I32"], f"element {beyond[0]:,} is {beyond[1]:,}, which no I32 holds" if beyond else "")
+    if beyond is None:
+        return _Choice(DTYPES["I32"])
+    why = "which no I32 holds" if not -(1 << 31) <= beyond[1] < 1 << 31 else "which is no expert of the model"
+    return _Choice(DTYPES["I32"], f"element {beyond[0]:,} is {beyond[1]:,}, {why}")
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
