@@ -454,7 +454,7 @@ MALFORMED = {
         "parameters.rope_theta: its default \"'much'\" is a text, and a number is expected",
     ),
     "layers that predict further tokens, and no number of them": (
-        parameter("drafts = false"),
+        parameter('drafts = { hf = "draft", gguf = "draft" }'),
         "parameters.drafts: there is no parameter extra_layers, which says how many layers those are",
     ),
     "a required parameter that nothing writes": (

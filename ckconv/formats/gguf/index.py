@@ -101,8 +101,9 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
             continue
         cells = sorted(row.key_cells("gguf"), key=lambda cell: cell.unread)
         names[field] = f"{architecture}.{cells[0].key}" if cells else field
-        for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
-            value = value_of(file.metadata, key)
+        for cell in cells:
+            stored = [key for key in keys_of(architecture, cell.key) if value_of(file.metadata, key) is not None]
+            key, value = (stored[0], value_of(file.metadata, stored[0])) if stored else ("", None)
             if value is None or (cell.unread and field in values):
                 continue
             if value == 0 and not cell.read and _counts(field, family, values):

@@ -124,8 +124,8 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> N
         same = {name: getattr(config, name) for name in _ON_PURPOSE}
         made, own = replace(read, **same, modifiers=()), replace(config, modifiers=())
         found = read_otherwise(made, own, of=index.format, factors=False)
-        other = huggingface_family(document)
-        if other is not None and other.name != FAMILIES[config.family].name:
+        other, row = huggingface_family(document), engine_of(FAMILIES[config.family], OF_CLASSES)
+        if other is not None and other.name not in (config.family, row.written_as if row else ""):
             found.insert(0, f"no key of config.json says that it is a {config.family}: it would be a {other.name}")
     found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
