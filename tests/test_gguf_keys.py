@@ -23,6 +23,7 @@ from ckconv import Options
 from ckconv.core.config import ModelConfig, rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import llama3_factors, llama3_numbers
 from ckconv.families.keys import Kind
 from ckconv.formats.gguf.entries import engine_reasons
 from ckconv.verification.statements import NEEDED
@@ -332,6 +333,22 @@ def test_other_constants_are_found_from_the_line_through_the_factors(low: float,
     numbers = {"low": found["low_freq_factor"], "high": found["high_freq_factor"]}
     again = rope_factors(500_000.0, 128, 8.0, **numbers, context=found["original_max_position_embeddings"])
     np.testing.assert_allclose(again, factors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factors", [[3, 3, 2, 2], [0.5, 0.5, 2, 2], [2, 1, 1, 1]])
+def test_factors_of_no_scaling_have_no_numbers(factors: list[float]) -> None:
+    assert rope_scaling_of(np.array(factors, np.float32), 10_000.0, 8) is None
+    assert llama3_numbers([float(one) for one in factors], 10_000.0, 8) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (1.0, 32.0), (2.0, 8.0), (2.0, 32.0)])
+@pytest.mark.parametrize(("turned", "context"), [(32, 8192), (64, 8192), (64, 131072)])
+def test_numbers_of_step_give_its_factors_again(low: float, high: float, turned: int, context: int) -> None:
+    factors = llama3_factors(5e6, turned, turned, 2.0, low, high, context)
+    found = llama3_numbers(factors, 5e6, turned)
+
+    assert found is not None
+    assert llama3_factors(5e6, turned, turned, *found.values()) == factors
 
 
 @pytest.mark.parametrize(("dims", "context", "ones"), [(128, 8192, 35), (32, 8192, 9), (16, 32, 1), (128, 2, 0)])

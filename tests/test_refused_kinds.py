@@ -236,6 +236,10 @@ def test_tensors_that_are_keys_of_a_gguf_are_counted_and_may_be_doubles(tmp_path
     assert (done.code, f"{name} is no float32, as which a GGUF has it" in done.err) == (4, True), done.err
     assert ckconv("convert", source, tmp_path / "e.gguf", "--dtype", "f32", "--allow-lossy").code == 0
 
+    save_file(doubles | {name: np.full_like(doubles[name], 1e300)}, source / "model.safetensors")
+    done = ckconv("convert", source, tmp_path / "f.gguf", "--dtype", "f32", "--allow-lossy")
+    assert (done.code, f"{name} is 1e+300, which no float32 holds" in done.err) == (4, True), done.err
+
 
 def test_a_norm_of_k_that_is_not_1_is_found_and_refused(tmp_path: Path, ckconv: Any) -> None:
     """Muse Glimmer's GGUF has what K is multiplied by, and no key of config.json says another number than 1."""

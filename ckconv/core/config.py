@@ -625,7 +625,7 @@ def rope_scaling_of(factors: Floats, theta: float, rotary_dim: int) -> dict[str,
     if (factors == factors[0]).all():
         factor = shortest_float32(float(factors[0]))
         return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
-    for found in _candidates(factors.astype(np.float64), theta, rotary_dim):
+    for found in llama3_candidates(factors.astype(np.float64), theta, rotary_dim):
         made = rope_factors(theta, rotary_dim, found[0], low=found[1], high=found[2], context=found[3])
         if found[3] > 0 and np.allclose(factors, made, rtol=_TOLERANCE, atol=0):
             return {
@@ -638,7 +638,9 @@ def rope_scaling_of(factors: Floats, theta: float, rotary_dim: int) -> dict[str,
     return None
 
 
-def _candidates(factors: NDArray[Any], theta: float, rotary_dim: int) -> Iterator[tuple[float, float, float, int]]:
+def llama3_candidates(
+    factors: NDArray[Any], theta: float, rotary_dim: int
+) -> Iterator[tuple[float, float, float, int]]:
     """Factor, low, high and original context that may give these factors."""
     import numpy as np
 
@@ -657,7 +659,7 @@ def _candidates(factors: NDArray[Any], theta: float, rotary_dim: int) -> Iterato
             yield from _one_between(factor, float(wavelengths[between][0]), float(smooth[0]), wavelengths, factors)
         if between.sum() > 1:
             yield from _fitted(factor, *np.polyfit(1 / wavelengths[between], smooth, 1))
-        if not between.any():
+        if not between.any() and (factors == 1).any():
             yield from _between(factor, wavelengths[factors == 1][-1], wavelengths[factors == factor][0])
     # Every frequency lies before the slow end: the line through two of them says the factor.
     slow = factors > 1
@@ -688,8 +690,10 @@ def _one_between(
 ) -> Iterator[tuple[float, float, float, int]]:
     """Constants for a single frequency between the ends.
 
-    Any context up to the next wavelength fits, with a constant for it.
+    Any context up to the next wavelength fits, with a constant for it; a usual one is tried first.
     """
+    for high in (8.0, 16.0, 32.0, 64.0):
+        yield factor, 1.0, high, round(wavelength * (smooth * (high - 1) + 1))
     slow = float(wavelengths[factors == factor].min())
     for context in (math.floor(slow), round(math.sqrt(wavelength * slow)), math.ceil(wavelength) + 1):
         if wavelength < context <= slow:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ckconv.core.config import MAX_LAYERS, shortest_float32, yarn_scale
+from ckconv.core.config import LLAMA3_NUMBERS, MAX_LAYERS, llama3_candidates, shortest_float32, yarn_scale
 from ckconv.core.named import NamedTuple
 
 # -- Functions for expressions of family files, pure in their parameters -----------------------------------------------
@@ -217,11 +217,18 @@ def commas(items: list[int]) -> str:
 def llama3_factors(theta: float, turned: int, size: int, factor: float, low: float, high: float, context: int) -> Any:
     """Divisors of frequencies by Llama 3's rule, 1 behind those that turn.
 
+    In float64, as ``step3.py`` of llama.cpp's converter has them; those of ``LlamaModel`` are float32 throughout.
+
     Args:
-        turned: elements of a head that turn; ``size``: divisors that there are.
+        turned: elements of a head that turn.
+        size: number of divisors.
     """
+    import numpy as np
+
+    powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     made: list[float] = []
-    for wave in wavelengths(theta, turned):
+    for frequency in np.float32(1) / np.float32(theta) ** powers:
+        wave = 2 * math.pi / float(frequency)
         smooth = (context / wave - low) / (high - low)
         between = factor if wave > context / low else 1.0 / ((1.0 - smooth) / factor + smooth)
         made.append(shortest_float32(1.0 if wave < context / high else between))
@@ -230,24 +237,11 @@ def llama3_factors(theta: float, turned: int, size: int, factor: float, low: flo
 
 def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str, Any] | None:
     """Inverse of :func:`llama3_factors`; ``None`` of what is made otherwise."""
-    waves, whole_factor = wavelengths(theta, turned), max(factors)
-    inner = [n for n in range(len(waves)) if 1 < factors[n] < whole_factor]
-    for high in (4.0, 8.0, 16.0, 32.0, 64.0):
-        for n in inner[:2]:
-            smooth = (1 / factors[n] - 1 / whole_factor) / (1 - 1 / whole_factor)
-            context = round(waves[n] * (smooth * (high - 1) + 1))
-            if factors == llama3_factors(theta, turned, len(factors), whole_factor, 1.0, high, context):
-                known = {"factor": whole_factor, "low_freq_factor": 1.0, "high_freq_factor": high}
-                return {**known, "original_max_position_embeddings": context}
-    return None
-
-
-def wavelengths(theta: float, turned: int) -> list[float]:
-    """Tokens of a whole turn, for each frequency, which is a float32."""
     import numpy as np
 
-    powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
-    return [2 * math.pi / float(one) for one in np.float32(1) / np.float32(theta) ** powers]
+    found = llama3_candidates(np.array(factors[: turned // 2]), theta, turned) if len({*factors}) > 1 else ()
+    exact = (it for it in found if factors == llama3_factors(theta, turned, len(factors), *it))
+    return next((dict(zip(LLAMA3_NUMBERS, numbers, strict=True)) for numbers in exact), None)
 
 
 def classifies(classes: object) -> bool:

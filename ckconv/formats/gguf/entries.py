@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from struct import pack, unpack
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import (
@@ -121,16 +121,18 @@ def _whole(file: GgufFile, key: str, shape: tuple[int, ...]) -> StoredTensor:
 def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Mapping[str, Value]:
     """The keys that a model's tensors are.
 
-    Refused where a list of whole numbers has others.
+    Refused where a list of whole numbers has others, or a number is beyond float32.
 
     Args:
-        rounded: gets the names of tensors whose number no float32 is.
+        rounded: gets the names of tensors whose number becomes another float32.
     """
     index, patterns = planner.index, key_patterns(family)
     whole = {row.key for row in family.tensors.values() if row.whole}
     numbers: dict[str, dict[int | None, float]] = {}
     lists: dict[str, Value] = {}
     if patterns:
+        import numpy as np
+
         from ckconv.io.rows import RowReader
         from ckconv.quant.codec import to_float32
 
@@ -146,8 +148,14 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
                 elif name.pattern in patterns:
                     rows = RowReader(tensor, files).rows(0, 1)
                     [[number]] = rows.view("<f8") if tensor.dtype is F64 else to_float32(rows, tensor.dtype)
-                    numbers.setdefault(patterns[name.pattern], {})[name.layer] = float(number)
-                    rounded += [tensor.source] if unpack("<f", pack("<f", number))[0] != number == number else []
+                    with np.errstate(over="ignore"):
+                        kept = float(np.float32(number))
+                    if math.isinf(kept) and not math.isinf(number):
+                        text = f"{tensor.source} is {number}, which no float32 holds"
+                        planner.refuse(f"{text}, as which a GGUF has it ({patterns[name.pattern]})")
+                    elif kept != number == number:
+                        rounded.append(tensor.source)
+                    numbers.setdefault(patterns[name.pattern], {})[name.layer] = kept
     return lists | {
         key: scalar("f32", found[None])
         if None in found
