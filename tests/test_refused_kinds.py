@@ -342,7 +342,9 @@ def test_the_number_that_llama_cpp_reads_counts_beside_one_that_it_does_not(tmp_
     assert json.loads((tmp_path / "back/config.json").read_text())["norm_eps"] == 0.25
 
 
-@pytest.mark.parametrize(("family", "arch"), [("afmoe", "afmoe"), ("gemma2", "gemma2"), ("olmo3", "olmo2")])
+@pytest.mark.parametrize(
+    ("family", "arch"), [("afmoe", "afmoe"), ("deepseek_v4", "deepseek4"), ("gemma2", "gemma2"), ("olmo3", "olmo2")]
+)
 def test_heads_of_layers_that_slide_are_those_of_others(tmp_path: Path, ckconv: Any, family: str, arch: str) -> None:
     """``load_hparams`` of llama.cpp reads their sizes for every architecture, and no class is told of them."""
     case = next(case for case in family_cases.cases(family) if case.expected("hf->gguf") == "right")
