@@ -511,6 +511,7 @@ NO_NUMBERS = [
     ("deepseek_v2", "deepseek2.attention.kv_lora_rank", math.nan),
     ("deepseek_v2", "deepseek2.attention.kv_lora_rank", None),
     ("gpt_oss", "gpt-oss.rope.scaling.yarn_beta_fast", math.nan),
+    ("mimo_v2_flash", "mimo2.rope.freq_base", 0.0),
 ]
 
 

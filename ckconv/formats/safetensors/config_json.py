@@ -185,6 +185,8 @@ def _another(stored: Any, value: Any) -> bool:
 def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
     """Notes about keys that :func:`fitting` removes.
 
+    One about a context that no class reads comes first.
+
     Args:
         target: format.
     """
@@ -195,7 +197,8 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
         taken = default.value({}) if default is not None and not default.names else None
         if all(cell.unread for cell in cells) and taken not in (None, config.context_length):
             keys = f"{cells[0].key} of config.json{said(config, 'context_length', format='gguf')}"
-            yield f"no class reads {keys}: it is {config.context_length}, and {taken} in a GGUF that is made of it"
+            made = f"a GGUF that is made of the checkpoint has {taken:,}"
+            yield f"no class reads {keys}, which is {config.context_length:,}: {made}"
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
         return
     source = own_document(config)
