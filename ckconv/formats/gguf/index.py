@@ -146,9 +146,9 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
 
 
 def _counts(field: str, family: Family, values: Mapping[str, float]) -> bool:
-    """Whether a 0 is none to llama.cpp, where a document's is unsaid.
+    """Whether 0 under a key is a fault, and no number left unsaid.
 
-    It turns nothing, has no position, or no row of K and V (``load_hparams``).
+    llama.cpp takes it as it is (``load_hparams``): nothing turns, there is no position, or no row of K and V.
     """
     attends = field in ("num_kv_heads", "rotary_dim") and values.get("num_heads", 0) > 0
     turns = field != "rotary_dim" or family.rope
