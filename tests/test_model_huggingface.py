@@ -510,6 +510,7 @@ WHISPER = {"model_type": "whisper", "decoder_layers": 1, "d_model": 8, "decoder_
         (PLAIN.config(num_key_value_heads=3), "num_attention_heads is 4, not a multiple of num_key_value_heads, 3"),
         (PLAIN.config(num_attention_heads=6, head_dim=...), "hidden_size is 64, not a multiple of num_attention"),
         (PLAIN.config(vocab_size=41), "vocab_size is 41, the embedding has 40 rows"),
+        (PLAIN.config(vocab_size=0), "vocab_size is 0, the embedding has 40 rows"),
         (PLAIN.config(rms_norm_eps=[1]), "rms_norm_eps must be a finite number, got [1]"),
         (PLAIN.config(rope_theta=-1.0), "rope_theta must be 0 or more, got -1.0"),
         (PLAIN.config(rope_theta=..., rope_parameters={"rope_theta": -5}), "rope_parameters.rope_theta must be"),

@@ -490,6 +490,8 @@ def build_config(
         if hidden % heads:
             raise fail(f"{names['hidden_size']} is {hidden}, not a multiple of {names['num_heads']}, {heads}")
         head_dim = hidden // heads
+    if raw and vocab_size and values.get("vocab_size") == 0:
+        raise fail(f"{names['vocab_size']} is 0, the embedding has {vocab_size:,} rows")
     if vocab_size and got["vocab_size"] and vocab_size != got["vocab_size"]:
         raise fail(f"{names['vocab_size']} is {got['vocab_size']:,}, the embedding has {vocab_size:,} rows")
     if rope and values.get("rope_theta") == 0:
