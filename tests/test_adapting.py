@@ -324,6 +324,20 @@ def test_a_base_that_lacks_a_module(tmp_path: Path, ckconv) -> None:
     assert f"hint: it was made for another model than {LLAMA}\n" in result.err
 
 
+def test_a_bias_of_lora_that_the_base_has_no_place_for(tmp_path: Path, ckconv) -> None:
+    name = "base_model.model.model.layers.0.mlp.down_proj.lora_B.bias"
+    adapter = changed_adapter(tmp_path, {"lora_bias": True}, {name: np.ones(64, "f4")})
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", adapter)
+    assert (result.code, "'model.layers.0.mlp.down_proj' has a bias, the base has none there" in result.err) == (
+        3,
+        True,
+    )
+
+    assert "ckconv convert ADAPTER DST --to peft --drop '*.lora_bias' leaves it out" in result.err
+    assert ckconv("convert", adapter, tmp_path / "p", "--to", "peft", "--drop", "*.lora_bias").code == 0
+    assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", tmp_path / "p").code == 0
+
+
 def test_a_base_of_another_shape(tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", FIXTURES / "hf" / "qwen3-tied-bf16", tmp_path / "m.gguf", "--adapter", ADAPTER)
     assert (result.code, "error[adapter.base]" in result.err) == (3, True)
