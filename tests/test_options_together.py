@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +158,22 @@ def test_a_class_that_config_json_cannot_name_is_refused(tmp_path: Path, ckconv)
     ckconv("convert", recorded("jina_bert_code", tmp_path / "source"), tmp_path / "m.gguf")
     found = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", "--names", "canonical")
     assert (found.code, "no key of config.json says that it is a jina_bert_code" in found.err) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "value", "said"),
+    [
+        ("partial_rotary_factors", 3, 1.6, "mlx-lm turns an even number of a head's elements (partial_rotary_factors)"),
+        ("swiglu_limits", 0, -1, "swiglu_limits is no number of 0 or more for every layer"),
+        ("swiglu_limits_shared", 0, [0.03], "not known (swiglu_limits_shared)"),
+    ],
+)
+def test_an_item_of_a_list_that_mlx_lm_does_not_compute_with_is_named(
+    key: str, at: int, value: object, said: str, tmp_path: Path, ckconv
+) -> None:
+    source = recorded("step3p5", tmp_path / "source", "clamped")
+    config = json.loads((source / "config.json").read_text())
+    config[key][at] = value
+    (source / "config.json").write_text(json.dumps(config))
+    found = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+    assert (found.code, said in found.err) == (4, True), found.err
