@@ -286,7 +286,7 @@ KEPT: list[tuple[str, str, int, tuple[str, str, Any], str]] = [
     ("bert", "tokenizer.ggml.seperator_token_id", 1, ("tokenizer_config.json", "sep_token", "[UNK]"), ""),
     ("bert", "tokenizer.ggml.seperator_token_id", 1, ("tokenizer_config.json", "eos_token", "[SEP]"), ""),
     ("bert", "tokenizer.ggml.eos_token_id", 0, ("tokenizer_config.json", "eos_token", "[PAD]"), ""),
-    ("granitehybrid", "granitehybrid.context_length", 64, ("config.json", "max_position_embeddings", 64), "which is 64"),
+    ("granitehybrid", "granitehybrid.context_length", 64, ("config.json", "max_position_embeddings", 64), "is 64"),
 ]
 
 
