@@ -777,6 +777,14 @@ class TensorIndex:
         return sum(t.extent.nbytes for t in self.stored)
 
 
+def stored_value(index: TensorIndex, key: str) -> Any:
+    """Value of a key of a header, or ``None``; an array is decoded."""
+    found = index.metadata.get(key)
+    found = getattr(found, "value", found)
+    decode = getattr(found, "decode", None)  # an array is decoded when it is asked for
+    return decode() if decode is not None else found
+
+
 def require_described(index: TensorIndex) -> None:
     """Refuse a model whose tensors cannot be found.
 

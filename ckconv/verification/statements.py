@@ -20,7 +20,7 @@ from typing import Any
 from ckconv.core.config import CONFIG_KEYS, shortest_float32
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
@@ -196,13 +196,6 @@ def _is_asked(key: str, options: Options) -> bool:
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
 
 
-def _value(index: TensorIndex, key: str) -> Any:
-    found = index.metadata.get(key)
-    found = getattr(found, "value", found)
-    decode = getattr(found, "decode", None)  # an array is decoded when it is asked for
-    return decode() if decode is not None else found
-
-
 def _stored(index: TensorIndex, key: str) -> Any:
     """Bytes of an array or of a number; else the value."""
     found = index.metadata[key]
@@ -224,9 +217,9 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         ):
             continue
         if key not in out.metadata:
-            yield Fact(key, None, _shown(_value(source, key)))
+            yield Fact(key, None, _shown(stored_value(source, key)))
         elif _stored(out, key) != _stored(source, key):
-            ours, theirs = _value(out, key), _value(source, key)
+            ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
                 yield _first(key, ours, theirs)
 
@@ -256,7 +249,7 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
         if cells and value is not None and not isinstance(value, (list, tuple)) and not row.optional:
             key = cells[0].key
             yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
-    model = _value(out, "tokenizer.ggml.model")
+    model = stored_value(out, "tokenizer.ggml.model")
     if model not in (None, "none", "no_vocab") or _TOKENS in out.metadata:
         yield from ("tokenizer.ggml.model", _TOKENS)
         yield from (f"tokenizer.ggml.{key}" for key in _needed()["tokenizer"].get(str(model), ()))
@@ -355,7 +348,7 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
     for role, number in (_roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
         own = next((name for name in source.metadata if name.endswith(f".ple.{key}")), "")  # the class's, of Qwen 4
-        number = _value(source, own) if own else number
+        number = stored_value(source, own) if own else number
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine) or _is_asked(key, options):
             continue
@@ -378,12 +371,14 @@ def words_of(index: TensorIndex, *, merges: bool = True) -> Words | None:
 
 
 def _roles_of_keys(index: TensorIndex) -> dict[str, int]:
-    found = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
+    found = {role: stored_value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     return {role: number for role, number in found.items() if isinstance(number, int)}
 
 
 def _words_of_keys(index: TensorIndex) -> Words:
-    lists = {name: _value(index, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "scores", "merges")}
+    lists = {
+        name: stored_value(index, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "scores", "merges")
+    }
     tokens, types, scores = (
         dict(enumerate(lists[name] if isinstance(lists[name], list) else ()))
         for name in ("tokens", "token_type", "scores")
@@ -395,7 +390,7 @@ def _words_of_keys(index: TensorIndex) -> Words:
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
         _roles_of_keys(index),
-        _value(index, "tokenizer.chat_template"),
+        stored_value(index, "tokenizer.chat_template"),
     )
 
 

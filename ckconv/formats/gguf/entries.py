@@ -112,10 +112,15 @@ def _whole(file: GgufFile, key: str, shape: tuple[int, ...]) -> StoredTensor:
     """The whole numbers of a key, as a tensor has them: each below 2^63."""
     numbers = file.metadata[key].value
     fits = isinstance(numbers, ArrayRef) and numbers.type == "u64" and (numbers.count,) == shape
-    if not isinstance(numbers, ArrayRef) or not fits or any(byte >> 7 for byte in numbers.raw()[7::8]):
+    if not isinstance(numbers, ArrayRef) or not fits or _beyond_i64(numbers.raw()):
         message = f"{key} must be a list of {shape[0]:,} numbers below 2^63 (u64)"
         raise InputError("model.config", message, path=file.path)
     return StoredTensor(key, I64, shape, Extent(file.files[0], numbers.offset, numbers.nbytes))
+
+
+def _beyond_i64(numbers: bytes) -> bool:
+    """Whether a u64 is above what an I64 holds, or an I64 below 0."""
+    return any(byte >> 7 for byte in numbers[7::8])
 
 
 def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Mapping[str, Value]:
@@ -141,7 +146,7 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
                 name = parse(tensor.name)
                 if patterns.get(name.pattern) in whole:
                     raw = RowReader(tensor, files).rows(0, tensor.layout.rows).tobytes()
-                    if tensor.dtype is not I64 or any(byte >> 7 for byte in raw[7::8]):
+                    if tensor.dtype is not I64 or _beyond_i64(raw):
                         text = f"{tensor.source} has other numbers than whole ones from 0 on (I64)"
                         planner.refuse(f"{text}, which {patterns[name.pattern]} has for llama.cpp")
                     lists[patterns[name.pattern]] = raw_array("u64", tensor.elements, raw)

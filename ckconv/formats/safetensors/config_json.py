@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
-from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, listed
 from ckconv.families.catalog import FAMILIES, TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
@@ -144,10 +144,13 @@ def _unsaid_keys(index: TensorIndex) -> list[str]:
     unread = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf") if cell.unread}
     unread |= {"block_count", "context_length", "vocab_size", "attention.sliding_window_pattern"}
     made = write(family, scope_of(family, index.config), "gguf").entries
-    if index.config.num_layers != _stored(index, "block_count"):  # layers that predict further tokens are left out
+    if index.config.num_layers != stored_value(
+        index, full_key(index.architecture, "block_count")
+    ):  # layers that predict further tokens are left out
         unread.add("nextn_predict_layers")
     for name, (_, value) in made.items():
-        stored = _stored(index, name)
+        key = full_key(index.architecture, name)
+        stored = stored_value(index, key)
         if (
             stored is not None
             and name not in unread
@@ -155,15 +158,8 @@ def _unsaid_keys(index: TensorIndex) -> list[str]:
             and _another(stored, value)
         ):
             text = f"and a GGUF of what config.json would say has {reprlib.repr(value)}"
-            found.append(f"{full_key(index.architecture, name)} is {reprlib.repr(stored)}, {text}")
+            found.append(f"{key} is {reprlib.repr(stored)}, {text}")
     return found
-
-
-def _stored(index: TensorIndex, name: str) -> Any:
-    """Value of a key, an array decoded."""
-    value = getattr(index.metadata.get(full_key(index.architecture, name)), "value", None)
-    decode = getattr(value, "decode", None)
-    return decode() if decode is not None else value
 
 
 def _another(stored: Any, value: Any) -> bool:
@@ -552,14 +548,18 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     return document
 
 
+def _written(family: Family, config: ModelConfig) -> dict[str, Any]:
+    """Keys that the rows of a family write, without those of RoPE."""
+    return _rows(family, {**scope_of(family, config), "rope_scaling": config.rope_scaling})
+
+
 def _of_tower(family: Family, config: ModelConfig) -> dict[str, Any]:
     """Keys of a text model that only the part about its tower says."""
     rows = [row.key_cells("hf") for row in family.parameters.values()]
     keys = {cell.key for cells in rows for cell in cells if any(one.key.startswith("vision_config.") for one in cells)}
     if not keys:
         return {}
-    written = _rows(family, {**scope_of(family, config), "rope_scaling": config.rope_scaling})
-    return {key: value for key, value in written.items() if key in keys}
+    return {key: value for key, value in _written(family, config).items() if key in keys}
 
 
 def _class_left(document: Mapping[str, Any], family: Family) -> dict[str, list[str]]:
@@ -602,8 +602,7 @@ def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, An
 
     RoBERTa counts the positions in front of the first, too.
     """
-    scope = {**scope_of(family, replace(config, context_length=context)), "rope_scaling": config.rope_scaling}
-    written = _rows(family, scope)
+    written = _written(family, replace(config, context_length=context))
     return {key: written.get(key, context) for key in _keys_of_context(family)}
 
 
