@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from safetensors_builder import numbers, tensors_of
 
 import ckconv
-from ckconv.core.layouts import NEG_EXP
+from ckconv.core.layouts import EXP, NEG_EXP
 from ckconv.quant.convert import shifted
 
 WRAPPED = {"vision_config": {"depth": 2}, "image_token_id": 5, "architectures": ["Qwen3_5ForConditionalGeneration"]}
@@ -184,6 +184,7 @@ def test_norms_of_bfloat16_are_float32_in_mlx_whose_class_wants_1_more(tmp_path:
 def test_decays_come_back_as_the_numbers_they_were() -> None:
     words = np.arange(0x3A00, 0x4060, dtype=np.uint32)  # bfloat16 from 5e-4 to 3.5
     logarithms = np.concatenate([(words << 16).view(np.float32), ((words | 0x8000) << 16).view(np.float32)])
-    stored = shifted(logarithms, NEG_EXP)
-    assert np.array_equal(stored, (-np.exp(logarithms.astype(np.float64))).astype(np.float32))
-    assert np.array_equal(shifted(stored, -NEG_EXP), logarithms)
+    for shift, sign in (NEG_EXP, -1), (EXP, 1):
+        stored = shifted(logarithms, shift)
+        assert np.array_equal(stored, (sign * np.exp(logarithms.astype(np.float64))).astype(np.float32))
+        assert np.array_equal(shifted(stored, -shift), logarithms)

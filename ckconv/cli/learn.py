@@ -146,7 +146,7 @@ def _print(found: Learned, output: Path, settings: Settings, *, checked: bool) -
         lines.append(f"  made byte for byte: MLX {forth.tensors}/{forth.total}; back {back.tensors}/{back.total}")
     near = sum(len(way.near) for each in found.checked for way in (each.forth, each.back))
     if near:
-        lines.append(f"  {near} of them are computed (1 + w, -exp(w)) and differ in the last bits")
+        lines.append(f"  {near} of them are computed (1 + w, exponentials) and differ in the last bits")
     for name, why in found.checked[0].forth.left_out.items():
         lines.append(f"  left out of the GGUF: {shown(name)}: {why}")
     lines += [f"  ? {question.text}" for question in found.questions]

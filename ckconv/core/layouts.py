@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -38,9 +38,12 @@ Box = tuple[tuple[int, int], ...]
 #: Layouts that are shared: the tensors of a model have a few dozen.
 _KEPT = 1024
 
-#: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w). A tensor has one of
-#: them everywhere or none, so the difference of two says what makes the one out of the other.
-ADD_ONE, NEG_EXP = 1, 2
+#: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w), or exp(w). A tensor
+#: has one of them everywhere or none, so the difference of two says what makes the one out of the other.
+ADD_ONE, NEG_EXP, EXP = 1, 2, 3
+
+#: The signs of stored exponentials.
+EXPONENTIALS: Mapping[float, int] = {NEG_EXP: -1, EXP: 1}
 
 
 def ambiguous(shift: float) -> bool:
@@ -48,7 +51,7 @@ def ambiguous(shift: float) -> bool:
 
     Exponentials and sums with a fraction are rounded; several float32 become the same one.
     """
-    return shift < 0 and (shift == -NEG_EXP or shift != int(shift))
+    return shift < 0 and (-shift in EXPONENTIALS or shift != int(shift))
 
 
 @dataclass(frozen=True)

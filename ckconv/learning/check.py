@@ -48,7 +48,7 @@ class Direction:
         tensors, total: equal ones of all.
         different: names of others, with what is wrong.
         apart: the largest part of a row's square that quantizing took, of tensors that are quantized on either side.
-        near: equal ones that are computed (1 + w, -exp(w)), and differ in the last bits: of another library's rounding.
+        near: equal ones that are computed (1 + w, exponentials), and differ in the last bits, as libraries round.
         keys, of: equal ones of all.
         left_out: tensors of the source for which the other format has no place -> why.
         other: key -> (there, made), ``None`` for nothing.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.tensors import StoredTensor
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError, Shape
@@ -286,9 +287,10 @@ class Tracer:
             found[mine] = self._read(ours[expert], places[mine] % per, one)
         if blocks:
             return not value and bool(apart(found, meant) <= APART)
-        if value == "neg_exp":
-            return bool(np.allclose(-np.exp(found), meant, rtol=NEAR, atol=0))
-        found = found + np.float32(stored_higher(value)) if value else found
+        shift = stored_higher(value)
+        if shift in EXPONENTIALS:
+            return bool(np.allclose(EXPONENTIALS[shift] * np.exp(found), meant, rtol=NEAR, atol=0))
+        found = found + np.float32(shift) if shift else found
         return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))
 
     def _read(self, tensor: StoredTensor, places: np.ndarray, move: shapes.Move) -> np.ndarray:

@@ -11,7 +11,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import NEG_EXP, ambiguous
+from ckconv.core.layouts import EXPONENTIALS, ambiguous
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckconv.quant.reexpress import Way
 
 
-# -- Values in another convention: norms as 1 + w, decays as -exp(w) ---------------------------------------------------
+# -- Values in another convention: norms as 1 + w, decays as exponentials ---------------------------------------------
 
 #: Binary digits of a bfloat16 and of a float32.
 _FEWEST, _MOST = 8, 24
@@ -46,12 +46,12 @@ def shifted(floats: Floats, shift: float) -> Floats:
     import numpy as np
 
     with np.errstate(all="ignore"):
-        if shift == NEG_EXP:
-            return -np.exp(floats.astype(np.float64)).astype(np.float32)
+        if shift in EXPONENTIALS:
+            return (EXPONENTIALS[shift] * np.exp(floats.astype(np.float64))).astype(np.float32)
         if not ambiguous(shift):
             return floats + np.float32(shift)
-        exact = floats.astype(np.float64)
-        return _shortest(np.log(-exact) if shift == -NEG_EXP else exact + shift, floats, -shift)
+        exact, sign = floats.astype(np.float64), EXPONENTIALS.get(-shift, 0)
+        return _shortest(np.log(sign * exact) if sign else exact + shift, floats, -shift)
 
 
 def _shortest(exact: NDArray[np.float64], floats: Floats, shift: float) -> Floats:
@@ -243,7 +243,7 @@ class Conversion(NamedTuple):
         # The stored value is already rounded. Exact means: result + 1 rounds to the same bits. Few float32 have a
         # logarithm that is one: the nearest is what there is.
         lower, _ = from_float32(moved, self.target)
-        if -self.shift == NEG_EXP:
+        if -self.shift in EXPONENTIALS:
             return lower, 0
         again = shifted(to_float32(lower, self.target), -self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))

@@ -17,7 +17,7 @@ import numpy as np
 
 from ckconv.adapters.model import changes_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import NEG_EXP, ambiguous, plain
+from ckconv.core.layouts import EXP, NEG_EXP, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Role
 from ckconv.io.rows import RowReader
@@ -121,9 +121,10 @@ def disagreement(sample: Sample, files: Files) -> str:
     else:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
-    loose = sample.shift == -NEG_EXP or merged or (scheme is not None and scheme.factor)
+    logarithms = sample.shift in (-NEG_EXP, -EXP)
+    loose = logarithms or merged or (scheme is not None and scheme.factor)
     kind = F32 if several or target is None else target
-    least = 0.25 * (sample.shift == -NEG_EXP)
+    least = 0.25 * logarithms
     wrong = (  # whole numbers have no neighbors; of I64 beyond float64's, none is an I32
         found != meant
         if source.dtype in INTEGERS
@@ -574,7 +575,8 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
 
 def _moved(values: Doubles, shift: float) -> Doubles:
     with np.errstate(all="ignore"):
-        return -np.exp(values) if shift == NEG_EXP else values + shift
+        made = np.exp(values) if shift in (NEG_EXP, EXP) else values + shift
+        return -made if shift == NEG_EXP else made
 
 
 def _between(found: Doubles, meant: Doubles, shift: float, dtype: DType) -> NDArray[np.bool_]:
@@ -584,7 +586,8 @@ def _between(found: Doubles, meant: Doubles, shift: float, dtype: DType) -> NDAr
     """
     with np.errstate(all="ignore"):
         ends = [
-            np.log(-end) if shift == -NEG_EXP else end + shift for end in (meant * (1 - _HALF), meant * (1 + _HALF))
+            np.log(-end if shift == -NEG_EXP else end) if shift in (-NEG_EXP, -EXP) else end + shift
+            for end in (meant * (1 - _HALF), meant * (1 + _HALF))
         ]
         low, high = (rounded(end, dtype) for end in ends)
         return (np.minimum(low, high) <= found) & (found <= np.maximum(low, high))
