@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +178,31 @@ def test_an_item_of_a_list_that_mlx_lm_does_not_compute_with_is_named(
     (source / "config.json").write_text(json.dumps(config))
     found = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
     assert (found.code, said in found.err) == (4, True), found.err
+
+
+@pytest.mark.parametrize(
+    ("source", "edits", "to", "code", "said"),
+    [
+        (  # mlx-lm's Phi turns 0.4 of a head
+            "phi/half/mlx",
+            {"partial_rotary_factor": ...},
+            "gguf",
+            3,
+            "0.4, which turns 3 of 8 elements of a head, not pairs; mlx-lm takes that where config.json says nothing",
+        ),
+    ],
+)
+def test_keys_of_a_checkpoint(
+    source: str, edits: dict[str, Any], to: str, code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    """The first is a case, and what it goes through."""
+    family, name, *through = source.split("/")
+    opened = recorded(family, tmp_path / "hf", name)
+    for each in through:
+        made = ckconv("convert", opened, f"{tmp_path}/{each}/", "--to", each)
+        assert made.code == 0, made.err
+        opened = tmp_path / each
+    config = {**json.loads((opened / "config.json").read_text()), **edits}
+    (opened / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    found = ckconv("convert", opened, f"{tmp_path}/out/", "--to", to)
+    assert (found.code, said in found.out + found.err) == (code, True), found.out + found.err

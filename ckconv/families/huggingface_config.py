@@ -561,7 +561,8 @@ def huggingface_config(
     def fail(message: str) -> InputError:
         key = message.partition(" ")[0]
         if key in keys.keys and key not in own:
-            message += f", as model_type {str(own.get('model_type', ''))!r} wants"
+            wanted = f", as model_type {str(own.get('model_type', ''))!r} wants"
+            message += wanted if " is missing" in message else f"; {consumer} takes that where config.json says nothing"
         return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
 
     values, names = _numbers(own, family, consumer, fail)
