@@ -24,6 +24,8 @@ from ckconv.verification.tensors import TensorComparison
 LAYERS = {"qwen3_5": 4, "qwen3_5_moe": 4, "qwen3_next": 4, "glm4_moe": 3}
 LAYERS |= {"exaone_moe": 4, "bailing_moe_v2": 3, "glm_moe_dsa": 3, "glm4_moe_lite": 3}
 FAMILIES = tuple(LAYERS)
+#: Those with several, too.
+NAMED = LAYERS | {"mimo_v2_flash": 3, "step3p5": 4}
 
 
 def source(root: Path, family: str = "qwen3_5", case: str = "drafts") -> Path:
@@ -58,7 +60,7 @@ def test_a_flag_leaves_them_out(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["gguf", "canonical"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NAMED)
 def test_other_names_are_written_and_read_again(family: str, names: str, tmp_path: Path) -> None:
     root = source(tmp_path / "hf", family)
     expected = load_file(root / "model.safetensors")
@@ -66,7 +68,7 @@ def test_other_names_are_written_and_read_again(family: str, names: str, tmp_pat
     ckconv.convert(root, f"{tmp_path / 'named'}/", to="safetensors", options=ckconv.Options(names=names))
     ckconv.convert(tmp_path / "named", f"{tmp_path / 'back'}/", to="safetensors")
 
-    layer = {"gguf": f"blk.{LAYERS[family]}.nextn.", "canonical": f"layers.{LAYERS[family]}.draft."}[names]
+    layer = {"gguf": f"blk.{NAMED[family]}.nextn.", "canonical": f"layers.{NAMED[family]}.draft."}[names]
     assert [name for name in load_file(tmp_path / "named" / "model.safetensors") if name.startswith(layer)]
     there = load_file(tmp_path / "back" / "model.safetensors")
     assert there.keys() == expected.keys()

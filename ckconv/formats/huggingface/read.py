@@ -223,6 +223,9 @@ def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTenso
 def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tuple[StoredTensor, ...]:
     """Stored tensors under the names of the family's class."""
     named, written = scheme_names(family, scheme).stored, names_of(family, HF).written
+    names = [parse(one.name) for one in stored]
+    drafts = (one.layer or 0 for one in names if (row := named.get(one.pattern)) and ".draft." in row.canonical)
+    first = min(drafts, default=0)
 
     def called(name: Name) -> str:
         found = named.get(name.pattern)
@@ -230,9 +233,9 @@ def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tu
         if own is None or own.parts[0].stack:
             return with_layer(name.pattern, name.layer).replace("{e}", str(name.expert))
         plain, canonical = with_layer(own.pattern, name.layer), with_layer(own.canonical, name.layer)
-        return numbered_apart(plain, canonical, family, 0) if ".draft." in canonical else plain
+        return numbered_apart(plain, canonical, family, first) if ".draft." in canonical else plain
 
-    return tuple(one._replace(name=called(parse(one.name))) for one in stored)
+    return tuple(one._replace(name=called(name)) for one, name in zip(stored, names, strict=True))
 
 
 def _starts(items: Sequence[Item]) -> Iterator[str]:
