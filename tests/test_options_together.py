@@ -15,6 +15,9 @@ from conftest import FIXTURES
 from family_cases import cases, checkpoint
 from safetensors_builder import numbers, tensors_of
 
+from ckconv.formats.gguf.read import read_gguf
+from ckconv.tokenizer.sentencepiece import CONTROL, USER_DEFINED
+
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 GPT2 = FIXTURES / "hf/gpt2-hub-f32"
 
@@ -206,3 +209,21 @@ def test_keys_of_a_checkpoint(
     (opened / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
     found = ckconv("convert", opened, f"{tmp_path}/out/", "--to", to)
     assert (found.code, said in found.out + found.err) == (code, True), found.out + found.err
+
+
+def test_a_token_that_looks_special_is_one_for_llama_cpp_alone(tmp_path: Path, ckconv) -> None:
+    """llama.cpp's converter goes by its text, tokenizer.json by ``special``; the record has the file as it was."""
+    source = recorded("llama", tmp_path / "hf", "llama3")
+    document = json.loads((source / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for number, (content, special) in enumerate({"<|x|>": False, "<|y|>": True, "<z>": False}.items(), 377):
+        document["added_tokens"].append({"id": number, "content": content, "special": special, **flags})
+    (source / "tokenizer.json").write_text(json.dumps(document))
+
+    made = ckconv("convert", source, tmp_path / "m.gguf", "--source-record")
+    assert "note: '<|x|>', not special in the tokenizer's file, is a control token here" in made.out
+    kinds = read_gguf(tmp_path / "m.gguf").metadata["tokenizer.ggml.token_type"].value.decode()
+    assert kinds[377:380] == [CONTROL, CONTROL, USER_DEFINED]
+
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf").code == 0
+    assert json.loads((tmp_path / "back/tokenizer.json").read_text()) == document

@@ -244,7 +244,12 @@ def _printable(text: str) -> str:
 # The words of a tokenizer by id, as a GGUF holds them.
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
-LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
+_LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
+
+
+def looks_special(token: Added) -> bool:
+    """A control token for llama.cpp's converter alone."""
+    return not token.special and _LOOKS_SPECIAL.fullmatch(token.content) is not None
 
 
 class Words(NamedTuple):
@@ -282,7 +287,7 @@ def words_of(
     ids: dict[str, int] = {}
     added = added_tokens(files, words)
     for token in placeable(added.values(), vocab_size):
-        kind = CONTROL if token.special or LOOKS_SPECIAL.fullmatch(token.content) else USER_DEFINED
+        kind = CONTROL if token.special or looks_special(token) else USER_DEFINED
         ids[token.content] = _place(by_id, token.content, token.number, kind, vocab_size)
     return by_id, ids, notes_on(added.values(), vocab_size)
 
@@ -296,9 +301,9 @@ def placeable(added: Iterable[Added], vocab_size: int) -> Iterator[Added]:
 
 
 def notes_on(added: Iterable[Added], vocab_size: int) -> tuple[str, ...]:
-    """Notes on tokens with another id, or without a row.
+    """Notes on tokens with another id, without a row, or of another type.
 
-    The id is another one than a file lists, or the embedding has no row for it.
+    The id is another one than a file lists, or the embedding has no row for it, or llama.cpp does not print it.
     """
     added = [*added]
     moved = [token for token in added if token.listed not in (None, token.number)]
@@ -310,6 +315,13 @@ def notes_on(added: Iterable[Added], vocab_size: int) -> tuple[str, ...]:
         notes.append(f"{first}; its file lists {moved[0].listed:,}{more}")
     if absent:
         notes.append(f"{absent[0]!r}, a special token by name, is none here: the embedding has no row for it")
+    hidden = [token.content for token in placeable(added, vocab_size) if looks_special(token)]
+    if hidden:
+        more = f" and {len(hidden) - 1:,} more" if len(hidden) > 1 else ""
+        notes.append(
+            f"{hidden[0]!r}{more}, not special in the tokenizer's file, is a control token here, as of llama.cpp's"
+            " converter: it is not printed, and special in a checkpoint of this GGUF; --source-record keeps that file"
+        )
     return tuple(notes)
 
 
@@ -658,7 +670,7 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tup
         number = token.number
         if number >= vocab_size:
             raise LeftOut(f"token {token.content!r} has the id {number:,}, the embedding {vocab_size:,} rows")
-        control = token.special or LOOKS_SPECIAL.fullmatch(token.content)
+        control = token.special or looks_special(token)
         text, _, kind = rows[number]
         if control and (token.content in listed or kind not in (CONTROL, UNKNOWN) or text != token.content):
             rows[number] = (token.content, ADDED_SCORE, CONTROL)
