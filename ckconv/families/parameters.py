@@ -19,6 +19,7 @@ from ckconv.core.config import MAX_LAYERS, ModelConfig
 from ckconv.core.metadata import Value, array, scalar, text_key
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor
+from ckconv.errors import counted
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS, Parameter, ParameterCell, full_key
 from ckconv.families.merge import FOLDER
@@ -203,6 +204,10 @@ class Values(Mapping[str, Any]):
             raise ParameterError(f"{cell.key} must be {words}, got {reprlib.repr(stored)}")
         if typed and cell.type in ("u32", "u64") and isinstance(stored, int) and stored < 0:
             raise ParameterError(f"{cell.key} is {stored}, and no such number is below 0")
+        layers = self._source.value("block_count") if several and cell.read and "spread(" in cell.read.text else None
+        if isinstance(layers, int) and len(stored) != layers:  # llama_model_loader::get_key_or_arr
+            said = counted(len(stored), "number")
+            raise ParameterError(f"{cell.key} has {said}, and llama.cpp wants one for {counted(layers, 'layer')}")
         if typed and cell.type.endswith("[]") and isinstance(stored, bool):
             raise ParameterError(f"{cell.key} must be a list or a number, got {stored}")
         if cell.words:
