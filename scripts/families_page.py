@@ -140,9 +140,7 @@ REST = {
     "it has indexers or hyper-connections, and nobody has written their rows in its file yet": (
         "dots3note glm5-next hy_v4"
     ),
-    "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": (
-        "bailingmoe3 grok kimi-k3"
-    ),
+    "nobody has written its file yet; `ckconv learn` tries to make one of a checkpoint and its GGUF": ("grok kimi-k3"),
 }
 
 

@@ -22,7 +22,7 @@ from ckconv.verification.tensors import TensorComparison
 
 #: How many layers the model has besides.
 LAYERS = {"qwen3_5": 4, "qwen3_5_moe": 4, "qwen3_next": 4, "glm4_moe": 3}
-LAYERS |= {"exaone_moe": 4, "bailing_moe_v2": 3, "glm_moe_dsa": 3, "glm4_moe_lite": 3}
+LAYERS |= {"bailing_hybrid": 4, "exaone_moe": 4, "bailing_moe_v2": 3, "glm_moe_dsa": 3, "glm4_moe_lite": 3}
 FAMILIES = tuple(LAYERS)
 #: Those with several, too.
 NAMED = LAYERS | {"mimo_v2_flash": 3, "step3p5": 4}

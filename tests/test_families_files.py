@@ -53,7 +53,17 @@ RANKED = {"qwen3_classifier", "qwen3_reranker"}
 
 #: Architectures that only llama.cpp's own copy has; their tensors have names that other architectures have, too.
 NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa", "hy_v3", "laguna", "maple", "mellum"}
-NEWER |= {"deepseek4", "graniteswitch", "hrm_text", "minimax-01", "muse-glimmer", "nanbeige", "spark2_5", "talkie"}
+NEWER |= {
+    "bailingmoe3",
+    "deepseek4",
+    "graniteswitch",
+    "hrm_text",
+    "minimax-01",
+    "muse-glimmer",
+    "nanbeige",
+    "spark2_5",
+    "talkie",
+}
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 

@@ -228,7 +228,92 @@ def longcat_layers(c: Mapping[str, Any], w: W, x: Array) -> Array:
     return linear(rms(x, w["model.norm.weight"], eps), w, "lm_head")
 
 
-FORMULAS = {one.__name__: one for one in (phixtral, hunyuan, gear, longcat_flash, longcat_flash_ngram)}
+def bailing_moe_linear(c: Mapping[str, Any], w: W, tokens: Array) -> Array:
+    def attention(h: Array, at: str) -> Array:
+        many, few = c["num_attention_heads"], c["num_key_value_heads"]
+        qkv = heads(linear(h, w, f"{at}.query_key_value"), many + 2 * few)
+        q = rms(qkv[:many], w[f"{at}.query_layernorm.weight"], c["rms_norm_eps"])
+        k = rms(qkv[many : many + few], w[f"{at}.key_layernorm.weight"], c["rms_norm_eps"])
+        dims = int(c["head_dim"] * c["partial_rotary_factor"])
+        q, k = (turned(one, dims, c["rope_theta"]) for one in (q, k))
+        return attend(q, k, qkv[many + few :], c["head_dim"] ** -0.5)
+
+    return ling_layers(c, w, tokens, attention, first=1, left_out=0.0)
+
+
+def bailing_moe_v2_5(c: Mapping[str, Any], w: W, tokens: Array) -> Array:
+    eps, count, rank = c["rms_norm_eps"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, base = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["rope_theta"]
+
+    def turn(one: Array) -> Array:
+        return turned(one, rope, base, neighbors=c["rope_interleave"])
+
+    def attention(h: Array, at: str) -> Array:
+        low = f"{at}.q_a_layernorm.weight" in w
+        asked = rms(linear(h, w, f"{at}.q_a_proj"), w[f"{at}.q_a_layernorm.weight"], eps) if low else h
+        q = heads(linear(asked, w, f"{at}.q_b_proj" if low else f"{at}.q_proj"), count)
+        pair = linear(h, w, f"{at}.kv_a_proj_with_mqa")
+        kv = heads(linear(rms(pair[:, :rank], w[f"{at}.kv_a_layernorm.weight"], eps), w, f"{at}.kv_b_proj"), count)
+        q = np.concatenate([q[..., :nope], turn(q[..., nope:])], -1)
+        k = np.concatenate([kv[..., :nope], np.repeat(turn(pair[None, :, rank:]), count, 0)], -1)
+        return attend(q, k, kv[..., nope:], (nope + rope) ** -0.5)
+
+    return ling_layers(c, w, tokens, attention, first=0, left_out=-np.inf)
+
+
+def ling_layers(
+    c: Mapping[str, Any], w: W, tokens: Array, attention: Callable[[Array, str], Array], *, first: int, left_out: float
+) -> Array:
+    """Layers of linear attention, whose last of a group is another."""
+    eps, count, layers, group = (
+        c["rms_norm_eps"],
+        c["num_attention_heads"],
+        c["num_hidden_layers"],
+        c["layer_group_size"],
+    )
+
+    def recurrent(h: Array, at: str, n: int) -> Array:
+        q, k, v = (heads(one, count) for one in np.split(linear(h, w, f"{at}.query_key_value"), 3, -1))
+        q, k = rms(q, w[f"{at}.query_layernorm.weight"], eps), rms(k, w[f"{at}.key_layernorm.weight"], eps)
+        dims = int(c["head_dim"] * c["partial_rotary_factor"])
+        q, k = (turned(one, dims, c["rope_theta"]) for one in (q, k))
+        slopes = 2.0 ** (-8 * np.arange(1, count + 1) / count) * (1 - max(0, n - first) / (layers - 1) + 1e-5)
+        i, j = np.indices((len(h), len(h)))
+        decay = np.where(j <= i, np.exp(-slopes[:, None, None] * np.maximum(i - j, 0)), 0)
+        out = (q @ k.swapaxes(1, 2) * decay) @ v * c["head_dim"] ** -0.5
+        out = out.swapaxes(0, 1).reshape(len(h), c["group_norm_size"], -1)
+        out = rms(out, 1.0, eps).reshape(len(h), -1) * w[f"{at}.g_norm.weight"]
+        return out * sigmoid(linear(h, w, f"{at}.g_proj"))
+
+    def mixture(h: Array, at: str) -> Array:
+        logits = linear(h, w, f"{at}.gate")
+        scores = sigmoid(logits) if c["score_function"] == "sigmoid" else softmax(logits)
+        groups = (scores + w[f"{at}.gate.expert_bias"]).reshape(len(h), c["n_group"], -1)
+        best = chosen(np.sort(groups, -1)[..., -2:].sum(-1), c["topk_group"])
+        kept = np.zeros(groups.shape[:2], bool)
+        np.put_along_axis(kept, best, True, -1)
+        left = np.where(kept[..., None], groups, left_out).reshape(len(h), -1)
+        out = mlp(h, w, f"{at}.shared_experts")
+        for t, which in enumerate(chosen(left, c["num_experts_per_tok"])):
+            weights = scores[t, which] / (scores[t, which].sum() if c["norm_topk_prob"] else 1)
+            for e, weight in zip(which, weights, strict=True):
+                out[t] += c["routed_scaling_factor"] * weight * mlp(h[t], w, f"{at}.experts.{e}")
+        return out
+
+    x = w["model.word_embeddings.weight"][tokens]
+    for n in range(layers):
+        at = f"model.layers.{n}"
+        h = rms(x, w[f"{at}.input_layernorm.weight"], eps)
+        full = (n + 1) % group == 0 or n >= layers // group * group
+        out = attention(h, f"{at}.attention") if full else recurrent(h, f"{at}.attention", n)
+        x = x + linear(out, w, f"{at}.attention.dense")
+        h = rms(x, w[f"{at}.post_attention_layernorm.weight"], eps)
+        x = x + (mlp(h, w, f"{at}.mlp") if n < c["first_k_dense_replace"] else mixture(h, f"{at}.mlp"))
+    return linear(rms(x, w["model.norm.weight"], eps), w, "lm_head")
+
+
+_LING = (bailing_moe_linear, bailing_moe_v2_5)
+FORMULAS = {one.__name__: one for one in (phixtral, hunyuan, gear, longcat_flash, longcat_flash_ngram, *_LING)}
 CASES = [case for name in FORMULAS for case in family_cases.cases(name) if case.reference == "mlx_lm"]
 
 

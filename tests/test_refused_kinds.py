@@ -399,6 +399,20 @@ def test_an_adapter_that_stands_for_none_is_of_zeros(tmp_path: Path, ckconv: Any
     assert (done.code, "blk.1.ffn_down.lora_a begins with an adapter that is not of" in done.err) == (4, True), done.err
 
 
+@pytest.mark.parametrize(("family", "wrong"), [("falcon_mamba", 2.5), ("bailing_hybrid", -2.5)])
+def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, tmp_path: Path, ckconv: Any) -> None:
+    """A checkpoint has logarithms; one of the wrong sign became NaN, and the conversion ended in exit 5."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    reader = gguf.GGUFReader(tmp_path / "m.gguf", "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "blk.0.ssm_a").data[0] = wrong
+    reader.data.flush()
+
+    done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
+    assert (done.code, f"blk.0.ssm_a has {wrong}, and a checkpoint" in done.err) == (4, True), done.err
+
+
 def test_a_head_that_an_openelm_does_not_compute_with_is_refused(tmp_path: Path, ckconv: Any) -> None:
     """Its class has no head but the embedding where ``share_input_output_layers`` is true; a note said otherwise."""
     case = next(family_cases.cases("openelm"))

@@ -29,7 +29,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import Faults, quoted
 from ckconv.families.catalog import FAMILIES, family_of_gguf
-from ckconv.families.modules import Rule, has_module, paths_of, rules_at
+from ckconv.families.modules import Rule, has_module, paths_of, rule_of, rules_at
 from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, Names, Stored, decoder, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
@@ -227,12 +227,15 @@ def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | Non
 _WEIGHT = ".weight"
 
 
-def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
-    """Canonical module at a path; ``None`` if families differ.
+def module_of(path: str, families: Iterable[str] | None = None, model: ModelConfig | None = None) -> str | None:
+    """Canonical module at a path of a base; without one, ``None`` if families differ.
 
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
     """
+    if model is not None:
+        name, stored = stored_at(path, model)
+        return None if stored is None else _module(name, rule_of(stored))
     rules = rules_at(path)
     found = {_module(*rules[family]) for family in (rules if families is None else families) if family in rules}
     found.discard(None)
@@ -246,14 +249,18 @@ def _module(name: Name, rule: Rule) -> str | None:
     return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
 
 
-def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
-    """Stored names of the module at a Hugging Face or MLX path."""
+def stored_at(path: str, model: ModelConfig) -> tuple[Name, Stored | None]:
+    """Stored names of the module at a Hugging Face or MLX path, of its layer."""
+    family = FAMILIES[model.family]
     for format in (HF, MLX):
-        stored = names_of(family, format).stored
+        names = names_of(family, format)
+        stored = names.stored
         for prefix, instead in (("", ""), *NESTED_PATHS):
             name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
             if path.startswith(prefix) and name.pattern in stored:
-                return name, stored[name.pattern]
+                choices = names.choices.get(name.pattern, ())
+                here = (one for one in choices if Sizes(family, model.scope).has(one.parts[0].row, name.layer))
+                return name, next(here, stored[name.pattern])
     return parse(path), None
 
 
@@ -261,7 +268,7 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
     """Places of the rows at a path, ``None`` for canonical order."""
     if model is not None:
         family = FAMILIES[model.family]
-        name, found = stored_at(path, family)
+        name, found = stored_at(path, model)
         if found is None:
             return None, ""
         if not has_module(found):

@@ -6,6 +6,7 @@ as long as reading them all, ``modules.json`` has the answers of the shipped one
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -133,9 +134,12 @@ def modules_of(families: Iterable[Family]) -> Modules:
         turned |= {family.name} if has_transposed(family) else set()
         for format in (HF, MLX):
             rules, paths = (tables.setdefault(format, {}) for tables in (stored, written))
-            for pattern, found in names_of(family, format).stored.items():
+            names = names_of(family, format)
+            for pattern, found in names.stored.items():
                 if pattern.endswith(_WEIGHT):
-                    rule = _rule(found)
+                    rule = rule_of(found)
+                    if len({one.canonical for one in names.choices.get(pattern, ())}) > 1:  # a base says which
+                        rule = rule._replace(whole=False)
                     path = pattern.removesuffix(_WEIGHT)
                     rules.setdefault(path, defaultdict(set))[rule].add(family.name)  # type: ignore[index]
             for module, path in _paths(family, format).items():
@@ -161,7 +165,8 @@ def has_module(found: Stored) -> bool:
     return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
 
 
-def _rule(found: Stored) -> Rule:
+def rule_of(found: Stored) -> Rule:
+    """The rule for a stored matrix."""
     stacked = bool(found.parts[0].stack)
     return Rule(found.canonical.removesuffix(_WEIGHT), has_module(found), stacked, found.side_by_side)
 
@@ -176,7 +181,8 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     paths |= {found.canonical: found.pattern for found in fused if has_module(found)}
     in_memory = {
         found.canonical: found.pattern
-        for found in reversed([*names.stored.values()])  # of several prefixes the first is written
+        # of several prefixes the first is written
+        for found in reversed([*names.stored.values(), *itertools.chain(*names.choices.values())])
         for cell in found.parts[0].row.cells[format]
         if cell.memory and found.pattern.endswith(f"{cell.name[1:]}{_WEIGHT}")
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.dtypes import BF16, DType
+from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
@@ -126,6 +127,23 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
             before = tensor.extents[0].offset - whole.offset
             if before > 0 and not files.are_zero([whole._replace(nbytes=before)]):
                 yield tensor.source
+
+
+def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
+    """Stored tensors of exponentials with an element that is none, and the first of these."""
+    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.convert import decode
+
+    with Files(index.identities) as files:
+        for tensor in index.tensors.values():
+            sign = EXPONENTIALS.get(tensor.layout.shift, 0)
+            if not sign:
+                continue
+            for _, rows in canonical_pieces(RowReader(tensor, files)):
+                stored = decode(rows, tensor.dtype)
+                if (stored * sign < 0).any():
+                    yield tensor.source, float(stored[stored * sign < 0][0])
+                    break
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:

@@ -91,7 +91,7 @@ def open_mlx_adapter(
     collector = Collector(root)
     unsupported: list[str] = []
     for module, parts in found.items():
-        name = module_of(module, families) or module
+        name = module_of(module, families, model) or module
         outputs, why = placed(module, families, model)
         if outputs and parts.keys() - {Role.A, Role.B}:
             why = f"{quoted(module)} is stored head by head, and only LoRA of it has rules"

@@ -176,7 +176,7 @@ def _add(
     model: ModelConfig | None,
     unsupported: list[str],
 ) -> None:
-    name = module_of(module, families) or module
+    name = module_of(module, families, model) or module
     outputs, why = placed(module, families, model)
     unsupported += [why] if why else _moved(module, parts, outputs)
     if not (Role.A in parts or Role.B in parts):

@@ -247,7 +247,7 @@ def adapter_of_task(index: TensorIndex, task: str) -> TensorIndex:
             pairs.setdefault(found[1], {})[found[2]] = _of(item, names.index(task), len(names), index)
     collector = Collector(index.path)
     for path, pair in pairs.items():
-        name = module_of(path, (config.family,)) or path
+        name = module_of(path, model=config) or path
         turned = name in _TABLES
         parts = {Role.B if (side == "A") == turned else Role.A: Part(stored) for side, stored in pair.items()}
         ranks = [stored.shape[1 if (side == "A") == turned else 0] for side, stored in pair.items()]

@@ -91,7 +91,7 @@ from ckconv.plan.planner import (
     surplus_reasons,
     unknown_architecture,
 )
-from ckconv.plan.probe import PLACEHOLDER, SourceFacts, not_of_zeros, placeholders
+from ckconv.plan.probe import PLACEHOLDER, SourceFacts, no_exponentials, not_of_zeros, placeholders
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, apart, decode_hint, missing_tensors
 from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.mlx import triple_of
@@ -533,6 +533,10 @@ class CheckpointPlanner(Planner):
         self._refuse_grouped(_NO_RULE, unmapped)
         for name in not_of_zeros(self.index):
             text = f"{name} begins with an adapter that is not of zeros, and a checkpoint has no place for it"
+            self.refuse(text, copied_by("gguf"))
+            break
+        for name, value in no_exponentials(self.index):
+            text = f"{name} has {value:.9g}, and a checkpoint the logarithms of decays: no number has that exponential"
             self.refuse(text, copied_by("gguf"))
             break
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
