@@ -228,10 +228,13 @@ _WEIGHT = ".weight"
 
 
 def module_of(path: str, families: Iterable[str] | None = None, model: ModelConfig | None = None) -> str | None:
-    """Canonical module at a path of a base; without one, ``None`` if families differ.
+    """Canonical module at a path; ``None`` if families differ.
 
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
+
+    Args:
+        model: the base, which says of what kind a layer is.
     """
     if model is not None:
         name, stored = stored_at(path, model)

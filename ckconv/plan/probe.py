@@ -130,7 +130,7 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
 
 
 def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
-    """Stored tensors of exponentials with an element that is none, and the first of these."""
+    """Tensors of exponentials, and their first element that is none."""
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.convert import decode
 
