@@ -1,6 +1,7 @@
-"""What llama.cpp makes of texts: ``python llama_cpp_tokens.py FOLDER_OF_LIBRARIES MODEL`` reads a JSON list of them.
+"""What llama.cpp makes of texts: ``python llama_cpp_tokens.py FOLDER_OF_LIBRARIES`` reads requests, one a line.
 
-It prints a list of ids for each, special tokens parsed and added; with ``plain`` behind the model parsed only.
+A request has a ``model``, ``texts``, and the place of a file (``ids``) that gets a list of ids for each, special tokens
+parsed and added; where it is ``plain`` parsed only.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import ctypes
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import llama_cpp_logits
+from consumers import obey
 
 #: Where the pointers of ``llama_model_params`` end; ``vocab_only`` is two before the first switch that is on.
 _SWITCHES = 72
@@ -23,23 +26,28 @@ def words_only(llama: ctypes.CDLL) -> llama_cpp_logits.Opaque:
     return llama_cpp_logits.Opaque.from_buffer(raw)
 
 
-def main(folder: str, model: str, plain: str = "") -> None:
+def main(folder: str) -> None:
     llama = llama_cpp_logits.load(Path(folder))
     llama.llama_tokenize.argtypes = [
         ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
     ]  # fmt: skip
     llama.llama_backend_init()
-    loaded = llama.llama_model_load_from_file(model.encode(), words_only(llama))
-    if not loaded:
-        sys.exit("llama.cpp does not load the model")
-    vocab = llama.llama_model_get_vocab(loaded)
-    made = []
-    for text in json.load(sys.stdin):
-        data = text.encode()
-        ids = (ctypes.c_int32 * (2 * len(data) + 16))()
-        count = llama.llama_tokenize(vocab, data, len(data), ids, len(ids), not plain, True)
-        made.append(ids[:count])
-    json.dump(made, sys.stdout)
+
+    def tokenize(request: dict[str, Any]) -> None:
+        loaded = llama.llama_model_load_from_file(request["model"].encode(), words_only(llama))
+        if not loaded:
+            raise ValueError("llama.cpp does not load the model")
+        vocab = llama.llama_model_get_vocab(loaded)
+        made = []
+        for text in request["texts"]:
+            data = text.encode()
+            ids = (ctypes.c_int32 * (2 * len(data) + 16))()
+            count = llama.llama_tokenize(vocab, data, len(data), ids, len(ids), not request["plain"], True)
+            made.append(ids[:count])
+        llama.llama_model_free(loaded)
+        Path(request["ids"]).write_text(json.dumps(made))
+
+    obey(tokenize)
 
 
 if __name__ == "__main__":

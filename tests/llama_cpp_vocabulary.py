@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
+from consumers import Consumer
 from gguf_copies import add_value, finish
 
 _PREFIX = "tokenizer.ggml."
@@ -43,9 +44,17 @@ def ids_of(keys: Mapping[str, Any], texts: Sequence[str]) -> list[list[int]] | N
         return ids_by_file(written(keys, Path(folder) / "vocabulary.gguf"), texts)
 
 
-def ids_by_file(path: Path, texts: Sequence[str], *plain: str) -> list[list[int]] | None:
+def ids_by_file(path: Path, texts: Sequence[str], *, plain: bool = False) -> list[list[int]] | None:
     """As :func:`ids_of`, of a file that is there."""
-    script = Path(__file__).parent / "llama_cpp_tokens.py"
-    command = [sys.executable, str(script), os.environ["LLAMA_CPP_LIBRARY"], str(path), *plain]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else None
+    with tempfile.TemporaryDirectory() as folder:
+        ids = Path(folder) / "ids.json"
+        said = _llama_cpp().ask({"model": str(path), "texts": list(texts), "ids": str(ids), "plain": plain})
+        return None if said else json.loads(ids.read_text())
+
+
+@cache
+def _llama_cpp() -> Consumer:
+    """One process for all files: starting it takes longer than a tokenizer."""
+    started = Consumer("llama_cpp_tokens.py", os.environ["LLAMA_CPP_LIBRARY"])
+    atexit.register(started.close)
+    return started

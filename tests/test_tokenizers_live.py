@@ -46,9 +46,9 @@ pytestmark = [
 ]
 
 
-def made(path: Path, *plain: str) -> list[list[int]]:
+def made(path: Path, *, plain: bool = False) -> list[list[int]]:
     """llama.cpp's ids of every text."""
-    ids = ids_by_file(path, TEXTS, *plain)
+    ids = ids_by_file(path, TEXTS, plain=plain)
     assert ids is not None, "llama.cpp does not load it"
     return ids
 
@@ -109,7 +109,7 @@ def test_a_released_tokenizer_json_makes_its_librarys_ids(path: str, tmp_path: P
     data = (PACKAGES / path).read_bytes()
     library = tokenizers.Tokenizer.from_str(data.decode())
 
-    found = made(converted(tmp_path, library.get_vocab_size(), tokenizer__json=data), "plain")
+    found = made(converted(tmp_path, library.get_vocab_size(), tokenizer__json=data), plain=True)
 
     wanted = [library.encode(text, add_special_tokens=False).ids for text in TEXTS]
     assert [text for text, ids, theirs in zip(TEXTS, found, wanted, strict=True) if ids != theirs] == []
@@ -125,7 +125,7 @@ def test_a_released_sentencepiece_model_makes_its_librarys_ids(path: str, tmp_pa
     data = (PACKAGES / "mistral_common" / "data" / path).read_bytes()
     library = sentencepiece.SentencePieceProcessor(model_proto=data)
 
-    found = made(converted(tmp_path, library.vocab_size(), tokenizer__model=data), "plain")
+    found = made(converted(tmp_path, library.vocab_size(), tokenizer__model=data), plain=True)
 
     wanted = [library.encode(text) for text in TEXTS]
     plain = [number for number, text in enumerate(TEXTS) if not SPECIAL.search(text)]

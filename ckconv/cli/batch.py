@@ -148,11 +148,7 @@ def _listed(path: Path) -> Iterator[Path]:
 
 
 def _models(sources: Sequence[Path], into: Path) -> list[Model]:
-    """List the models, and the place of each.
-
-    Raises:
-        UsageError: there is none; ``usage.target``, as :func:`destination.places_in` has it.
-    """
+    """List the models, and the place of each."""
     if not sources:
         raise UsageError("usage", "nothing to convert: give SRC... or --from-file LIST")
     return [Model(str(source), place) for source, place in places_in(sources, into)]

@@ -197,11 +197,7 @@ def _tables(file: _File, name: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _check(file: _File, verbs: Mapping[str, str]) -> None:
-    """Check that keys are flags, and tables commands or presets.
-
-    Raises:
-        UsageError: ``usage.defaults``.
-    """
+    """Check that keys are flags, and tables commands or presets."""
     from difflib import get_close_matches
     from importlib import import_module
 
@@ -224,11 +220,7 @@ def _check(file: _File, verbs: Mapping[str, str]) -> None:
 
 
 def _value(option: click.Option, value: Any, key: str, origin: str) -> Any:
-    """The value as the flag's type has it.
-
-    Raises:
-        UsageError: ``usage.defaults``, it is none.
-    """
+    """The value as the flag's type has it."""
     wanted = "true or false" if option.is_flag else "a list" if option.multiple else "one value"
     if isinstance(value, list) != option.multiple or (option.is_flag and not isinstance(value, bool | str)):
         raise _fault(origin, f"{key} is {value!r}, {wanted} expected")

@@ -170,12 +170,7 @@ def command(
 
 
 def _test_templates(index: TensorIndex, settings: Settings) -> None:
-    """Print what every chat template makes of the samples.
-
-    Raises:
-        UnsupportedError: ``system.package``, jinja2 is not installed.
-        UsageError: the model has no chat template.
-    """
+    """Print what every chat template makes of the samples."""
     from ckconv.cli.render import print_json, print_lines
     from ckconv.errors import UsageError
     from ckconv.tokenizer.source import special_texts, templates_of

@@ -569,9 +569,6 @@ def _check(plan: Plan, place: Destination) -> None:
     """Check that every file is as it was written.
 
     The record lists digests of files, but neither what is in a template nor weights.
-
-    Raises:
-        VerifyError, InputError: it is not.
     """
     assert place.directory is not None
     out = open_index(place.directory, base=plan.options.base)
@@ -694,9 +691,6 @@ def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watc
 
     Returns:
         the byte behind the last one, and the SHA-256 of all of them.
-
-    Raises:
-        VerifyError: ``verify.rebuild``, the file has another byte, or none.
     """
     digest = sha256()
     for data, tensor in made:
@@ -716,11 +710,7 @@ def _hold(path: Path, fd: int, at: int, made: Iterable[tuple[Buffer, str]], watc
 
 
 def _check_end(path: Path, fd: int, end: int) -> None:
-    """Check that a file ends at byte ``end``.
-
-    Raises:
-        VerifyError: ``verify.rebuild``, the file goes on.
-    """
+    """Check that a file ends at byte ``end``."""
     size = os.fstat(fd).st_size
     if size != end:
         message = f"has {size:,} bytes, {end:,} are made of the source: byte {end:,} is one too many"
@@ -729,11 +719,7 @@ def _check_end(path: Path, fd: int, end: int) -> None:
 
 @contextmanager
 def _is_there(path: Path) -> Iterator[int]:
-    """The file, open.
-
-    Raises:
-        VerifyError: ``verify.rebuild``, there is none.
-    """
+    """The file, open."""
     if not there(path):
         raise VerifyError(REBUILT, "is missing, and is made of the source", path=path)
     with opened_regular(path) as fd:

@@ -204,11 +204,7 @@ def _source_record(record: Beside, plan: Plan, place: Destination, content: Reco
 
 
 def _place_of(place: Destination, message: str) -> Path:
-    """The directory of an output; standard output has no place beside it.
-
-    Raises:
-        UsageError: ``usage.side-file``, with ``message``.
-    """
+    """The directory of an output; standard output has no place beside it."""
     if place.parent is None:
         raise UsageError("usage.side-file", message)
     return place.parent

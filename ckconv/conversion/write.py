@@ -487,11 +487,7 @@ def _write_file(
 
 @contextmanager
 def _to_reader() -> Iterator[None]:
-    """Turn a failed write to stdout into an error, a closed pipe too.
-
-    Raises:
-        OutputError: ``output.write`` or ``output.space``.
-    """
+    """Turn a failed write to stdout into an error, a closed pipe too."""
     try:
         yield
     except BrokenPipeError as error:

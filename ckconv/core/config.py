@@ -557,6 +557,19 @@ def config_differences(
     return found
 
 
+def worded_fields(config: ModelConfig, *, factors: bool) -> set[str]:
+    """Fields of a configuration that a file without them says something by.
+
+    All but a bump file have words for a window, and what computes without one attends to everything; so they have for a
+    scaling by a factor.
+
+    Args:
+        factors: a tensor has what RoPE is scaled by.
+    """
+    by_keys = (config.rope_scaling or {}).get("rope_type") in SCALED_BY_KEYS and not factors
+    return {"sliding_window", *(["rope_scaling"] if by_keys else [])}
+
+
 def _in_float32(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(_in_float32(item) for item in value)

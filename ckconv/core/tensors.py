@@ -591,11 +591,7 @@ class Named(Mapping[str, Tensor]):
         return plain_tensor(name.removeprefix(self._before), self._found(name))
 
     def _found(self, name: str) -> StoredTensor:
-        """Find a tensor by name; in stored order without a table of names.
-
-        Raises:
-            KeyError: no stored tensor has this name.
-        """
+        """Find a tensor by name; in stored order without a table of names."""
         own, at = name[len(self._before) :], self._next
         if not name.startswith(self._before):
             raise KeyError(name)

@@ -127,9 +127,6 @@ def _steps(family: Family, taker: str, name: str, known: dict[str, int], above: 
 
     Args:
         taker: whose defaults count.
-
-    Raises:
-        ExpressionError: it leads back to itself, or too far.
     """
     if name in above or len(above) > _MOST_STEPS:
         raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")

@@ -617,11 +617,7 @@ def huggingface_config(
 
 
 def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: ModelConfig) -> None:
-    """Check that every stated parameter is in the model.
-
-    Raises:
-        InputError: ``family.file``.
-    """
+    """Check that every stated parameter is in the model."""
     source, scope = ConfigSource(own), made.scope
     for name, row in family.parameters.items():
         cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]

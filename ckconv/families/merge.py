@@ -333,11 +333,7 @@ def _shipped(path: Path) -> Table:
 
 
 def _read(path: Path) -> Table:
-    """Read one file.
-
-    Raises:
-        InputError: ``family.file``, it is no TOML or too long, a section is not known, or a value has another type.
-    """
+    """Read one file."""
     try:
         if path.exists() and not path.is_file():
             raise fault(path, "is not a regular file")

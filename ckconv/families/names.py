@@ -16,7 +16,17 @@ from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER
-from ckconv.families.schema import FAMILIES_KEPT, WHOLE_NUMBERS, Cell, Family, Fusion, TensorRow, load, stored_higher
+from ckconv.families.schema import (
+    EXPERTS,
+    FAMILIES_KEPT,
+    WHOLE_NUMBERS,
+    Cell,
+    Family,
+    Fusion,
+    TensorRow,
+    load,
+    stored_higher,
+)
 
 # -- Tensor rows of a family, compiled for a format: names and parts ---------------------------------------------------
 # A name is looked up with its whole-number segments replaced (:func:`ckconv.core.tensors.parse`: ``{n}``, ``{e}``), so
@@ -377,10 +387,11 @@ def shift_of(family: Family, canonical: str) -> float:
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)
-def tables_of(family: Family) -> frozenset[str]:
-    """Canonical patterns of tables of whole numbers."""
+def tables_of(family: Family, *values: str) -> frozenset[str]:
+    """Canonical patterns of tables of whole numbers, or of some values."""
+    kinds = values or (WHOLE_NUMBERS, EXPERTS)
     written = names_of(family, GGUF).written.values()
-    return frozenset(part.canonical for found in written for part in found.parts if part.value == WHOLE_NUMBERS)
+    return frozenset(part.canonical for found in written for part in found.parts if part.value in kinds)
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)

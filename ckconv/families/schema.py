@@ -279,11 +279,12 @@ def condition(reader: Fields, item: object) -> Condition:
 
 # -- Section ``[tensors]`` of a family file: rows of tensors -----------------------------------------------------------
 
-#: A table of whole numbers, which GGUF holds as I32 and a checkpoint as I64: ``tid2eid`` of a DeepSeek V4.
-WHOLE_NUMBERS = "whole"
+#: Tables of whole numbers, which GGUF holds as I32 and a checkpoint as I64; the second of those that name experts, as
+#: ``tid2eid`` of a DeepSeek V4.
+WHOLE_NUMBERS, EXPERTS = "whole", "experts"
 
 #: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
-VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP, "exp": EXP, WHOLE_NUMBERS: 0}
+VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP, "exp": EXP, WHOLE_NUMBERS: 0, EXPERTS: 0}
 
 
 def stored_higher(value: str | float) -> float:

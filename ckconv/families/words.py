@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ckconv.core.config import FIELD_OF, SCALED_BY_KEYS, ModelConfig, config_differences
+from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
@@ -174,8 +174,7 @@ def read_otherwise(made: ModelConfig, config: ModelConfig, *, of: str, factors: 
         factors: a tensor has what RoPE is scaled by.
     """
     ours, theirs = (replace(without_aids(without_noted(one)), context_length=0) for one in (config, made))
-    by_keys = (config.rope_scaling or {}).get("rope_type") in SCALED_BY_KEYS and not factors
-    worded = {"sliding_window", *(["rope_scaling"] if by_keys else [])}
+    worded = worded_fields(config, factors=factors)
     found = dict[str, tuple[object, object]]()
     for name, (mine, other) in config_differences(ours, theirs, same_words=False, worded=(worded, worded)).items():
         if isinstance(mine, dict) and isinstance(other, dict):

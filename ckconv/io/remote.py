@@ -203,11 +203,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _sent(url: str) -> tuple[str, dict[str, str]]:
-    """An address escaped for sending, and its authorization header.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """An address escaped for sending, and its authorization header."""
     parts = urlsplit(url)
     if parts.port is not None and not parts.hostname:
         raise ValueError
@@ -356,11 +352,7 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs":
 
 @contextmanager
 def _attempted(url: str) -> Iterator[None]:
-    """Turn exceptions of the packages into errors about an address.
-
-    Raises:
-        OutputError: ``remote.read``.
-    """
+    """Turn exceptions of the packages into errors about an address."""
     try:
         yield
     except (CkconvError, OSError, EOFError):

@@ -225,9 +225,6 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
     """Start to fetch in a thread.
 
     Not of a pool: the end of the process does not wait for a slow server.
-
-    Raises:
-        OutputError: ``system``, the user may have no more threads.
     """
     found: Future[bytes] = Future()
 

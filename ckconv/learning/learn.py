@@ -152,11 +152,7 @@ def learn(
 
 
 def _with_names(found: Learned, draft: _Draft, pair: Pair, directory: TensorIndex, name: str, rows: int) -> Learned:
-    """The same with the names of an MLX directory.
-
-    Raises:
-        InputError: ``learn.check``, no such directory is made of the checkpoint, or the other way round.
-    """
+    """The same with the names of an MLX directory."""
     with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
         path = Path(folder) / f"{name}.toml"
         path.write_text(found.text)
@@ -190,11 +186,7 @@ def _compared(found: Learned, draft: _Draft, pairs: Sequence[Pair], name: str, c
 
 
 def _check_answers(pairs: Sequence[Pair], confirmed: Mapping[str, str]) -> None:
-    """Check that each answer is about a key that the files have.
-
-    Raises:
-        UsageError: ``usage.flag``.
-    """
+    """Check that each answer is about a key that the files have."""
     known = {key for pair in pairs for keys in (pair.flat, pair.document, pair.keys) for key in keys}
     for key in confirmed:
         if key not in known:
@@ -223,12 +215,7 @@ def _of_text(family: Family) -> bool:
 
 
 def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
-    """The two files of a pair.
-
-    Raises:
-        InputError: ``learn.pair``, one of them is something else, or ends too early.
-        UnsupportedError: ``learn.type``.
-    """
+    """The two files of a pair."""
     ours, theirs = open_index(checkpoint), open_index(model)
     if ours.format != "safetensors" or theirs.format != "gguf" or not ours.metadata.get("model_type"):
         message = f"a checkpoint and a GGUF expected, got {ours.format} and {theirs.format}"
@@ -261,11 +248,7 @@ def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:
 
 
 def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
-    """Check that every tensor of the GGUFs was found in the checkpoint.
-
-    Raises:
-        InputError: ``learn.values``, ``learn.untraced``.
-    """
+    """Check that every tensor of the GGUFs was found in the checkpoint."""
     if not traced.untraced:
         return
     count = len(traced.untraced)

@@ -119,11 +119,7 @@ def _tokens(pair: Pair) -> list[int]:
 
 
 def _apart(checkpoint: Path, model: Path, folder: Path, tokens: list[int]) -> float:
-    """Largest difference of logits, in parts of the largest.
-
-    Raises:
-        InputError: ``learn.logits``.
-    """
+    """Largest difference of logits, in parts of the largest."""
     limit = max((_CLOSE[tensor.dtype.name] for index in (checkpoint, model) for tensor in open_index(index).stored
                  if tensor.dtype.name in _CLOSE and len(tensor.shape) > 1), default=None)  # fmt: skip
     if limit is None:
@@ -157,11 +153,7 @@ def _rows(library: str, model: Path, folder: Path, tokens: list[int]) -> np.ndar
 
 
 def _ask(act: str, asked: Mapping[str, Any]) -> Any:
-    """Have a process of its own do something.
-
-    Raises:
-        InputError: ``learn.logits``, with what the library says.
-    """
+    """Have a process of its own do something."""
     # -P: no module of the working directory takes the place of a library's.
     command = [sys.executable, "-P", "-c", f"from ckconv.learning.logits import main; main({act!r})"]
     env = {**os.environ, **_QUIET}
@@ -188,11 +180,7 @@ def _ask(act: str, asked: Mapping[str, Any]) -> Any:
 
 
 def _made(family: Path, pair: Pair, made: Path) -> Mapping[str, tuple[Any, Any]]:
-    """Make a checkpoint of other sizes with drawn values.
-
-    Raises:
-        InputError: ``learn.logits``, transformers takes none.
-    """
+    """Make a checkpoint of other sizes with drawn values."""
     made.mkdir()
     beside = pair.checkpoint.path if pair.checkpoint.path.is_dir() else pair.checkpoint.path.parent
     for path in beside.iterdir():

@@ -15,6 +15,9 @@ from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.names import tables_of
+from ckconv.families.schema import EXPERTS
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.quant.convert import side_by_side
 from ckconv.quant.mlx import triple_of, triple_type
@@ -97,7 +100,13 @@ def gather(index: TensorIndex) -> SourceFacts:
     packed = {name: tensor for name, tensor in packed.items() if tensor.packed}
     with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
-    experts = (index.config.num_experts or 0) if index.config else 0
+    config = index.config
+    tables = tables_of(FAMILIES[config.family], EXPERTS) if config and config.family in FAMILIES else frozenset()
+    experts = config.num_experts if config else 0
+
+    def beyond(tensor: Tensor, files: Files) -> tuple[int, int] | None:
+        return _beyond_i32(tensor, files, experts if parse(tensor.name).pattern in tables else 0)
+
     return SourceFacts(
         tied,
         _Looked(index, beside, _unfit),
@@ -107,7 +116,7 @@ def gather(index: TensorIndex) -> SourceFacts:
         beyond=_Looked(
             index,
             {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"},
-            lambda tensor, files: _beyond_i32(tensor, files, experts if tensor.name.endswith(".router_table") else 0),
+            beyond,
         ),
     )
 

@@ -375,11 +375,7 @@ def _recovered(path: Path, over: Collection[Path], *, lasting: bool) -> tuple[li
 
 
 def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal]:
-    """The journals of one output, in all directories that name each other.
-
-    Raises:
-        OSError: one of them is busy.
-    """
+    """The journals of one output, in all directories that name each other."""
     found = _read(staged)
     if found is None:
         return []
@@ -419,11 +415,7 @@ def _read(staged: Directory) -> tuple[Journal, list[str]] | None:
 
 
 def _place(names: object) -> Place:
-    """A place that a journal names.
-
-    Raises:
-        ValueError: it is none: somebody made it by hand.
-    """
+    """A place that a journal names."""
     if not isinstance(names, list) or len(names) not in (1, 2):
         raise ValueError(names)
     for name in names:

@@ -355,11 +355,7 @@ class Outputs:
         self._told += told
 
     def _describe(self) -> None:
-        """Decide where each file goes; named links are followed with ``force``.
-
-        Raises:
-            OutputError: ``output.exists``, it is one, and there is no ``force``; ``output.special``.
-        """
+        """Decide where each file goes; named links are followed with ``force``."""
         given = self._given_directory
         directory = self._directory = self._followed(given) if given else None
         outputs: list[tuple[Path, Room | Small]] = [*self._small.items(), *self._large.items()]
@@ -519,11 +515,7 @@ class Outputs:
                 raise
 
     def _check_alone(self) -> None:
-        """Check that an empty directory has no files of other programs by now.
-
-        Raises:
-            OutputError: ``output.exists``.
-        """
+        """Check that an empty directory has no files of other programs by now."""
         if self._alone and not self._force and self._directory is not None:
             with failing(self._directory):
                 if any(path.name != LOCK and not is_temporary(path.name) for path in self._directory.iterdir()):

@@ -217,11 +217,7 @@ def _prepare(plan: Plan) -> PendingRecord:
 
 
 def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
-    """Record of a bump source, for the bump made from it.
-
-    Raises:
-        InputError: ``record.*``, it is malformed, or belongs to another bump.
-    """
+    """Record of a bump source, for the bump made from it."""
     from ckconv.record.conversion import recorded_options
     from ckconv.record.read import record_beside
 

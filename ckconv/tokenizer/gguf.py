@@ -243,11 +243,7 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
 
 
 def _normalized(normalizer: object) -> tuple[str, ...]:
-    """llama.cpp takes text as it is.
-
-    Raises:
-        LeftOut: common texts would have other ids.
-    """
+    """llama.cpp takes text as it is."""
     kinds = list(dict.fromkeys(_kinds(normalizer)))
     for kind in kinds:
         if kind not in _HARMLESS:

@@ -543,11 +543,7 @@ def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[st
 
 
 def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether a space is put before a text; and notes.
-
-    Raises:
-        LeftOut: more is done to a text than that and making every space a piece.
-    """
+    """Whether a space is put before a text; and notes."""
     prefix, escaped = False, False
     notes: list[str] = []
     for step in steps(document.get("normalizer"), "normalizers"):
@@ -587,9 +583,6 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
 
     Args:
         pieces: all words that are made of characters.
-
-    Raises:
-        LeftOut: the merges have an order that scores of pieces cannot have.
     """
     if sum(len(piece) ** 2 for piece in pieces) > _MAX_CUT:
         raise LeftOut("its pieces are too long to be looked through (tokenizer.json)")
@@ -624,9 +617,6 @@ def _check_ties(pairs: list[tuple[str, str]]) -> None:
     """Check pieces of equal scores: runs of one character only.
 
     As the spaces of llama's vocabulary: the leftmost run is made longer.
-
-    Raises:
-        LeftOut: the merges have another order.
     """
     for _, same in groupby(pairs, key=lambda pair: pair[0][0]):
         run = list(same)

@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS, SCALED_BY_KEYS, ModelConfig, config_differences
+from ckconv.core.config import CONFIG_KEYS, config_differences, worded_fields
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import PREFIX, MetadataKind, TensorIndex, Tower
+from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
@@ -129,19 +129,13 @@ def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]
     ours, theirs = without_aids(ours), without_aids(theirs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
-    return config_differences(ours, theirs, same_words=same_words, worded=(_worded(a, theirs), _worded(b, ours)))
-
-
-def _worded(index: TensorIndex, other: ModelConfig) -> set[str]:
-    """Fields of a configuration that a file without them says something by.
-
-    All but a bump file have words for a window, and what computes without one attends to everything; so they have for a
-    scaling by a factor, unless a tensor has it.
-    """
-    if index.metadata_kind is MetadataKind.OWN:
-        return set()
-    by_keys = (other.rope_scaling or {}).get("rope_type") in SCALED_BY_KEYS and "rope_frequencies" not in index.tensors
-    return {"sliding_window", *(["rope_scaling"] if by_keys else [])}
+    worded = [
+        set()
+        if index.metadata_kind is MetadataKind.OWN
+        else worded_fields(other, factors=ROPE_FREQUENCIES in index.tensors)
+        for index, other in ((a, theirs), (b, ours))
+    ]
+    return config_differences(ours, theirs, same_words=same_words, worded=worded)
 
 
 def _told(name: str, other: str) -> str:

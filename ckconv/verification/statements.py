@@ -24,6 +24,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
+from ckconv.families.keys import full_key
 from ckconv.families.names import is_beside_text
 from ckconv.io.files import open_source
 from ckconv.options import Options
@@ -347,13 +348,20 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
             yield Fact(key, None, "one", CONFIG_NAME)
     for role, number in (_roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
-        own = next((name for name in source.metadata if name.endswith(f".ple.{key}")), "")  # the class's, of Qwen 4
-        number = stored_value(source, own) if own else number
+        number = next((own for own in _stored_as(source, key) if own is not None), number)
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine) or _is_asked(key, options):
             continue
         if said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
             yield Fact(key, _shown(said), str(number), CONFIG_NAME)
+
+
+def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
+    """Values of a GGUF's keys that a family has for one of ``config.json``."""
+    family = FAMILIES[source.config.family] if source.config else None
+    for row in family.parameters.values() if family else ():
+        if any(cell.key == key for cell in row.key_cells("hf")):
+            yield from (stored_value(source, full_key(source.architecture, cell.key)) for cell in row.key_cells("gguf"))
 
 
 # -- Tokenizers -------------------------------------------------------------------------------------------------------

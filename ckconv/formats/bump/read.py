@@ -389,11 +389,7 @@ def index_bump5(
 
 
 def _check_template(path: Path, model_type: str) -> None:
-    """Refuse entries of a family that the engine may compute wrong.
-
-    Raises:
-        UnsupportedError: ``model.architecture``.
-    """
+    """Refuse entries of a family that the engine may compute wrong."""
     family = family_of_model_type(model_type)
     row = row_family(family.name).engines.get(TEMPLATED) if family else None
     if row is not None and row.absent:
@@ -412,9 +408,6 @@ def _merged(
     """Merge up to three documents under Hugging Face's keys.
 
     ``config.json`` goes first.
-
-    Raises:
-        InputError: ``model.config``, they contradict each other.
     """
     others = {
         "the file's metadata": huggingface_config(metadata.document if metadata else None),

@@ -381,9 +381,6 @@ def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: M
     """Numbers of the scaling from rows of the family.
 
     Besides its type, factor and original context.
-
-    Raises:
-        InputError: ``model.config``, a key is no number.
     """
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
@@ -561,9 +558,6 @@ def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
     """Shape of a tensor before its rows were cut anew.
 
     Empty where no key says one.
-
-    Raises:
-        InputError: ``gguf.shape``, the key says no shape of as many elements.
     """
     key = f"{ORIGINAL_SHAPE}{stored.name}"
     found = value_of(file.metadata, key)

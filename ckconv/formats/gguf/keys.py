@@ -222,11 +222,7 @@ def _keys_of(architecture: str, parameters: Iterable[tuple[str, str]]) -> set[st
 
 
 def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Iterable[str]) -> dict[str, Value]:
-    """The metadata without the keys that a flag names.
-
-    Raises:
-        UsageError: a glob matches nothing, or a key without which no file is a model.
-    """
+    """The metadata without the keys that a flag names."""
     needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *computing}
     needed |= {key for key in metadata if key.startswith(ORIGINAL_SHAPE)}
     going: set[str] = set()
@@ -246,9 +242,6 @@ def _with_set(
     """Metadata with the values that a flag sets.
 
     In the type of the key, there or in a table; or what the text looks like.
-
-    Raises:
-        UsageError: the key is one that the tensors decide, or the text is no value of the type.
     """
     made = dict(metadata)
     for key, text in pairs:
@@ -265,11 +258,7 @@ def _with_set(
 def _check_numbers(
     metadata: Mapping[str, Value], keys: Collection[str], architecture: str, parameters: Iterable[tuple[str, str]]
 ) -> None:
-    """Check numbers that flags set as a reader of the file does.
-
-    Raises:
-        UsageError: ``usage.meta``.
-    """
+    """Check numbers that flags set as a reader of the file does."""
     fail = partial(InputError, "usage.meta")
     for name, own in parameters:
         number, key = NUMBERS.get(FIELD_OF.get(name, "")), f"{architecture}.{own}"
@@ -283,11 +272,7 @@ def _check_numbers(
 
 
 def _check_vocabulary(before: Mapping[str, Value], after: Mapping[str, Value], keys: Collection[str]) -> None:
-    """Check the number of tokens and the tokenizer after edits.
-
-    Raises:
-        UsageError: ``usage.meta``.
-    """
+    """Check the number of tokens and the tokenizer after edits."""
     count = _length(before[TOKENS]) if TOKENS in before else 0
     for key in (key for key in keys if count and key in PER_TOKEN):
         found = _length(after[key])

@@ -112,8 +112,10 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
 
 
 def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> None:
-    """Raise ``plan.refused`` if a made document reads as another model."""
+    """Raise ``plan.refused`` if a document is refused or is another model."""
     assert index.config is not None
+    if CONSUMERS[said.format] == TRANSFORMERS:
+        check_fit(document, index.config)
     config = replace(index.config, rope_scaling=dict(said.rope_scaling) if said.rope_scaling else None)
     family, consumer = _family(config), CONSUMERS[said.format]
     try:
@@ -433,8 +435,6 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         return b""
     document = build_document(config, _facts(index, config, said))
     document |= {key: value for key, value in wanted.items() if not document.get(key)}
-    if CONSUMERS[said.format] == TRANSFORMERS:
-        check_fit(document, config)
     check_read(document, index, said)
     return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
 

@@ -225,11 +225,7 @@ class _Edits:
     # -- Values
 
     def _value(self, place: _Place, text: str) -> Any:
-        """Text as a value of the class's type, or of the old value's.
-
-        Raises:
-            UsageError: it is none, or the tensors decide the key.
-        """
+        """Text as a value of the class's type, or of the old value's."""
         key = place.path[-1]
         if place.file == CONFIG_NAME and key in _DECIDED and self._index.config is not None:
             raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
@@ -301,11 +297,7 @@ class _Edits:
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
 
     def _check_kind(self, family: Family | None) -> None:
-        """Check that an edited document names the class of the tensors.
-
-        Raises:
-            UsageError: ``usage.meta``, they were named for a class that the document would not name.
-        """
+        """Check that an edited document names the class of the tensors."""
         index = self._index
         assert index.config is not None
         seen = tower_of_document(self._before[CONFIG_NAME])

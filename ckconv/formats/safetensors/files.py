@@ -422,11 +422,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
 
 
 def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
-    """Choose the tensors' files for a named index, file or shard.
-
-    Raises:
-        InputError: ``index.missing``.
-    """
+    """Choose the tensors' files for a named index, file or shard."""
     shard, index = parse_shard_name(path.name), path.with_name(_index_of(path.name))
     if path.name.endswith(INDEX_SUFFIX) or not path.exists():
         return _Chosen(path) if path.name.endswith(INDEX_SUFFIX) else _Chosen(None, (path.name,))
@@ -552,12 +548,7 @@ def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) ->
 
 
 def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
-    """Say whether the directory has a regular file of this name.
-
-    Raises:
-        InputError: ``index.path``, the name leads out of the directory and may not, or is not a regular file;
-            ``input.unreadable``, the system does not tell.
-    """
+    """Say whether the directory has a regular file of this name."""
     path = root / name
     try:
         linked = path.is_symlink() or (path.parent != root and path.parent.is_symlink())

@@ -104,11 +104,7 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
 
 
 def _numbers(stored: StoredTensor, declared: Declared, suffix: str, *types: DType) -> list[int]:
-    """Integers of a small array; bytes of a text where these types say so.
-
-    Raises:
-        Misfit: it is of another type: its bits are other numbers.
-    """
+    """Integers of a small array; bytes of a text where these types say so."""
     if stored.dtype not in (types or (I32, I64)):
         expected = "bytes of a text" if types else "integers"
         raise Misfit(f"{suffix[1:]} is {stored.dtype}, {expected} expected")
