@@ -102,6 +102,20 @@ def test_deepseek_v3s_are_left_out_of_a_gguf_as_the_converter_leaves_them_out(tm
         assert any(one.startswith("model.layers.2.") for one in names) == there
 
 
+def test_a_ling_3_with_two_is_refused_where_llama_cpp_drafts_with_one(tmp_path: Path, ckconv: Any) -> None:
+    root = source(tmp_path / "hf", "bailing_hybrid")
+    stored = load_file(root / "model.safetensors")
+    (root / "model.safetensors").unlink()
+    more = {name.replace(".layers.4.", ".layers.5."): array for name, array in stored.items() if ".layers.4." in name}
+    save_file(stored | more, root / "model.safetensors")
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
+
+    done = ckconv("convert", root, tmp_path / "m.gguf")
+    assert (done.code, "has one layer that predicts a further token, not 2" in done.err) == (4, True), done.err
+    assert ckconv("convert", root, tmp_path / "m.gguf", "--drop", "mtp").code == 0
+
+
 def test_glm_4_7s_come_back_out_of_a_gguf_that_is_a_deepseek_v3s(tmp_path: Path) -> None:
     root = source(tmp_path / "hf", "glm4_moe_lite")
 
