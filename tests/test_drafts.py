@@ -107,7 +107,7 @@ def test_a_ling_3_with_two_is_refused_where_llama_cpp_drafts_with_one(tmp_path: 
     stored = load_file(root / "model.safetensors")
     (root / "model.safetensors").unlink()
     more = {name.replace(".layers.4.", ".layers.5."): array for name, array in stored.items() if ".layers.4." in name}
-    save_file(stored | more, root / "model.safetensors")
+    save_file(root / "model.safetensors", stored | more)
     config = json.loads((root / "config.json").read_text())
     (root / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
 
