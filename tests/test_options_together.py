@@ -247,3 +247,18 @@ def test_a_list_over_layers_has_a_number_for_each(
     found = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/out/", "--to", "hf")
     assert (found.code, said in found.err) == (3, True), found.err
     assert ckconv("convert", tmp_path / "n.gguf", tmp_path / "copy.gguf").code == 0
+
+
+def test_a_key_that_is_set_to_what_no_family_reads_is_set_in_a_copy_and_refused_elsewhere(
+    tmp_path: Path, ckconv
+) -> None:
+    source, set_meta = recorded("mimo_v2_flash", tmp_path / "hf"), ("--set-meta", "mimo2.rope.dimension_count=7")
+    ckconv("convert", source, tmp_path / "m.gguf")
+    assert ckconv("edit", tmp_path / "m.gguf", tmp_path / "n.gguf", *set_meta).code == 0
+    assert read_gguf(tmp_path / "n.gguf").metadata["mimo2.rope.dimension_count"].value == 7
+    assert ckconv("verify", tmp_path / "n.gguf", tmp_path / "m.gguf", *set_meta).code == 0
+    assert "mimo2.rope.dimension_count is 7" in ckconv("verify", tmp_path / "n.gguf", tmp_path / "m.gguf").err
+
+    found = ckconv("convert", source, tmp_path / "o.gguf", *set_meta)
+    said = "--set-meta would make a model that is not read: mimo2.rope.dimension_count is 7"
+    assert (found.code, said in found.err) == (2, True), found.err

@@ -30,7 +30,7 @@ from ckconv.conversion.write import Losses, digested, holes, write_archive, writ
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
-from ckconv.errors import InputError, VerifyError, counted, shown
+from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
@@ -478,6 +478,8 @@ class _Staged:
         assert compared is not None
         framed = any(frame.header for frame in self._container.frames)
         out = self._open()  # a header holds the digest now
+        if out.misfit is not None and plan.options.set_meta and plan.index.format != out.format:
+            raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {out.misfit.message}")
         checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}

@@ -78,7 +78,6 @@ _FILLS = r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?"
 
 _TOKENS = "tokenizer.ggml.tokens"
 _DOCUMENT = "tokenizer.json: "
-_ARCHITECTURE = "general.architecture"
 _TIED = "tie_word_embeddings"
 
 #: Differences that are looked for: more say nothing more.
@@ -128,8 +127,11 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
     if source.config is None:
         return
     if out.config is None:
-        if out.metadata_kind is source.metadata_kind is MetadataKind.TYPED and _is_asked(_ARCHITECTURE, options):
-            yield from _of_keys(out, source, options)  # a copy under another name: every other key is the same
+        edited = out.metadata_kind is source.metadata_kind and (options.set_meta or options.drop_meta)
+        if edited and out.metadata_kind is MetadataKind.TYPED:
+            yield from _of_keys(out, source, options)  # a copy as no family, for a key that is asked for
+        elif edited and out.metadata_kind is MetadataKind.DOCUMENT:
+            yield from _of_documents(out, source, options)
         elif out.metadata_kind is not MetadataKind.OWN:
             mine = f"not read ({out.misfit.message})" if out.misfit else "not known"
             yield Fact("the architecture", mine, repr(source.config.family))
@@ -271,8 +273,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             if places.get(stored.name) != stored.extent.path.name:
                 place = _shown(places.get(stored.name))
                 yield Fact(f"weight_map.{stored.name}", place, repr(stored.extent.path.name), out.shard_index.name)
-    headless = out.config is not None and "output" not in FAMILIES[out.config.family].tensors  # a classifier
-    tied = "output.weight" not in out.tensors and not headless
+    headed = out.config is not None and "output" in FAMILIES[out.config.family].tensors  # no classifier
+    tied = headed and "output.weight" not in out.tensors
     said = mine.get(_TIED, default_of(mine, _TIED))
     copied = out.format == source.format and "output.weight" not in source.tensors and said == meant.get(_TIED)
     if tied and said is False and not copied and not _is_asked(_TIED, options):

@@ -454,7 +454,7 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         part = config.rotary_dim if family.rope and config.rotary_dim not in (0, head) else None
         for name, turned in (("rope_dim", part), ("local_dim", own.get("local_dim"))):
             if turned is not None and not (2 <= turned <= head and turned % 2 == 0):
-                key = next(iter(gguf_words(family, name)), name)
+                key = next(iter(gguf_words(family, name)), f"{architecture}.rope.dimension_count")
                 raise fail(f"{key} is {turned}, which is no number of pairs within the {head} elements of a head")
         return replace(config, **found, own=own)
     except (ParameterError, ExpressionError) as error:
