@@ -262,3 +262,11 @@ def test_a_key_that_is_set_to_what_no_family_reads_is_set_in_a_copy_and_refused_
     found = ckconv("convert", source, tmp_path / "o.gguf", *set_meta)
     said = "--set-meta would make a model that is not read: mimo2.rope.dimension_count is 7"
     assert (found.code, said in found.err) == (2, True), found.err
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5_encoder", "modernbert", "nemotron", "stablelm"])
+def test_keys_that_llama_cpps_converter_writes_for_nobody_are_no_loss(family: str, tmp_path: Path, ckconv) -> None:
+    name = {"stablelm": "quarter", "nemotron": "half"}.get(family, "")
+    ckconv("convert", recorded(family, tmp_path / "hf", name), tmp_path / "m.gguf")
+    found = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf")
+    assert (found.code, "left out, as llama.cpp" in found.out) == (0, False), found.out + found.err
