@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES, Result
+from family_cases import cases, families
+from family_cases import checkpoint as checkpoint_of
 from gguf_copies import finish
 
 import ckconv
 from ckconv import Options
-from ckconv.errors import InputError, UnsupportedError, UsageError
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError
 from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import ggml_python, quantize
 
@@ -125,6 +127,29 @@ def test_the_types_of_every_layer_are_llama_quantizes(
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word), verify=False)
 
     assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_architecture_has_the_types_that_llama_quantize_gives(
+    part: int, llama_quantize: Quantizer, tmp_path: Path
+) -> None:
+    """Of one model of every family: what stays floats, and every block."""
+    seen, wrong = 0, []
+    for family in families()[part::8]:
+        root, case = tmp_path / family, next(cases(family))
+        root.mkdir()
+        try:
+            source = checkpoint_of(case.recorded, root / "hf")
+            ckconv.convert(source, root / "plain.gguf", options=Options(), verify=False)
+        except CkconvError:
+            continue
+        theirs = llama_quantize(root / "plain.gguf", root / "q.gguf", WORDS["q4_k_m"][0])
+        ckconv.convert(source, root / "ours.gguf", options=Options(quantize="q4_k_m"), verify=False)
+        seen += 1
+        if tensors(root / "ours.gguf") != tensors(theirs):
+            wrong.append(family)
+    assert seen > 10
+    assert wrong == []
 
 
 @pytest.mark.parametrize("word", ["q3_k_m", "q4_k_m"])

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
 from conftest import FIXTURES, Result
+from family_cases import cases, families
+from family_cases import checkpoint as checkpoint_of
 from mlx_cases import CASES, by_mlx, digest, weights
 from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv import Options
 from ckconv.core.dtypes import DTYPES
-from ckconv.errors import UnsupportedError, UsageError
+from ckconv.errors import CkconvError, UnsupportedError, UsageError
+from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.quantize import planes_of
 
@@ -101,6 +104,52 @@ def test_a_model_is_what_mlx_lm_makes_of_it(model: str, word: str, tmp_path: Pat
     assert tensors_of(tmp_path / "ours") == tensors_of(theirs)
     for key in ("quantization", "quantization_config"):
         assert settings(tmp_path / "ours")[key] == settings(theirs)[key]
+
+
+#: Modules of a class that leaves them out in some layers: they have codes in every layer here.
+_IN_SOME_LAYERS = ("attention.q_proj", "attention.g_proj")
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_single_modules_get_what_their_class_asks_for(part: int, tmp_path: Path) -> None:
+    """Of every class that recorded models have: matrices that are no ``nn.Linear``, and its ``quant_predicate``."""
+    utils = pytest.importorskip("mlx_lm.utils")
+    general, wrong, seen = quantization_of("affine:4:32", ""), [], 0
+    for family in families()[part::8]:
+        for case in cases(family):
+            hf, dense = tmp_path / f"{family}-{case.name}", tmp_path / f"{family}-{case.name}-mlx"
+            try:
+                ckconv.convert(checkpoint_of(case.recorded, hf), f"{dense}/", to="mlx", verify=False)
+                model, config = utils.load_model(dense, lazy=True)
+            except (CkconvError, ValueError):  # not to MLX, or of another program than mlx-lm
+                continue
+            seen += 1
+            asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+            for path, module in model.named_modules():
+                matrix = module.get("weight")
+                if matrix is None or matrix.ndim < 2 or type(module).__name__ == "Conv1d":
+                    continue
+                if config["model_type"] == "bailing_moe_v3" and path.endswith(_IN_SOME_LAYERS):
+                    continue
+                said = hasattr(module, "to_quantized") and asked(path, module)
+                theirs = EIGHT if isinstance(said, dict) else general if said else None
+                if (got := default_of(path, config["model_type"], general, 64)) != theirs:
+                    wrong.append((family, case.name, path, str(got), str(theirs)))
+    assert seen > 10
+    assert sorted(set(wrong)) == []
+
+
+def test_no_codes_are_made_where_a_class_loads_none(tmp_path: Path) -> None:
+    utils = pytest.importorskip("mlx_lm.utils")
+    recorded = next(case for case in cases("deepseek") if case.name == "as_released").recorded
+    source = checkpoint_of(recorded, tmp_path / "hf")
+
+    ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="affine:4:32"))
+
+    assert utils.load_model(tmp_path / "m")
+    options = Options(quantize="affine:4:32,*.mlp.gate.weight=affine:8:32")
+    with pytest.raises(UnsupportedError, match="mlx-lm's class loads no codes there"):
+        ckconv.convert(source, f"{tmp_path}/n/", to="mlx", options=options)
 
 
 def settings(folder: Path) -> dict[str, Any]:

@@ -338,7 +338,7 @@ class GgufPlanner(Planner):
         if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
             self._placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries]
             return Quantized(self, self._placed, None, Picture(model.stays, model.ends))
-        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts and not e.fp32]
+        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in asked if e.parts]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
             if self.index.misfit is not None:

@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,14 @@ def quantization_of(word: str, text: str) -> Quantization:
 
 def default_of(module: str, model_type: str, general: Quantization, columns: int) -> Quantization | None:
     """Default quantization of a module in mlx-lm, or ``None``."""
-    if not general.divides(columns) or _is_among("dense", module, model_type):
+    if not general.divides(columns) or _is_among(("dense", "floats"), module, model_type):
         return None
-    return EIGHT if _is_among("eight", module, model_type) else general
+    return EIGHT if _is_among(("eight",), module, model_type) else general
 
 
-def _is_among(kind: str, module: str, model_type: str) -> bool:
-    ends = _modules()[kind].get(model_type, ())
-    return any(module == end or module.endswith(f".{end}") for end in ends)
+def _is_among(kinds: Sequence[str], module: str, model_type: str) -> bool:
+    ends = (end for kind in kinds for end in _modules()[kind].get(model_type, ()))
+    return any(fnmatchcase(f".{module}", f"*.{end}") for end in ends)
 
 
 def type_of(q: Quantization, number: DType) -> DType:
@@ -206,8 +207,26 @@ class MlxPlanner(CheckpointPlanner):
 
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
         types = super()._types(entries)
-        if not self.options.quantize:
-            return types
+        if self.options.quantize:
+            self._quantize(entries, types)
+        for entry in entries:
+            module = entry.name.removesuffix(".weight")
+            if _is_among(("dense",), module, self._class) and any(triple_of(types[name]) for name in entry.parts):
+                hint = "leave out the rule that names it" if self.options.quantize else DECODE
+                self._fault(f"{self.loader.name}'s class loads no codes there", hint, entry.name)
+        return types
+
+    @property
+    def _class(self) -> str:
+        """Name of the class in mlx-lm or mlx-vlm."""
+        if self.within or self.config is None:
+            return self.within
+        family = FAMILIES[self.config.family]
+        row = engine_of(family, self.loader)
+        return (row.wrapped or row.model_type if row is not None else "") or family.model_type
+
+    def _quantize(self, entries: Sequence[Entry], types: dict[str, DType]) -> None:
+        """Put the types that ``--quantize`` asks for in the place of others."""
         asked = asked_of(self.options.quantize)
         general = quantization_of(asked.word, self.options.quantize)
         hit: dict[str, str] = {}
@@ -218,8 +237,7 @@ class MlxPlanner(CheckpointPlanner):
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
             columns = parts[0].shape[-1]
-            kind = self.within or (self.config.model_type if self.config else "")
-            chosen = default_of(module, kind, general, columns)
+            chosen = default_of(module, self._class, general, columns)
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
@@ -239,7 +257,6 @@ class MlxPlanner(CheckpointPlanner):
         for glob, word in asked.rules:
             if not any(names(glob, written, self.tensors[name]) for name, written in hit.items()):
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
-        return types
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
         """Type of a matrix that is quantized or of floats."""
