@@ -218,9 +218,9 @@ class MlxPlanner(CheckpointPlanner):
 
     @property
     def _class(self) -> str:
-        """Name of the class in mlx-lm or mlx-vlm."""
+        """Name of the class in mlx-lm, or behind ``mlx-vlm/`` in mlx-vlm."""
         if self.within or self.config is None:
-            return self.within
+            return f"mlx-vlm/{self.within}"
         family = FAMILIES[self.config.family]
         row = engine_of(family, self.loader)
         return (row.wrapped or row.model_type if row is not None else "") or family.model_type
