@@ -122,7 +122,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     lines += _rest(len(found.facts), settings)
     if found.unknown:
         lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
-    if any(_is_triple(name) for _, *names in found.retyped for name in names):
+    if any(name.startswith(("MLX", "affine", "mxfp", "nvfp")) for _, *names in found.retyped for name in names):
         lines.append(f"  note: {_NOT_TRANSITIVE}")
     print_report_lines(lines, settings)
 
@@ -146,10 +146,6 @@ def _words(found: Comparison) -> str:
     if found.same:
         return "the same model"
     return "the same tensors, not the same model" if found.same_weights else "not the same model"
-
-
-def _is_triple(name: str) -> bool:
-    return name.startswith(("MLX", "affine", "mxfp", "nvfp"))
 
 
 def _rest(count: int, settings: Settings) -> list[str]:

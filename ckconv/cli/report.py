@@ -171,17 +171,13 @@ def _format(plan: Plan) -> str:
 def _in_files(plan: Plan) -> str:
     """Bits per weight of an output with blocks, and how many files it has."""
     bits = _bits(plan)
-    return (f" ({bits})" if bits else "") + _count_of_files(plan)
+    return (f" ({bits})" if bits else "") + (f" in {len(plan.files)} files" if len(plan.files) > 1 else "")
 
 
 def _bits(plan: Plan) -> str:
     """Bits per weight of an output with blocks; empty for another."""
     blocks = any(step.target.dtype.block > 1 for step in plan.steps)
     return f"{bits_per_weight(plan):.2f} bits per weight" if blocks else ""
-
-
-def _count_of_files(plan: Plan) -> str:
-    return f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
 
 
 def _digest(report: Report, settings: Settings) -> str:

@@ -727,10 +727,6 @@ class TensorIndex:
     notes: tuple[str, ...] = ()
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 
-    def same_words_as(self, other: TensorIndex) -> bool:
-        """The configurations of both are of one kind."""
-        return self.metadata_kind is other.metadata_kind
-
     @cached_property
     def everything(self) -> Mapping[str, Tensor]:
         """Every tensor that no rule drops, unknown ones under their own names.

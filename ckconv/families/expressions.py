@@ -282,46 +282,13 @@ def indices(items: list[Any]) -> dict[str, int]:
 
 
 BY_NAME: dict[str, Callable[..., Any]] = {
-    "cycle": cycle,
-    "leading": leading,
-    "each": each,
-    "spelled": spelled,
-    "overlaid": overlaid,
-    "upto": upto,
-    "spread": spread,
-    "of_kind": of_kind,
-    "first": first,
-    "first_of": first_of,
-    "count": count,
-    "overridden": overridden,
-    "numbered": numbered,
-    "numbers": numbers,
-    "among": among,
-    "every": every,
-    "from_first": from_first,
-    "period_of": period_of,
-    "slide_pattern": slide_pattern,
-    "slides": slides,
-    "moved": moved,
-    "lines": lines,
-    "decimals": decimals,
-    "counted": counted,
-    "commas": commas,
-    "llama3_factors": llama3_factors,
-    "llama3_numbers": llama3_numbers,
-    "classifies": classifies,
-    "mentions": mentions,
-    "others": others,
-    "items": items,
-    "labels_of": labels_of,
-    "indexed": indexed,
-    "indices": indices,
-    "stride": stride,
-    "letters": letters,
-    "lettered": lettered,
-    "longrope_scale": longrope_scale,
-    "yarn_scale": yarn_scale,
-    "yarn_attention": yarn_attention,
+    function.__name__: function
+    for function in (
+        *(cycle, leading, each, spelled, overlaid, upto, spread, of_kind, first, first_of, count, overridden),
+        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved, lines, decimals),
+        *(counted, commas, llama3_factors, llama3_numbers, classifies, mentions, others, items, labels_of, indexed),
+        *(indices, stride, letters, lettered, longrope_scale, yarn_scale, yarn_attention),
+    )
 }
 
 

@@ -338,7 +338,7 @@ class Files:
 
     def will_need(self, path: Path, offset: int, nbytes: int) -> None:
         """Have the system read the first ``READ_AHEAD`` of these bytes ahead."""
-        read_ahead(self.fd(path), offset, nbytes)
+        reads_soon(self.fd(path), offset, min(nbytes, READ_AHEAD))
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (contiguous) from byte ``offset``.
@@ -490,11 +490,6 @@ def _same(now: os.stat_result, before: os.stat_result) -> bool:
         and (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
         and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
     )
-
-
-def read_ahead(fd: int, offset: int, nbytes: int) -> None:
-    """Have the system read at most ``READ_AHEAD`` bytes ahead, if it can."""
-    reads_soon(fd, offset, min(nbytes, READ_AHEAD))
 
 
 def extent_pieces(extent: Extent) -> Iterator[Piece]:

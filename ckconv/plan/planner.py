@@ -456,7 +456,7 @@ def row_reasons(
         keys = said(config, "layer_types", "sliding_window", format=format)
         yield Reason(f"layers slide, and the source names no window{keys}")
     for name, parameter in family.parameters.items():
-        value = scope[name] if _is_carried(name, family) else None
+        value = scope[name] if name in FIELD_OF or name in family.own else None
         if name in row.ignores or _is_lost(name, parameter, family, loader):
             yield from _ignored(name, parameter, family, config, loader, value, context, format)
         yield from _assumed(name, parameter, config, loader, scope, format)
@@ -505,10 +505,6 @@ def _condition(
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
         sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
     yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.way_out(scope))
-
-
-def _is_carried(name: str, family: Family) -> bool:
-    return name in FIELD_OF or name in family.own
 
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:

@@ -122,7 +122,7 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
 def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
     if a.config is None or b.config is None:
         return {}
-    ours, theirs, same_words = a.config, b.config, a.same_words_as(b)
+    ours, theirs, same_words = a.config, b.config, a.metadata_kind is b.metadata_kind
     if not same_words:
         pairs = ((ours, theirs), (theirs, ours))
         ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)

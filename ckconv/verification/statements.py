@@ -305,9 +305,10 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         if name not in ours:
             if alike and name in _REQUIRED and out.path.is_dir():
                 yield Fact(name, None, "one")
-        elif not _are_same(ours[name], theirs[name]):
+        elif any(mine != meant for mine, meant in zip_longest(_pieces(ours[name]), _pieces(theirs[name]))):
+            whole = ["chat_template"] if name == "chat_template.jinja" else []
             for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
-                if not _is_asked(fact.key.partition(".")[0], options) and not _is_template(name, options):
+                if not any(_is_asked(word, options) for word in (fact.key.partition(".")[0], *whole)):
                     yield fact
 
 
@@ -321,11 +322,6 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
     """Document with the keys of its text part over its own."""
     inner = document.get(text_key(document))
     return {**document, **inner} if isinstance(inner, dict) else document
-
-
-def _is_template(name: str, options: Options) -> bool:
-    """The file is a chat template that somebody asked to be another."""
-    return name == "chat_template.jinja" and _is_asked("chat_template", options)
 
 
 def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
@@ -530,10 +526,6 @@ def _shown(value: Any) -> str | None:
         return None
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    return all(mine == meant for mine, meant in zip_longest(_pieces(one), _pieces(other)))
 
 
 def _pieces(path: Any) -> Iterator[bytes]:

@@ -46,8 +46,6 @@ from ckconv.formats.gguf.values import (
     MetaValue,
     ShardName,
     align_up,
-    min_pair_bytes,
-    min_record_bytes,
     parse_shard_name,
     read_string,
     read_value,
@@ -413,11 +411,11 @@ def _read_counts(cursor: Cursor, version: int) -> tuple[int, int]:
     """
     layout = COUNTS[version]
     tensors, pairs = layout.unpack(cursor.need(layout.size, "the tensor and metadata counts"))
-    left = cursor.left
+    left, head = cursor.left, LENGTH[version].size + U32.size  # an empty name, and its type or no dimensions
     for position, (count, noun, cap, each) in enumerate(
         (
-            (tensors, "tensors", MAX_TENSORS, min_record_bytes(version)),
-            (pairs, "metadata keys", MAX_KEYS, min_pair_bytes(version)),
+            (tensors, "tensors", MAX_TENSORS, head + TENSOR_TAIL.size),
+            (pairs, "metadata keys", MAX_KEYS, head + 1),
         )
     ):
         too_long = left is not None and count * each > left

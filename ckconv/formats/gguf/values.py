@@ -172,22 +172,6 @@ MAX_NAME_BYTES = 1 << 10
 MAX_SHARDS = 65_535
 
 
-def min_pair_bytes(version: int) -> int:
-    """The fewest bytes of a metadata pair.
-
-    An empty key, a type, a one-byte value.
-    """
-    return LENGTH[version].size + U32.size + 1
-
-
-def min_record_bytes(version: int) -> int:
-    """The fewest bytes of a tensor record.
-
-    An empty name, no dimensions, type and offset.
-    """
-    return LENGTH[version].size + U32.size + TENSOR_TAIL.size
-
-
 def align_up(offset: int, alignment: int) -> int:
     """The next multiple of ``alignment``, a power of two."""
     return (offset + alignment - 1) & -alignment

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, DType, Kind
+from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families import axes as shapes
@@ -124,11 +124,6 @@ def copied_piece(canonical: str, stored: StoredTensor, dtype: DType) -> Piece:
     tensor = plain_tensor(canonical, stored)
     conversion = Conversion(stored.dtype, dtype)
     return Piece(stored.name, canonical, dtype, stored.shape, tensor.layout, tensor, conversion)
-
-
-def floats_of(pieces: Sequence[Piece]) -> frozenset[str]:
-    """Names of the float types of what is written."""
-    return frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT and piece.content is None)
 
 
 def decoded_piece(canonical: str, tensor: Tensor, dtype: DType) -> Piece:

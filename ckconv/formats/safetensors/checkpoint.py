@@ -58,7 +58,6 @@ from ckconv.formats.safetensors.arrays import (
     Spelling,
     copied_piece,
     decoded_piece,
-    floats_of,
     module_of,
     spare_of,
 )
@@ -741,7 +740,7 @@ class CheckpointPlanner(Planner):
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Names of the float types of what is written."""
-        return floats_of(pieces)
+        return frozenset(one.dtype.name for one in pieces if one.dtype.kind is Kind.FLOAT and one.content is None)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """MLX's object for ``config.json``; ``None`` where nothing is quantized."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import BY_GGML, DType
+from ckconv.core.dtypes import BY_GGML, DType, float32
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
@@ -73,17 +73,13 @@ def filters(count: int) -> bytes:
         for bin in range(BINS):
             at = bin * _RATE / _SAMPLES
             height = min(-(low - at) / (middle - low), (high - at) / (high - middle))
-            made.append(_float32(0.0 if height < 0 else height) * (2.0 / (high - low)))
+            made.append(float32(0.0 if height < 0 else height) * (2.0 / (high - low)))
     return pack(f"<{len(made)}f", *made)
 
 
 def _hertz(mel: float) -> float:
     first = _BREAK / _LINEAR
     return _BREAK * math.exp(_STEP * (mel - first)) if mel >= first else _LINEAR * mel
-
-
-def _float32(value: float) -> float:
-    return float(unpack("<f", pack("<f", value))[0])
 
 
 # -- Headers, filters and words of whisper.cpp's files; tensors' records -----------------------------------------------
