@@ -265,7 +265,7 @@ def _require_traced(pairs: Sequence[Pair], traced: Traced) -> None:
     raise InputError(
         "learn.untraced",
         f"{of} have their values in no tensor of {pairs[0].checkpoint.path.name}, as stored, transposed, with 1 added,"
-        f" as -exp, or in any order that a shipped family knows: {', '.join(names[:_SHOWN])}",
+        f" as an exponential, or in any order that a shipped family knows: {', '.join(names[:_SHOWN])}",
         path=pairs[0].model.path,
     )
 
