@@ -270,3 +270,20 @@ def test_keys_that_llama_cpps_converter_writes_for_nobody_are_no_loss(family: st
     ckconv("convert", recorded(family, tmp_path / "hf", name), tmp_path / "m.gguf")
     found = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf")
     assert (found.code, "left out, as llama.cpp" in found.out) == (0, False), found.out + found.err
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "said"),
+    [
+        ("qwen4_exp", "qwen4exp.rope.dimension_sections", "rope.dimension_sections is missing"),
+        ("qwen2_vl", "qwen2vl.rope.dimension_sections", "rope.dimension_sections is missing"),
+    ],
+)
+def test_a_gguf_that_llama_cpp_does_not_load_is_no_model(
+    family: str, key: str, said: str, tmp_path: Path, ckconv
+) -> None:
+    source = recorded(family, tmp_path / "hf", {"qwen4_exp": "parts"}.get(family, ""))
+    ckconv("convert", source, tmp_path / "m.gguf")
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", without=[key])
+    found = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/out/", "--to", "hf")
+    assert (found.code, said in found.err) == (3, True), found.err

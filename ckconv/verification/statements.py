@@ -401,7 +401,7 @@ def _words_of_keys(index: TensorIndex) -> Words:
 
 
 #: Types of tokens (``enum llama_token_type``).
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+_NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5
 
 
 def _words_of_documents(index: TensorIndex, *, merges: bool) -> Words | None:
@@ -492,8 +492,8 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
         if one and ours.tokens.get(number) in _needed()["ends"]["texts"]:
             continue  # a GGUF has one key for what ends a text and for what is put behind one
-        if role == "unk" and said is None and theirs.types.get(number) == _NORMAL:
-            continue  # transformers looks for such a token in a text, and this is a word of it
+        if role == "unk" and said is None and theirs.types.get(number) in (_NORMAL, _UNUSED):
+            continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
         if said != number and number in theirs.tokens:
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(said), _shown(number))
 
