@@ -6,6 +6,7 @@ assertion of llama.cpp does that) is an answer too, and is started again.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -138,6 +139,12 @@ class Consumer:
                 except BrokenPipeError:
                     continue
         process.wait(timeout=60)
+
+
+def ending_here(consumer: Consumer) -> Consumer:
+    """A program that runs until this process ends: starting it takes longer than an answer."""
+    atexit.register(consumer.close)
+    return consumer
 
 
 def llama_cpp() -> Consumer:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from consumers import LIBRARY
+from consumers import LIBRARY, Consumer, ending_here
 from family_cases import ROOT, Case, cases, checkpoint
 
 RECORD = ROOT / "fixtures" / "logits" / "embeddings.json"
@@ -96,11 +96,19 @@ def with_modules(root: Path, pooling: Mapping[str, Any] | None, *more: str) -> P
 
 def by_llama_cpp(path: Path, texts: Sequence[str], together: int) -> tuple[list[list[int]], np.ndarray]:
     """Ids and embeddings."""
-    command = [sys.executable, str(ROOT / "tests" / "llama_cpp_embeddings.py"), LIBRARY, str(path), str(together)]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-500:]
-    found = json.loads(done.stdout)
-    return found["ids"], np.array(found["rows"], np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        request = {"model": str(path), "texts": list(texts), "together": together, "found": str(found)}
+        said = _llama_cpp().ask(request)
+        assert not said, said
+        made = json.loads(found.read_text())
+    return made["ids"], np.array(made["rows"], np.float32)
+
+
+@cache
+def _llama_cpp() -> Consumer:
+    """One process for all models."""
+    return ending_here(Consumer("llama_cpp_embeddings.py", LIBRARY))
 
 
 def cosines(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

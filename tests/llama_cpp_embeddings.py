@@ -1,7 +1,7 @@
-"""What llama.cpp embeds texts as: ``python llama_cpp_embeddings.py FOLDER_OF_LIBRARIES MODEL TOGETHER``.
+"""What llama.cpp embeds texts as: ``python llama_cpp_embeddings.py FOLDER_OF_LIBRARIES`` reads requests, one a line.
 
-It reads a JSON list of texts and prints the ids and the embedding of each, with the GGUF's own tokenizer and pooling;
-``TOGETHER`` texts are computed in one batch, a sequence each.
+A request has a ``model``, ``texts``, and the place of a file (``found``) that gets the ids and the embedding of each,
+by the GGUF's own tokenizer and pooling; ``together`` texts are computed in one batch, a sequence each.
 """
 
 from __future__ import annotations
@@ -16,20 +16,10 @@ from typing import Any
 
 import llama_cpp_logits
 import numpy as np
+from consumers import obey
+from llama_cpp_tokens import ids_of, ready
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "llama_tokenize": (
-        ctypes.c_int32,
-        [
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ctypes.c_int32,
-            ctypes.c_void_p,
-            ctypes.c_int32,
-            ctypes.c_bool,
-            ctypes.c_bool,
-        ],
-    ),
     "llama_get_embeddings_seq": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_pooling_type": (ctypes.c_int, [ctypes.c_void_p]),
     "llama_model_has_decoder": (ctypes.c_bool, [ctypes.c_void_p]),
@@ -37,12 +27,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 #: ``enum llama_pooling_type``: whatever the file says.
 UNSPECIFIED = -1
-
-
-def ids_of(llama: ctypes.CDLL, vocab: int, text: str) -> list[int]:
-    data = text.encode()
-    ids = (ctypes.c_int32 * (2 * len(data) + 16))()
-    return ids[: llama.llama_tokenize(vocab, data, len(data), ids, len(ids), True, True)]
 
 
 def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -56,7 +40,7 @@ def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -
     struct.pack_into("<i", made, pooling, UNSPECIFIED)
     context = llama.llama_init_from_model(model, made)
     if not context or llama.llama_pooling_type(context) <= 0:
-        sys.exit("llama.cpp makes no context for the model" if not context else "the file names no pooling")
+        raise ValueError("llama.cpp makes no context for the model" if not context else "the file names no pooling")
     llama.llama_set_n_threads(context, 1, 1)
     llama.llama_set_embeddings(context, True)
     batch = llama.llama_batch_init(count, 0, 1)
@@ -70,7 +54,7 @@ def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -
             at += 1
     run = llama.llama_decode if llama.llama_model_has_decoder(model) else llama.llama_encode
     if run(context, batch):
-        sys.exit("llama.cpp does not embed")
+        raise ValueError("llama.cpp does not embed")
     width = llama.llama_model_n_embd(model)
     rows = [llama.llama_get_embeddings_seq(context, number) for number in range(len(prompts))]
     found = np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in rows])
@@ -79,20 +63,24 @@ def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -
     return found
 
 
-def main(folder: str, path: str, together: str) -> None:
-    llama = llama_cpp_logits.load(Path(folder))
+def main(folder: str) -> None:
+    llama = ready(folder)
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(llama, name)
         function.restype, function.argtypes = result, arguments
-    llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
-    if not model:
-        sys.exit("llama.cpp does not load the model")
-    vocab = llama.llama_model_get_vocab(model)
-    prompts = [ids_of(llama, vocab, text) for text in json.load(sys.stdin)]
-    parts = [prompts[i : i + int(together)] for i in range(0, len(prompts), int(together))]
-    rows = np.concatenate([embedded(llama, model, part) for part in parts])
-    json.dump({"ids": prompts, "rows": rows.tolist()}, sys.stdout)
+
+    def embed(request: dict[str, Any]) -> None:
+        model = llama.llama_model_load_from_file(request["model"].encode(), llama.llama_model_default_params())
+        if not model:
+            raise ValueError("llama.cpp does not load the model")
+        vocab, together = llama.llama_model_get_vocab(model), request["together"]
+        prompts = [ids_of(llama, vocab, text) for text in request["texts"]]
+        parts = [prompts[i : i + together] for i in range(0, len(prompts), together)]
+        rows = np.concatenate([embedded(llama, model, part) for part in parts])
+        llama.llama_model_free(model)
+        Path(request["found"]).write_text(json.dumps({"ids": prompts, "rows": rows.tolist()}))
+
+    obey(embed)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,22 @@ from consumers import obey
 _SWITCHES = 72
 
 
+def ready(folder: str) -> ctypes.CDLL:
+    """The library, which tokenizes."""
+    llama = llama_cpp_logits.load(Path(folder))
+    llama.llama_tokenize.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
+    ]  # fmt: skip
+    llama.llama_backend_init()
+    return llama
+
+
+def ids_of(llama: ctypes.CDLL, vocab: int, text: str, *, plain: bool = False) -> list[int]:
+    data = text.encode()
+    ids = (ctypes.c_int32 * (2 * len(data) + 16))()
+    return ids[: llama.llama_tokenize(vocab, data, len(data), ids, len(ids), not plain, True)]
+
+
 def words_only(llama: ctypes.CDLL) -> llama_cpp_logits.Opaque:
     """Parameters that load no weights, so that a file needs none."""
     raw = bytearray(bytes(llama.llama_model_default_params()))
@@ -27,23 +43,14 @@ def words_only(llama: ctypes.CDLL) -> llama_cpp_logits.Opaque:
 
 
 def main(folder: str) -> None:
-    llama = llama_cpp_logits.load(Path(folder))
-    llama.llama_tokenize.argtypes = [
-        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
-    ]  # fmt: skip
-    llama.llama_backend_init()
+    llama = ready(folder)
 
     def tokenize(request: dict[str, Any]) -> None:
         loaded = llama.llama_model_load_from_file(request["model"].encode(), words_only(llama))
         if not loaded:
             raise ValueError("llama.cpp does not load the model")
         vocab = llama.llama_model_get_vocab(loaded)
-        made = []
-        for text in request["texts"]:
-            data = text.encode()
-            ids = (ctypes.c_int32 * (2 * len(data) + 16))()
-            count = llama.llama_tokenize(vocab, data, len(data), ids, len(ids), not request["plain"], True)
-            made.append(ids[:count])
+        made = [ids_of(llama, vocab, text, plain=request["plain"]) for text in request["texts"]]
         llama.llama_model_free(loaded)
         Path(request["ids"]).write_text(json.dumps(made))
 

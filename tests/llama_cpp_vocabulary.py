@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from consumers import Consumer
+from consumers import Consumer, ending_here
 from gguf_copies import add_value, finish
 
 _PREFIX = "tokenizer.ggml."
@@ -55,6 +54,4 @@ def ids_by_file(path: Path, texts: Sequence[str], *, plain: bool = False) -> lis
 @cache
 def _llama_cpp() -> Consumer:
     """One process for all files: starting it takes longer than a tokenizer."""
-    started = Consumer("llama_cpp_tokens.py", os.environ["LLAMA_CPP_LIBRARY"])
-    atexit.register(started.close)
-    return started
+    return ending_here(Consumer("llama_cpp_tokens.py", os.environ["LLAMA_CPP_LIBRARY"]))
