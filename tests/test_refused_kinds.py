@@ -413,6 +413,19 @@ def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, t
     assert (done.code, f"blk.0.ssm_a has {wrong}, and a checkpoint" in done.err) == (4, True), done.err
 
 
+def test_limits_of_a_layer_without_experts_get_a_note(tmp_path: Path, ckconv: Any) -> None:
+    """llama.cpp's ``build_ffn`` has one list for shared experts and layers without any."""
+    case = next(one for one in family_cases.cases("bailing_hybrid") if one.name == "clamped")
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    said = "llama.cpp clamps layers without experts by the limits of shared ones, too (share_expert_swiglu_limit_list)"
+    for limits, noted in ([0.0, 97.0, None, 96.5], False), ([7.0, 97.0], True):
+        (source / "config.json").unlink()
+        (source / "config.json").write_text(json.dumps(config | {"share_expert_swiglu_limit_list": limits}))
+        done = ckconv("convert", source, tmp_path / "m.gguf", "--force")
+        assert (done.code, said in done.out) == (0, noted), done.err
+
+
 def test_a_head_that_an_openelm_does_not_compute_with_is_refused(tmp_path: Path, ckconv: Any) -> None:
     """Its class has no head but the embedding where ``share_input_output_layers`` is true; a note said otherwise."""
     case = next(family_cases.cases("openelm"))
