@@ -516,9 +516,6 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     Its words are not :data:`COVERED` in every family: of a window that reaches beyond the context, of kinds of layers
     that the class of the other takes by itself, and of a number that a family's class, or a tower's, takes under two
     names.
-
-    Args:
-        places: as :func:`_counts` has them.
     """
     if a.config is None or b.config is None:
         return False

@@ -216,11 +216,7 @@ class Reader:
     """The index of an output that is being written, read once for all files."""
 
     def __init__(self, read: Callable[[], TensorIndex]) -> None:
-        """Read nothing yet.
-
-        Args:
-            read: opens the output and returns its index.
-        """
+        """Read nothing yet."""
         self._read = read
         self._turn, self._found = Lock(), list[TensorIndex | None]()
 

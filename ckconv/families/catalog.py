@@ -123,11 +123,7 @@ def _conditions(family: Family) -> Iterator[tuple[str, Condition]]:
 
 
 def _steps(family: Family, taker: str, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:
-    """How many parameters a parameter follows from, one after the other.
-
-    Args:
-        taker: whose defaults count.
-    """
+    """How many parameters a parameter follows from, one after the other."""
     if name in above or len(above) > _MOST_STEPS:
         raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")
     if name not in known:

@@ -110,11 +110,7 @@ def _lines(data: bytes, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _apart(rows: list[Row], path: Path, before: int) -> list[Row]:
-    """Rows no two of which are one token.
-
-    Args:
-        before: how many of them stand before the file's.
-    """
+    """Rows no two of which are one token."""
     seen: set[str] = set()
     for number, row in enumerate(rows, 1 - before):
         if row.text in seen:

@@ -436,11 +436,7 @@ class TensorComparison:
         return [Fault("verify.tensor", f"{_label(tensor)} differs from {twin.source}: {text}", tensor.source)]
 
     def _follows(self, tensor: Tensor, config: ModelConfig | None, kinds: Collection[str]) -> bool:
-        """Whether a tensor is the factors of RoPE that a configuration says.
-
-        Args:
-            kinds: the kinds of scaling that it may say.
-        """
+        """Whether a tensor is the factors of RoPE that a configuration says."""
         scaling = (config.rope_scaling if config else None) or {}
         kind = scaling.get("rope_type", "default")
         if config is None or kind not in kinds or tensor.dtype is not F32:

@@ -149,9 +149,6 @@ def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, sl
     """Smallest type in the output that holds a packed matrix, or a reason.
 
     A matrix that none of GGUF's types is.
-
-    Args:
-        tensors: all that share the slot, and so its type.
     """
     from ckconv.quant.reexpress import blocks_for, no_block, none_of
 

@@ -373,9 +373,6 @@ def _said_of_rest(metadata: Mapping[str, str], gone: Collection[str], *, packed:
     """Metadata of torchao or ComfyUI for tensors that stay as they were.
 
     transformers wants an entry for each name in ``tensor_names`` (``is_metadata_torchao``).
-
-    Args:
-        packed: matrices are among them.
     """
     made = {key: text for key, text in metadata.items() if key not in gone}
     names = made.pop(_TENSOR_NAMES, "")
