@@ -287,3 +287,14 @@ def test_a_gguf_that_llama_cpp_does_not_load_is_no_model(
     gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", without=[key])
     found = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/out/", "--to", "hf")
     assert (found.code, said in found.err) == (3, True), found.err
+
+
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "rwkv7"])
+def test_heads_of_what_does_not_attend_are_any_number(family: str, tmp_path: Path, ckconv) -> None:
+    """llama.cpp wants the key, and looks at no head of such models."""
+    ckconv("convert", recorded(family, tmp_path / "hf"), tmp_path / "m.gguf")
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys={f"{family}.attention.head_count": 1})
+    for name in "mn":
+        made = ckconv("convert", tmp_path / f"{name}.gguf", f"{tmp_path}/{name}/", "--to", "hf")
+        assert made.code == 0, made.err
+    assert (tmp_path / "m/config.json").read_text() == (tmp_path / "n/config.json").read_text()

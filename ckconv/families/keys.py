@@ -216,6 +216,12 @@ class ParameterCell(NamedTuple):
         return self.key.partition(".")[0]
 
     @property
+    def of_no_use(self) -> bool:
+        """A constant that a loader wants and nothing reads: heads of a Mamba."""
+        constant = self.write is not None and not self.write.names
+        return constant and self.read is not None and "it" not in self.read.names
+
+    @property
     def of_rope(self) -> bool:
         """In one of RoPE's tables, which rules of their own read."""
         return "." in self.key and self.head in ("rope_parameters", "rope_scaling")

@@ -143,7 +143,8 @@ def _unsaid_keys(index: TensorIndex) -> list[str]:
     """
     assert index.config is not None
     family, found = FAMILIES[index.config.family], []
-    unread = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf") if cell.unread}
+    cells = [cell for row in family.parameters.values() for cell in row.key_cells("gguf")]
+    unread = {cell.key for cell in cells if cell.unread or cell.of_no_use}
     unread |= {"block_count", "context_length", "vocab_size", "attention.sliding_window_pattern"}
     made = write(family, scope_of(family, index.config), "gguf").entries
     if index.config.num_layers != stored_value(
