@@ -139,16 +139,23 @@ def test_single_modules_get_what_their_class_asks_for(part: int, tmp_path: Path)
     assert sorted(set(wrong)) == []
 
 
-def test_no_codes_are_made_where_a_class_loads_none(tmp_path: Path) -> None:
-    utils = pytest.importorskip("mlx_lm.utils")
-    recorded = next(case for case in cases("deepseek") if case.name == "as_released").recorded
+@pytest.mark.parametrize(
+    ("family", "case", "module"),
+    [("deepseek", "as_released", "model.layers.1.mlp.gate"), ("seed_oss", "without_biases", "model.embed_tokens")],
+)
+def test_no_codes_are_made_where_a_class_takes_floats(family: str, case: str, module: str, tmp_path: Path) -> None:
+    """A router that is no ``nn.Linear``, and an embedding that its class multiplies as it is for a head."""
+    utils, mx = pytest.importorskip("mlx_lm.utils"), pytest.importorskip("mlx.core")
+    recorded = next(one for one in cases(family) if one.name == case).recorded
     source = checkpoint_of(recorded, tmp_path / "hf")
 
     ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="affine:4:32"))
 
-    assert utils.load_model(tmp_path / "m")
-    options = Options(quantize="affine:4:32,*.mlp.gate.weight=affine:8:32")
-    with pytest.raises(UnsupportedError, match="mlx-lm's class loads no codes there"):
+    model, _ = utils.load_model(tmp_path / "m")
+    assert model(mx.array([[1, 2, 3]])).shape[:2] == (1, 3)
+    assert f"{module}.scales" not in tensors_of(tmp_path / "m")
+    options = Options(quantize=f"affine:4:32,{module}.weight=affine:8:32")
+    with pytest.raises(UnsupportedError, match="mlx-lm's class takes floats there, and no codes"):
         ckconv.convert(source, f"{tmp_path}/n/", to="mlx", options=options)
 
 

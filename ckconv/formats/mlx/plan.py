@@ -211,10 +211,13 @@ class MlxPlanner(CheckpointPlanner):
             self._quantize(entries, types)
         for entry in entries:
             module = entry.name.removesuffix(".weight")
-            if _is_among(("dense",), module, self._class) and any(triple_of(types[name]) for name in entry.parts):
+            if self._takes_floats(module) and any(triple_of(types[name]) for name in entry.parts):
                 hint = "leave out the rule that names it" if self.options.quantize else DECODE
-                self._fault(f"{self.loader.name}'s class loads no codes there", hint, entry.name)
+                self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
+
+    def _takes_floats(self, module: str) -> bool:
+        return _is_among(("dense", "head") if self.tied else ("dense",), module, self._class)
 
     @property
     def _class(self) -> str:
@@ -237,7 +240,7 @@ class MlxPlanner(CheckpointPlanner):
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
             columns = parts[0].shape[-1]
-            chosen = default_of(module, self._class, general, columns)
+            chosen = None if self._takes_floats(module) else default_of(module, self._class, general, columns)
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
