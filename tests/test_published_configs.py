@@ -562,3 +562,44 @@ def test_gemma_4_wants_a_table_of_rope_for_each_kind_of_layers(tmp_path: Path, t
 
     with pytest.raises(CkconvError, match="rope_parameters without full_attention"):
         ckconv.convert(source, tmp_path / "out", to=to)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "said"),
+    [
+        ("nemotron_nas", "kinds", {"pretraining_tp": 1}),
+        ("minicpm", "untied", {"mup_denominator": 32}),
+        ("qwen", "another_base", {"rope_theta": 1000000, "seq_length": 8192, "use_dynamic_ntk": False}),
+    ],
+    ids=["Llama-3_3-Nemotron-Super-49B", "MiniCPM4-8B", "Qwen-72B-Chat"],
+)
+def test_keys_that_code_of_a_repository_does_not_compute_with_change_nothing(
+    tmp_path: Path, family: str, case: str, said: dict[str, Any]
+) -> None:
+    ckconv.convert(published(tmp_path / "said", family, case, lambda one: {**one, **said}), tmp_path / "a.gguf")
+    ckconv.convert(published(tmp_path / "unsaid", family, case, dict), tmp_path / "b.gguf")
+
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_a_qwen_that_stretches_texts_longer_than_seq_length_gets_a_note(tmp_path: Path) -> None:
+    source = published(tmp_path, "qwen", "plain", lambda one: {**one, "seq_length": 32, "use_dynamic_ntk": True})
+
+    plan = ckconv.convert(source, tmp_path / "m.gguf").plan
+    assert any("beyond 32 tokens (seq_length) the class stretches RoPE" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_values_that_are_not_quantized_as_config_json_says_are_refused_with_a_way_out(
+    tmp_path: Path, to: Literal["gguf", "mlx"]
+) -> None:
+    """QLoRA models are merged and published with the key of the quantized base."""
+    stale = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    source = published(tmp_path, "llama", "dynamic", lambda one: {**one, **stale})
+
+    with pytest.raises(UnsupportedError, match="quantization_config declares a quantization, and no tensor is") as info:
+        ckconv.convert(source, tmp_path / "out", to=to)
+    assert "take it out of config.json" in info.value.hint
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in stale}))
+    ckconv.convert(source, tmp_path / "out", to=to)
