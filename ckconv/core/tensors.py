@@ -269,7 +269,7 @@ def effective_scale(alpha: float, rank: int, *, rank_stabilised: bool = False) -
 T = TypeVar("T")
 
 #: Items that are kept: as many tensors as large models have.
-KEPT = 1 << 16
+KEPT = 1 << 17
 
 
 class Made(Sequence[T]):
@@ -351,11 +351,13 @@ class Extent(NamedTuple):
 def cut(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
     """Bytes ``start`` to ``stop`` of a run of bytes that is stored as several."""
     found, at = [], 0
-    for extent in extents:
-        low, high = max(start, at), min(stop, at + extent.nbytes)
-        if low < high:
-            found.append(Extent(extent.path, extent.offset + low - at, high - low))
-        at += extent.nbytes
+    for path, offset, nbytes in extents:
+        if at >= stop:
+            break
+        end = at + nbytes
+        if end > start and (n := min(stop, end) - max(start, at)) > 0:  # of hundreds of runs a piece needs a few
+            found.append(Extent(path, offset + max(0, start - at), n))
+        at = end
     return found
 
 
@@ -726,6 +728,11 @@ class TensorIndex:
     incomplete: InputError | None = None
     notes: tuple[str, ...] = ()
     identities: Mapping[Path, Identity] = field(default_factory=dict)
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """Results of functions about this index, for the next call."""
+        return {}
 
     @cached_property
     def everything(self) -> Mapping[str, Tensor]:

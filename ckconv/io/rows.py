@@ -371,6 +371,10 @@ class RowReader:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
         if self._packed and self.dtype is self.tensor.dtype:
             return self.gather(np.arange(start, stop, dtype=np.int64))
+        if self.in_order:
+            out = np.empty((stop - start, self.row_bytes), np.uint8)
+            self._read(start * self.row_bytes, out.reshape(-1))
+            return out
         return self._rows(start, stop, 0, self.layout.cols)
 
     def gather(self, canonical: Index) -> Rows:

@@ -91,10 +91,16 @@ _HEAD, _EMBEDDING = "output.weight", "token_embedding.weight"
 
 
 def gather(index: TensorIndex) -> SourceFacts:
-    """Read the bytes that a plan depends on.
+    """Read the bytes that a plan depends on, once for all plans of an index.
 
     Two matrices until they differ; and, when a planner asks, the numbers of blocks.
     """
+    found: SourceFacts = index.memo.get(gather) or _gathered(index)
+    index.memo[gather] = found
+    return found
+
+
+def _gathered(index: TensorIndex) -> SourceFacts:
     beside = {name: tensor for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)}
     packed = beside if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     packed = {name: tensor for name, tensor in packed.items() if tensor.packed}

@@ -257,10 +257,8 @@ class Recipe(NamedTuple):
         ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes. With ``whatever``
         only those count that do not fit whatever their codes are.
         """
-        import numpy as np
-
         if biases is None:
-            return scales.size - int(np.count_nonzero(self._sound(scales)))
+            return int((~self._sound(scales)).sum()) if scales.max(initial=0) > self._most else 0
         scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
         if self.block not in affine.BLOCKS:
             return int((~self._fitting(scale, bias)[0]).sum())
@@ -412,11 +410,13 @@ class Recipe(NamedTuple):
             fits &= implied == bias
             return fits, fits & (np.signbit(implied) != np.signbit(bias))
 
-    def _sound(self, scales: Bytes) -> Flags:
-        """Which scale bytes mean the same to MLX and to ggml."""
-        import numpy as np
+    @property
+    def _most(self) -> int:
+        """The largest byte that means the same scale to MLX and to ggml."""
+        return 0x7E if self.mode == "nvfp4" else 0xFE
 
-        return scales <= np.uint8(0x7E if self.mode == "nvfp4" else 0xFE)
+    def _sound(self, scales: Bytes) -> Flags:
+        return scales <= self._most
 
 
 #: Every exact pair; of those that take a triple, the most compact first.
@@ -445,7 +445,8 @@ def no_numbers(scales: Bytes, triple: Triple) -> int:
         return 0
     import numpy as np
 
-    return int(np.count_nonzero(scales & 0x7F == 0x7F if triple.quantization.mode == "nvfp4" else scales == 0xFF))
+    mask = 0x7F if triple.quantization.mode == "nvfp4" else 0xFF  # a code of ones
+    return int(np.count_nonzero(scales & mask == mask)) if scales.max(initial=0) >= mask else 0
 
 
 def find(quantization: Quantization, block: DType) -> Recipe | None:

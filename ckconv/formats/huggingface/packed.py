@@ -366,10 +366,11 @@ def _found(
 ) -> tuple[Packing, dict[str, StoredTensor]] | None:
     """Packing of the arrays; of several fitting ones the declared."""
     fitting = []
+    there = {s for s in _REQUIRED if module + s in by_name}
     for packing, required, suffixes in _SUFFIXES:
-        if (packing.declared or method == comfyui.METHOD) and method not in packing.methods:
+        if not required <= there:
             continue
-        if not all(module + s in by_name for s in required):
+        if (packing.declared or method == comfyui.METHOD) and method not in packing.methods:
             continue
         arrays = {s: by_name[module + s] for s in suffixes if module + s in by_name}
         if all(a.dtype in packing.types(s) for s, a in arrays.items()):
