@@ -344,13 +344,19 @@ def base_of(adapter: Path) -> Path:
 
 def _known(arguments: list[str], folder: Path) -> dict[str, str]:
     """What stands for the words in capitals: what the command or the test names."""
-    found = {"GLOB": "*", "N": "64", "KEY=VALUE": "general.name=x", "DST": str(folder / "new" / "m.gguf")}
+    found = {
+        "GLOB": "*",
+        "N": "64",
+        "KEY=VALUE": "general.name=x",
+        "DST": str(folder / "new" / "m.gguf"),
+        "DST/": f"{folder}/to/",
+    }
     if arguments[0] == "edit":
         found["GLOB"] = "general.name"
     source = Path(arguments[1])
     if "--adapter" in arguments:
-        adapter = arguments[arguments.index("--adapter") + 1].rpartition("=")[0]
-        return {**found, "BASE": arguments[1], "ADAPTER": adapter}
+        path, _, last = arguments[arguments.index("--adapter") + 1].rpartition("=")  # of PATH=WEIGHT or PATH
+        return {**found, "BASE": arguments[1], "ADAPTER": path or last}
     bases = (
         [base_of(source)]
         if FIXTURES in source.parents and "lora" in str(source)

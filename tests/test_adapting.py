@@ -333,7 +333,7 @@ def test_a_bias_of_lora_that_the_base_has_no_place_for(tmp_path: Path, ckconv) -
         True,
     )
 
-    assert "ckconv convert ADAPTER DST --to peft --drop '*.lora_bias' leaves it out" in result.err
+    assert "ckconv convert ADAPTER DST/ --to peft --drop '*.lora_bias' leaves it out" in result.err
     assert ckconv("convert", adapter, tmp_path / "p", "--to", "peft", "--drop", "*.lora_bias").code == 0
     assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", tmp_path / "p").code == 0
 

@@ -231,14 +231,14 @@ def test_tensors_that_are_keys_of_a_gguf_are_counted_and_may_be_doubles(tmp_path
 
     name = "model.layers.1.mlp.act_fn.alpha_n"
     doubles = {key: values.astype(np.float64) for key, values in stored.items()}
+    save_file(doubles | {name: np.full_like(doubles[name], 1e300)}, source / "model.safetensors")
+    done = ckconv("convert", source, tmp_path / "f.gguf", "--dtype", "f32", "--allow-lossy")
+    assert (done.code, f"{name} is 1e+300, which no float32 holds" in done.err) == (4, True), done.err
+
     save_file(doubles | {name: doubles[name] + 2**-40}, source / "model.safetensors")
     done = ckconv("convert", source, tmp_path / "e.gguf", "--dtype", "f32")
     assert (done.code, f"{name} is no float32, as which a GGUF has it" in done.err) == (4, True), done.err
     assert ckconv("convert", source, tmp_path / "e.gguf", "--dtype", "f32", "--allow-lossy").code == 0
-
-    save_file(doubles | {name: np.full_like(doubles[name], 1e300)}, source / "model.safetensors")
-    done = ckconv("convert", source, tmp_path / "f.gguf", "--dtype", "f32", "--allow-lossy")
-    assert (done.code, f"{name} is 1e+300, which no float32 holds" in done.err) == (4, True), done.err
 
 
 def test_a_norm_of_k_that_is_not_1_is_found_and_refused(tmp_path: Path, ckconv: Any) -> None:

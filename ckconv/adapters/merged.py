@@ -276,7 +276,9 @@ def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> 
         if name.endswith(".bias")
         for change in changes_of(adapter.index, name, base.config)  # type: ignore[arg-type]
     ):
-        drop = f"ckconv convert ADAPTER DST --to peft --drop '*.{Role.BIAS.value}' leaves it out; merge what that makes"
+        drop = (
+            f"ckconv convert ADAPTER DST/ --to peft --drop '*.{Role.BIAS.value}' leaves it out; merge what that makes"
+        )
         raise InputError(
             "adapter.base",
             f"{quoted(module.path)} has a bias, the base has none there",
