@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
 from ckconv.errors import InputError, UnsupportedError
@@ -205,21 +205,38 @@ def decode(
         for start in range(0, rows, step):
             part = slice(start, start + step)
             values = out[part]
+            if biases is None:
+                table = _products(quantization.mode, quantization.bits, target)
+                bytes_of = (scales[part].astype(np.uint16) << 8)[..., None] | weight[part].reshape(
+                    *scales[part].shape, -1
+                )
+                made = values.view(table.dtype)
+                np.take(table, bytes_of.reshape(made.shape), out=made, mode="clip")
+                continue
             grouped = values.reshape(-1, groups, quantization.group_size)
-            codes = unpack(weight[part], quantization.bits)
-            if biases is not None:
-                values[...] = codes
-                grouped *= to_float32(scales[part], dtype)[..., None]
-                round_to(values, target)
-                grouped += to_float32(biases[part], dtype)[..., None]
-            else:
-                np.take(e2m1() if quantization.bits == 4 else e4m3(), codes, out=values, mode="clip")
-                table = (e4m3() if quantization.mode == "nvfp4" else e8m0()).copy()
-                # MLX casts the scale before it multiplies: in float16 it may be infinite where a product is not.
-                round_to(table, target)
-                grouped *= table[scales[part]][..., None]
+            values[...] = unpack(weight[part], quantization.bits)
+            grouped *= to_float32(scales[part], dtype)[..., None]
+            round_to(values, target)
+            grouped += to_float32(biases[part], dtype)[..., None]
             round_to(values, target)
     return out
+
+
+@cache
+def _products(mode: str, bits: int, target: DType) -> NDArray[Any]:
+    """Values of a byte times each scale, as one number of their bits.
+
+    Looking it up takes half the time of multiplying.
+    """
+    import numpy as np
+
+    values = (e2m1() if bits == 4 else e4m3())[unpack(np.arange(256, dtype=np.uint8)[:, None], bits)]
+    scales = (e4m3() if mode == "nvfp4" else e8m0()).copy()
+    # MLX casts the scale before it multiplies: in float16 it may be infinite where a product is not.
+    round_to(scales, target)
+    products = scales[:, None, None] * values
+    round_to(products, target)
+    return products.view(np.uint64 if bits == 4 else np.uint32).reshape(-1)
 
 
 def checked_shape(

@@ -134,7 +134,8 @@ def _unpack(tile: Tile, *, elements: int, unit: int) -> Rows:
     words = stored.view("<u4") if unit == 4 else stored
     first, count = tile.start * tile.columns, words.size
     parts = next(parts for of, parts, _ in _PACKINGS.values() if of == bits)
-    part = np.arange(first, first + count).reshape(words.shape) // elements
+    step = 1 if elements % tile.columns else tile.columns  # most often a row is in one part
+    part = np.arange(first, first + count, step).reshape(len(words), -1) // elements
     codes = words >> (bits * (parts - 1 - part)).astype(words.dtype) & words.dtype.type((1 << bits) - 1)
     return rows_of(codes.astype(np.uint8), tile.own(1), tile.own(2))
 
