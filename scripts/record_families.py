@@ -103,6 +103,9 @@ def described(case: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found: dict[str, Any] = {}
     for name, shape in case.named:
+        if name == "d2t":
+            found[name] = ["I64", shape, config["vocab_size"], "ids"]
+            continue
         found[name] = [kind, shape, *([1.0] if len(shape) == 1 and name.endswith(("weight", "_g")) else [])]
     document = {key: value for key, value in config.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found
@@ -175,6 +178,7 @@ def converted(case: Any, programs: Programs, folder: Path, out: Path, kind: str 
     assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
     kind = kind or ("f32" if case.dtype == "float32" else "auto")
     asked = {"model": str(folder), "out": str(out), "type": kind, "document": {}, "arguments": [], "vocabulary": False}
+    asked["arguments"] = ["--target-model-dir", str(folder)] if "base" in case.options else []
     asked |= {"plain": case.reference != "transformers"}
     said = programs.converter.ask(asked | family_cases.without_null(dict(case.converter)))
     if said:

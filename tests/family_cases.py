@@ -257,6 +257,9 @@ def values(name: str, shape: tuple[int, ...], mean: float = 0.0, rows: str = "")
     if rows == "alike":
         return np.broadcast_to(values(name, shape[1:], mean), shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    if rows == "ids":  # of so many, in order, each less its place
+        ids = np.sort(np.random.default_rng(seed).permutation(int(mean))[: shape[0]])
+        return ids - np.arange(shape[0])
     if rows == "below":  # numbers of experts, in every row others
         return np.random.default_rng(seed).random((shape[0], int(mean))).argsort(axis=1)[:, : shape[1]]
     drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
@@ -274,12 +277,10 @@ def stored(array: np.ndarray, dtype: str) -> Array:
 def tensors(recorded: Mapping[str, Any]) -> Tensors:
     """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``, and "alike" for equal rows.
 
-    Of a table of whole numbers ``mean`` is what they are "below", or all of them.
+    Of a table of whole numbers ``mean`` is what they are "below", or how many "ids" there are, or all of them.
     """
     return {
-        name: np.array(*mean)
-        if dtype == "I64" and "below" not in mean
-        else stored(values(name, tuple(shape), *mean), dtype)
+        name: np.array(*mean) if dtype == "I64" and len(mean) == 1 else stored(values(name, tuple(shape), *mean), dtype)
         for name, (dtype, shape, *mean) in recorded["tensors"].items()
     }
 

@@ -144,7 +144,9 @@ class Run:
     @cached_property
     def base(self) -> Path:
         """A directory of the model that a drafter drafts for: its tokenizer, and as many layers as the drafter says."""
-        config = {**self.recorded["config"], "num_hidden_layers": self.recorded["config"]["num_target_layers"]}
+        drafter = self.recorded["config"]
+        size = drafter.get("target_hidden_size", drafter["hidden_size"])
+        config = {**drafter, "num_hidden_layers": drafter["num_target_layers"], "hidden_size": size}
         return checkpoint({**self.recorded, "config": config}, self.place / "base", self.case.tokenizer)
 
     @cached_property

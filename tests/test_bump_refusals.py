@@ -54,9 +54,10 @@ FAMILIES_RUN = {
 
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
-    "afmoe", "bert", "bert_classifier", "dflash", "distilbert", "dspark", "exaone", "falcon_h1", "falcon_mamba",
-    "gemma4_dspark", "gemma_embedding", "granite4", "granite_swa", "granitehybrid", "granitemoehybrid", "grovemoe",
-    "internlm2",
+    "afmoe", "bert", "bert_classifier", "dflash", "distilbert", "dspark", "eagle3", "exaone", "falcon_h1",
+    "falcon_mamba", "gemma4_dspark", "gemma_embedding", "granite4", "granite_swa", "granitehybrid",
+    "granitemoehybrid",
+    "grovemoe", "internlm2",
     "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "lille", "mamba", "mamba2", "mimo",
     "minimax_m2", "modernbert", "modernbert_classifier", "nanochat", "nomic_bert", "nomic_bert_moe",
     "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1", "roberta", "roberta_classifier", "solar_open",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,8 +249,7 @@ def test_bump_has_no_place_for_their_families(family: str, tmp_path: Path) -> No
 DRAFTERS = [
     (
         {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-        "for another model (LlamaForCausalLMEagle3), and ckconv has no rules for such a drafter: the converter adds up "
-        "its ids of tokens (d2t), and no word of a family file says that",
+        "for another model (LlamaForCausalLMEagle3), and has that model's tokenizer",
     ),
     (
         {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
@@ -365,7 +365,10 @@ def test_inspect_says_what_a_drafter_drafts_for(tmp_path: Path, ckconv) -> None:
         ),
         ("dspark", "confident", {"draft_vocab_size": 100}, "drafts of fewer words than the model has"),
         ("dspark", "confident", {"dflash_config": {"markov_head_type": "gated"}}, "the plain one (markov_head_type)"),
-        ("dflash", "plain", {"architectures": ["Eagle3DraftModel"]}, "no rules for such a drafter"),
+        ("dflash", "plain", {"architectures": ["Gemma5DFlashModel"]}, "no rules for such a drafter"),
+        ("eagle3", "normed", {"attention_bias": True}, "has no biases (attention_bias)"),
+        ("eagle3", "normed", {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "reads three layers"),
+        ("eagle3", "normed", {"draft_vocab_size": 300}, "there is no table of their ids (d2t)"),
         ("gemma4_dspark", "plain", {"layer_types": ["sliding_attention"] * 3}, "has no layers that slide"),
         ("gemma4_dspark", "plain", {"attention_k_eq_v": False}, "takes K for V (attention_k_eq_v)"),
         ("gemma4_dspark", "plain", {"attention_bias": True}, "has no biases (attention_bias)"),
@@ -417,6 +420,11 @@ def test_the_model_of_a_drafter_is_named_by_a_directory_with_its_configuration(t
             {},
             "num_hidden_layers is 6, and the drafter reads layer 6 (target_layer_ids)",
         ),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]},
+            {},
+            "num_hidden_layers is 6, and the drafter reads layer 7 (eagle_aux_hidden_state_layer_ids)",
+        ),
     ],
 )
 def test_another_model_than_that_of_the_drafter_is_refused_by_both_values(
@@ -460,3 +468,64 @@ def test_a_quantized_assistant_is_not_told_of_its_model(tmp_path: Path, ckconv) 
         run = ckconv(*command)
         assert run.code in (4, 5)
         assert "--base" not in run.err
+
+
+def eagle(root: Path, ids: Callable[[np.ndarray], np.ndarray] = np.copy, **more: Any) -> tuple[Path, Path]:
+    """An EAGLE 3 of 300 words with these ids, less their places, and its model of ten layers."""
+    draft = drafter(root / "draft", "eagle3", "smaller", num_target_layers=10, **more)
+    arrays = load_file(draft / "model.safetensors")
+    save_file(draft / "model.safetensors", {**arrays, "d2t": ids(arrays["d2t"])}, {"format": "pt"})
+    return draft, target_of_six_layers(root / "target", num_hidden_layers=10, hidden_size=30)
+
+
+def test_words_of_a_drafter_have_the_ids_of_its_models_tokens(tmp_path: Path, ckconv) -> None:
+    draft, target = eagle(tmp_path, eagle_aux_hidden_state_layer_ids=None)
+
+    assert ckconv("convert", draft, tmp_path / "m.gguf", "--base", target).code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "n.gguf", "--set-meta", "general.name=x").code == 0
+
+    places = np.arange(300) + load_file(draft / "model.safetensors")["d2t"]
+    for name in ("m", "n"):
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+        assert tensors["d2t"].data.tolist() == places.tolist()
+    assert keys(tmp_path / "m.gguf", "target_layers", "target_hidden_size") == [[2, 5, 7], 30]
+    for verb in ("verify", "diff"):
+        assert ckconv(verb, tmp_path / "m.gguf", draft, "--base", target).code == 0
+    damaged = eagle(tmp_path / "other", lambda ids: ids + 1)[0]
+    assert ckconv("verify", tmp_path / "m.gguf", damaged, "--base", target).code == 5
+    assert "300 of 300" in ckconv("diff", tmp_path / "m.gguf", damaged, "--base", target).out
+
+
+def test_a_drafter_of_speculators_is_the_same_model_within_a_table_of_its_document(tmp_path: Path) -> None:
+    draft, target = eagle(tmp_path)
+    options = ckconv.Options(base=target)
+    ckconv.convert(draft, tmp_path / "m.gguf", options=options)
+    config = json.loads((draft / "config.json").read_text())
+    ours = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
+    outer = {"architectures": ["Eagle3Speculator"], **{key: config.pop(key) for key in ours}}
+    outer |= {"speculators_model_type": "eagle3", "transformer_layer_config": {**config, "architectures": None}}
+    arrays = load_file(draft / "model.safetensors")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps(outer))
+    renamed = {name.replace("midlayer.", "layers.0."): array for name, array in arrays.items()}
+    save_file(tmp_path / "other" / "model.safetensors", renamed, {"format": "pt"})
+
+    ckconv.convert(tmp_path / "other", tmp_path / "n.gguf", options=options)
+
+    assert ckconv.diff(tmp_path / "m.gguf", tmp_path / "n.gguf").same
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (lambda ids: ids + 384, "is for token 3"),
+        (lambda ids: ids * 0 - 1, "element 0 is for token -1, and its model has 384"),
+        (lambda ids: 5 - np.arange(300), "300 elements are for token 5"),
+    ],
+)
+def test_ids_of_no_tokens_are_refused(ids: Callable[[np.ndarray], np.ndarray], said: str, tmp_path: Path) -> None:
+    draft, target = eagle(tmp_path, ids)
+
+    with pytest.raises(ckconv.CkconvError) as refused:
+        ckconv.convert(draft, tmp_path / "m.gguf", options=ckconv.Options(base=target))
+    assert (refused.value.exit_code, said in " ".join((refused.value.message, *refused.value.details))) == (4, True)

@@ -31,7 +31,7 @@ INHERITED = {"output", "rope_freqs"}
 REFUSED = {"minicpm3": {"L.attn_q"}}
 #: Drafters' tensors, which the published package has no names for.
 REFUSED |= {"dflash": {"fc"}, "dspark": {"fc", "markov_w1", "markov_w2", "conf_proj"}}
-REFUSED |= {"gemma4_dspark": REFUSED["dspark"]}
+REFUSED |= {"gemma4_dspark": REFUSED["dspark"], "eagle3": {"fc", "d2t"}}
 REFUSED |= {"gemma4_assistant": {"nextn.pre_projection", "nextn.post_projection"}}
 
 #: Tensors of architectures that only llama.cpp's own copy has, under names of their own.

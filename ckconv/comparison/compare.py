@@ -16,6 +16,7 @@ import numpy as np
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, F64, INTEGERS, WIDENS_TO_F32
+from ckconv.core.layouts import COUNTED
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import (
     HEAD,
@@ -701,7 +702,8 @@ def _values(rows: Rows, reader: RowReader, shift: float) -> Floats:
 
 def _doubles(rows: Rows, reader: RowReader, shift: float) -> NDArray[np.float64]:
     if reader.dtype in INTEGERS:
-        return np.ascontiguousarray(rows).view(f"<i{reader.dtype.size}").astype(np.float64)
+        whole = np.ascontiguousarray(rows).view(f"<i{reader.dtype.size}").astype(np.float64)
+        return whole + np.arange(whole.shape[1]) if shift == COUNTED else whole
     if reader.dtype is not F64:
         return _values(rows, reader, shift).astype(np.float64)
     return np.ascontiguousarray(rows).view(np.float64) * reader.layout.scale + shift
@@ -716,7 +718,7 @@ class _Pair:
         self.spread = spread
         self.one, self.other, self.shifts = one, other, shifts
         self.doubles = F64 in (one.dtype, other.dtype) and one.dtype.kind is other.dtype.kind
-        self.doubles |= {one.dtype, other.dtype} == INTEGERS
+        self.doubles |= {one.dtype, other.dtype} == INTEGERS or COUNTED in shifts
         self.comparable = self.doubles or (convertible(one.dtype, F32) and convertible(other.dtype, F32))
         self.recipes = way_between(one.dtype, other.dtype), way_between(other.dtype, one.dtype)
         self.values, self.max_error, self.squares = 0, math.nan, 0.0

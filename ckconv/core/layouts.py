@@ -45,6 +45,9 @@ ADD_ONE, NEG_EXP, EXP = 1, 2, 3
 #: The signs of stored exponentials.
 EXPONENTIALS: Mapping[float, int] = {NEG_EXP: -1, EXP: 1}
 
+#: Of whole numbers: each is stored higher by its place in its row.
+COUNTED = 4
+
 
 def ambiguous(shift: float) -> bool:
     """Whether several canonical values are stored as the same number.

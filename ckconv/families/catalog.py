@@ -643,7 +643,6 @@ TAKEN = ("target_hidden_size", "backbone_hidden_size")
 
 #: Part of the name of a drafter that llama.cpp's converter knows -> why ckconv has no rules for it.
 _WITHOUT_RULES = {
-    "eagle3": "the converter adds up its ids of tokens (d2t), and no word of a family file says that",
     "deepseekv4": "nobody has written its file yet",
 }
 

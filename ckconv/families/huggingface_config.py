@@ -30,7 +30,7 @@ from ckconv.core.config import (
     shortest_float32,
     without_yarn_default,
 )
-from ckconv.core.metadata import text_key
+from ckconv.core.metadata import LAYER_TABLE, text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type
@@ -508,8 +508,11 @@ _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.wei
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Text part of a multimodal configuration, else the whole."""
-    nested = config.get(text_key(config))
-    return {**config, **nested} if isinstance(nested, dict) else config
+    nested = config.get(key := text_key(config))
+    if not isinstance(nested, dict):
+        return config
+    # a layer's table has the class of the layer's own model
+    return {**config, **nested, **({"architectures": config.get("architectures")} if key == LAYER_TABLE else {})}
 
 
 def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:

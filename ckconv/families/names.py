@@ -17,6 +17,7 @@ from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER
 from ckconv.families.schema import (
+    COUNTED_NUMBERS,
     EXPERTS,
     FAMILIES_KEPT,
     WHOLE_NUMBERS,
@@ -389,7 +390,7 @@ def shift_of(family: Family, canonical: str) -> float:
 @lru_cache(maxsize=FAMILIES_KEPT)
 def tables_of(family: Family, *values: str) -> frozenset[str]:
     """Canonical patterns of tables of whole numbers, or of some values."""
-    kinds = values or (WHOLE_NUMBERS, EXPERTS)
+    kinds = values or (WHOLE_NUMBERS, EXPERTS, COUNTED_NUMBERS)
     written = names_of(family, GGUF).written.values()
     return frozenset(part.canonical for found in written for part in found.parts if part.value in kinds)
 

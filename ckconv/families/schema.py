@@ -28,7 +28,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.dtypes import float32
-from ckconv.core.layouts import ADD_ONE, EXP, NEG_EXP
+from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP
 from ckconv.core.metadata import TARGET
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS
@@ -283,8 +283,19 @@ def condition(reader: Fields, item: object) -> Condition:
 #: ``tid2eid`` of a DeepSeek V4.
 WHOLE_NUMBERS, EXPERTS = "whole", "experts"
 
+#: A row of I64 in both, which GGUF has with the place of each in it added: ``d2t`` of an EAGLE 3.
+COUNTED_NUMBERS = "counted"
+
 #: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
-VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP, "exp": EXP, WHOLE_NUMBERS: 0, EXPERTS: 0}
+VALUES: Mapping[str, int] = {
+    "": 0,
+    "add_one": ADD_ONE,
+    "neg_exp": NEG_EXP,
+    "exp": EXP,
+    WHOLE_NUMBERS: 0,
+    EXPERTS: 0,
+    COUNTED_NUMBERS: COUNTED,
+}
 
 
 def stored_higher(value: str | float) -> float:

@@ -44,6 +44,8 @@ class SourceFacts(NamedTuple):
             zero point that is a code, and whether that of all others is the middle one.
         beyond: canonical name of a tensor of I64 -> its first element that no I32 holds, or that is no expert of the
             model where it is a table of experts, and what it is; ``None`` where all fit.
+        ids: canonical name of a row of I64 -> why its numbers, each with its place added, are no ids of different
+            tokens; empty where they are.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
             stacked matrices.
         copies: tensors of an adapter that are the base's own.
@@ -60,6 +62,7 @@ class SourceFacts(NamedTuple):
     factors: Mapping[str, list[float]] = {}
     zeros: Mapping[str, tuple[int, bool]] = {}
     beyond: Mapping[str, tuple[int, int] | None] = {}
+    ids: Mapping[str, str] = {}
 
 
 class _Looked(Mapping[str, T]):
@@ -110,6 +113,9 @@ def _gathered(index: TensorIndex) -> SourceFacts:
     tables = tables_of(FAMILIES[config.family], EXPERTS) if config and config.family in FAMILIES else frozenset()
     experts = config.num_experts if config else 0
 
+    words = config.vocab_size if config else 0
+    whole = {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"}
+
     def beyond(tensor: Tensor, files: Files) -> tuple[int, int] | None:
         return _beyond_i32(tensor, files, experts if parse(tensor.name).pattern in tables else 0)
 
@@ -121,9 +127,10 @@ def _gathered(index: TensorIndex) -> SourceFacts:
         zeros=_Looked(index, index.tensors, _zero_points),
         beyond=_Looked(
             index,
-            {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"},
+            whole,
             beyond,
         ),
+        ids=_Looked(index, whole, lambda tensor, files: _no_ids(tensor, files, words)),
     )
 
 
@@ -308,6 +315,19 @@ def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] |
         for place in beyond.reshape(-1).nonzero()[0][:1].tolist():
             return start * numbers.shape[1] + place, int(numbers.reshape(-1)[place])
     return None
+
+
+def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
+    import numpy as np
+
+    from ckconv.io.rows import RowReader
+
+    numbers = RowReader(tensor, files).rows(0, 1).view("<i8").reshape(-1)
+    ids = numbers + np.arange(len(numbers))
+    for place in ((ids < 0) | (ids >= words)).nonzero()[0][:1].tolist():
+        return f"element {place:,} is for token {ids[place]:,}, and its model has {words:,}"
+    tokens, counts = np.unique(ids, return_counts=True)
+    return next((f"{counts.max():,} elements are for token {twice:,}" for twice in tokens[counts > 1][:1]), "")
 
 
 def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]:

@@ -11,7 +11,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import EXPONENTIALS, ambiguous
+from ckconv.core.layouts import COUNTED, EXPONENTIALS, ambiguous
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -230,6 +230,8 @@ class Conversion(NamedTuple):
             return self._of_doubles(rows.view(np.float64))
         if self.source in INTEGERS:
             numbers = rows.view(np.dtype(f"<i{self.source.size}"))
+            if abs(self.shift) == COUNTED:
+                numbers = numbers + np.arange(numbers.shape[1]).astype(numbers.dtype) * (1 if self.shift > 0 else -1)
             whole = numbers.astype(np.dtype(f"<i{self.target.size}"))
             return whole.view(np.uint8), int(np.count_nonzero(whole != numbers))
         floats = decode(rows, self.source)

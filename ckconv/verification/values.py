@@ -17,7 +17,7 @@ import numpy as np
 
 from ckconv.adapters.model import changes_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import EXP, NEG_EXP, ambiguous, plain
+from ckconv.core.layouts import COUNTED, EXP, NEG_EXP, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Role
 from ckconv.io.rows import RowReader
@@ -574,6 +574,8 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
 
 
 def _moved(values: Doubles, shift: float) -> Doubles:
+    if abs(shift) == COUNTED:  # by how many numbers come before in the row
+        return values + np.sign(shift) * (np.ones(values.shape).cumsum(axis=1) - 1)
     with np.errstate(all="ignore"):
         made = np.exp(values) if shift in (NEG_EXP, EXP) else values + shift
         return -made if shift == NEG_EXP else made

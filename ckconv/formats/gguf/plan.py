@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import COUNTED, plain
 from ckconv.core.metadata import Value, as_read, scalar
 from ckconv.core.metadata import array as int_array
 from ckconv.core.tensors import (
@@ -173,7 +173,7 @@ def _in_order(entry: Entry, quantized: DType | None) -> Entry:
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
     asked, source = planner.dtype, tensor.dtype
     if entry.table and not same_format:
-        return _table(planner, tensor)
+        return _table(planner, tensor, entry.layout.shift == COUNTED)
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
@@ -201,10 +201,12 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
     return _Choice(source, f"llama.cpp loads no {source} here", hint)
 
 
-def _table(planner: Planner, tensor: Tensor) -> _Choice:
-    """A table of whole numbers, which llama.cpp looks up as I32."""
+def _table(planner: Planner, tensor: Tensor, ids: bool) -> _Choice:
+    """A table of whole numbers, which llama.cpp looks up as I32; of ids of tokens, I64."""
     if tensor.dtype not in INTEGERS:
         return _Choice(tensor.dtype, f"llama.cpp wants whole numbers here, and not {tensor.dtype}")
+    if ids:
+        return _Choice(DTYPES["I64"], planner.source.ids.get(tensor.name, ""))
     beyond = planner.source.beyond.get(tensor.name)
     if beyond is None:
         return _Choice(DTYPES["I32"])

@@ -347,10 +347,12 @@ def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         if isinstance(one, int) and isinstance(theirs, int) and one != theirs:
             return f"{other} is {theirs:,}, and {key} of the drafter {one:,}"
     inner, layers = drafter.get("dflash_config"), model.get("num_hidden_layers")
-    read = {**drafter, **(inner if isinstance(inner, dict) else {})}.get("target_layer_ids")
-    ids = [one for one in read if isinstance(one, int)] if isinstance(read, list) else []
-    if isinstance(layers, int) and max(ids, default=0) >= layers:
-        return f"num_hidden_layers is {layers:,}, and the drafter reads layer {max(ids):,} (target_layer_ids)"
+    drafter = {**drafter, **(inner if isinstance(inner, dict) else {})}
+    for key in ("target_layer_ids", "eagle_aux_hidden_state_layer_ids"):
+        read = drafter.get(key)
+        ids = [one for one in read if isinstance(one, int)] if isinstance(read, list) else []
+        if isinstance(layers, int) and max(ids, default=0) >= layers:
+            return f"num_hidden_layers is {layers:,}, and the drafter reads layer {max(ids):,} ({key})"
     return ""
 
 
