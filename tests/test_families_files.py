@@ -56,6 +56,7 @@ NEWER = {"cohere2moe", "deepseek32", "dflash", "gemma4-assistant", "granite_swa"
 NEWER |= {
     "bailingmoe3",
     "deepseek4",
+    "eagle3",
     "graniteswitch",
     "hrm_text",
     "minimax-01",
