@@ -575,7 +575,8 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
 
 def _moved(values: Doubles, shift: float) -> Doubles:
     if abs(shift) == COUNTED:  # by how many numbers come before in the row
-        return values + np.sign(shift) * (np.ones(values.shape).cumsum(axis=1) - 1)
+        before: Doubles = np.ones(values.shape).cumsum(axis=1) - 1
+        return values + before if shift > 0 else values - before
     with np.errstate(all="ignore"):
         made = np.exp(values) if shift in (NEG_EXP, EXP) else values + shift
         return -made if shift == NEG_EXP else made
