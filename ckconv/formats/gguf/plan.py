@@ -202,7 +202,7 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
 
 
 def _table(planner: Planner, tensor: Tensor, ids: bool) -> _Choice:
-    """A table of whole numbers, which llama.cpp looks up as I32; of ids of tokens, I64."""
+    """A table of whole numbers: I32 to llama.cpp, and I64 of ids of tokens."""
     if tensor.dtype not in INTEGERS:
         return _Choice(tensor.dtype, f"llama.cpp wants whole numbers here, and not {tensor.dtype}")
     if ids:
