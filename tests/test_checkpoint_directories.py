@@ -260,16 +260,24 @@ def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
     assert ckconv("verify", tmp_path / "out", source, *flags[2:]).code == 0
 
 
-@pytest.mark.parametrize("start", ["_orig_mod.", "base_model.model.", "module.", "student."])
+@pytest.mark.parametrize(
+    ("start", "but"),
+    [
+        *((start, "") for start in ("_orig_mod.", "base_model.model.", "module.", "student.")),
+        ("model.language_model.", " but 'lm_head.weight'"),  # of a model that sees
+    ],
+)
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
-def test_names_within_another_module_are_one_reason(start: str, to: str, tmp_path: Path, ckconv: Run) -> None:
-    tensors = {start + name: array for name, array in MODEL.tensors().items()}
+def test_names_within_another_module_are_one_reason(start: str, but: str, to: str, tmp_path: Path, ckconv: Run) -> None:
+    tensors = {name if name in but else start + name: array for name, array in MODEL.tensors().items()}
+    if but:
+        tensors = {name.replace(f"{start}model.", start): array for name, array in tensors.items()}
     source = save(tmp_path / "hf", MODEL.config(), tensors)
 
     refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
 
     assert (refused.code, refused.err.count("\n")) == (4, 2)
-    assert f"every name starts with {start!r}: without it they are those of a llama" in refused.err
+    assert f"every name{but} starts with {start!r}: without it they are those of a llama" in refused.err
     assert f"hint: save the model itself, or its tensors under name.removeprefix({start!r})" in refused.err
     renamed = save(tmp_path / "renamed", MODEL.config(), {k.removeprefix(start): v for k, v in tensors.items()})
     assert ckconv("convert", renamed, f"{tmp_path}/out/", "--to", to).code == 0

@@ -121,10 +121,11 @@ def index_checkpoint(
             nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
             nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
             canonical = read(nested=nested)
-            for start in _starts(items) if not canonical.tensors and canonical.unknown else ():
+            heads = [tensor.source for tensor in canonical.tensors.values()]
+            for start in _starts(canonical.unknown) if not canonical.tensors.keys() - {HEAD} else ():
                 inner = read(nested=((start, ""),))
                 if inner.tensors and not inner.unknown:
-                    raise _prefixed(start, known.name, path)
+                    raise _prefixed(start, heads, known.name, path)
             return model, _once(canonical, model, {tensor.name for tensor in shared})
 
         shared = [] if found.items else _shared(checkpoint)
@@ -238,9 +239,9 @@ def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tu
     return tuple(one._replace(name=called(name)) for one, name in zip(stored, names, strict=True))
 
 
-def _starts(items: Sequence[Item]) -> Iterator[str]:
-    """Common beginnings of all names, the shortest first."""
-    names = [item.tensor.source for item in items]
+def _starts(unknown: Sequence[StoredTensor]) -> Iterator[str]:
+    """Common beginnings of names without a row, the shortest first."""
+    names = [tensor.name for tensor in unknown] or [""]
     for at, (letter, other) in enumerate(zip(min(names), max(names), strict=False)):
         if letter != other:
             return
@@ -248,9 +249,10 @@ def _starts(items: Sequence[Item]) -> Iterator[str]:
             yield names[0][: at + 1]
 
 
-def _prefixed(start: str, family: str, path: Path) -> UnsupportedError:
+def _prefixed(start: str, others: Sequence[str], family: str, path: Path) -> UnsupportedError:
     """Reason for names stored within another module's prefix."""
-    message = f"every name starts with {quoted(start)}: without it they are those of a {family}"
+    every = " but ".join(["every name", *map(quoted, others)])
+    message = f"{every} starts with {quoted(start)}: without it they are those of a {family}"
     hint = f"save the model itself, or its tensors under name.removeprefix({start!r})"
     return UnsupportedError("model.config", message, path=path, hint=hint)
 
