@@ -401,7 +401,7 @@ _WINDOW = "window"
 
 #: Ways out of keys and classes that are not known, and of two numbers.
 _WITHOUT_KEY = "take it out of config.json, or list it as harmless in the family's file, if it changes nothing"
-_WITHOUT_QUANTIZATION = "take it out of config.json, if the values are the model's as they are"
+_WITHOUT_QUANTIZATION = "if the values are the model's as they are: ckconv edit SRC DST/ --drop-meta {key}"
 _WITHOUT_CODE = "take auto_map and architectures out of config.json, if the code computes the same"
 _ONE_NUMBER = (
     "config.json has to say the number that mlx-lm takes, where what mlx-lm computes is right; else convert the "
@@ -421,7 +421,9 @@ def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
         return Reason(modifier, _WITHOUT_CODE)
     key = modifier.partition(" = ")[0]
     if key in QUANTIZATION_KEYS:  # of a known layout it would be read
-        return Reason(f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION)
+        return Reason(
+            f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION.format(key=key)
+        )
     two = modifier.cause is Cause.TWO_NUMBERS
     return Reason(f"{modifier}{',' if two else ''} changes the computation{otherwise}", _ONE_NUMBER if two else "")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.dtypes import WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
@@ -148,7 +149,8 @@ class _Edits:
                 key = path[-1]
                 if not any(fnmatchcase(name, glob) for name in (key, f"{file}:{key}", ".".join(path))):
                     continue
-                if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")):
+                stale = key in QUANTIZATION_KEYS and all(one.dtype in WIDENS_TO_F32 for one in self._index.stored)
+                if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
                     raise UsageError("usage.meta", message)
                 found = True
