@@ -70,7 +70,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = "two" } }',
-            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, exp, whole, experts)",
+            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, exp, whole, experts, counted)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = 1e39 } }',
