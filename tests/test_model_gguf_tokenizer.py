@@ -112,7 +112,9 @@ def test_tokens_types_and_merges_by_id() -> None:
     assert value(made, "tokens") == array("str", ["a", "b", "ab", "<s>", "</s>", "<|x|>", "y", "[PAD7]", "[PAD8]"])
     assert value(made, "token_type") == array("i32", [1, 1, 1, 3, 3, 3, 4, 5, 5])
     assert value(made, "merges") == array("str", ["a b", "ab ab"])
-    assert made.notes == ()
+    assert [note.partition(" here")[0] for note in made.notes] == [
+        "'<|x|>', not special in the tokenizer's file, is a control token"
+    ]
 
 
 def test_special_ids_are_those_of_the_words_then_of_the_configuration() -> None:

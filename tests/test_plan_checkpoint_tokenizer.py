@@ -19,6 +19,7 @@ import pytest
 from checkpoints import Decoder, stacked
 from conftest import FIXTURES
 from gguf_copies import finish, gguf_copy
+from llama_cpp_vocabulary import ids_by_file
 
 import ckconv
 from ckconv import Options
@@ -551,11 +552,7 @@ def test_sentencepiece_out_of_tokenizer_json_alone_is_the_same_tokenizer(name: s
     for key in ("model", "tokens", "token_type", "eos_token_id", "bos_token_id"):
         assert has[f"tokenizer.ggml.{key}"] == had[f"tokenizer.ggml.{key}"]
     if LIBRARY and "phi3" not in name:  # whose special tokens swallow spaces by the name of the model
-        script = Path(__file__).parent / "llama_cpp_tokens.py"
-        command = [sys.executable, str(script), LIBRARY, str(tmp_path / "back.gguf")]
-        texts = json.dumps(ORACLE["texts"])
-        done = subprocess.run(command, input=texts, capture_output=True, text=True, timeout=120, check=True)
-        assert json.loads(done.stdout) == ORACLE["ids"][name]
+        assert ids_by_file(tmp_path / "back.gguf", ORACLE["texts"]) == ORACLE["ids"][name]
 
 
 @pytest.mark.skipif(not LIBRARY, reason="needs llama.cpp")
@@ -576,12 +573,10 @@ def test_llama_cpp_puts_the_end_of_the_template_behind_a_text_whatever_eos_token
 
     ckconv.convert(root, tmp_path / "m.gguf")
 
-    command = [sys.executable, str(Path(__file__).parent / "llama_cpp_tokens.py"), LIBRARY, str(tmp_path / "m.gguf")]
     texts = [text for text in ORACLE["texts"] if "\0" not in text]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=120, check=True)
     expected = [each.ids for each in library.Tokenizer.from_file(str(root / "tokenizer.json")).encode_batch(texts)]
     assert {ids[-1] for ids in expected} == {2}
-    assert json.loads(done.stdout) == expected
+    assert ids_by_file(tmp_path / "m.gguf", texts) == expected
 
 
 @pytest.mark.parametrize("name", ORACLE["ids"])

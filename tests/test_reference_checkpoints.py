@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import unicodedata
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +16,7 @@ import tokenizers
 from checkpoints import Array, Decoder, as_mixtral, bf16, save, save_file
 from conftest import FIXTURES
 from consumers import LIBRARY
+from llama_cpp_vocabulary import ids_by_file
 from safetensors.numpy import load_file
 from test_readers_pytorch import torch_pickle
 
@@ -279,14 +278,8 @@ def test_ids_of_hostile_texts_are_those_of_mistral_common(kind: str, tmp_path: P
 
     assert ckconv("convert", own, tmp_path / "m.gguf").code == 0
     if LIBRARY:
-        command = [
-            sys.executable,
-            str(Path(__file__).parent / "llama_cpp_tokens.py"),
-            LIBRARY,
-            str(tmp_path / "m.gguf"),
-        ]
-        done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
-        marks = [n for n, ids in enumerate(json.loads(done.stdout)) if ids != recorded["ids"][n]]
+        made = ids_by_file(tmp_path / "m.gguf", texts)
+        marks = [n for n, ids in enumerate(made) if ids != recorded["ids"][n]]
         assert all(any(unicodedata.combining(c) or unicodedata.category(c)[0] == "M" for c in texts[n]) for n in marks)
         assert len(marks) < 10
 

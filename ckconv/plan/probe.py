@@ -153,14 +153,14 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
 
 def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
     """Tensors of exponentials, and their first element that is none."""
+    signs = [(one, sign) for one in index.tensors.values() if (sign := EXPONENTIALS.get(one.layout.shift, 0))]
+    if not signs:
+        return
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.convert import decode
 
     with Files(index.identities) as files:
-        for tensor in index.tensors.values():
-            sign = EXPONENTIALS.get(tensor.layout.shift, 0)
-            if not sign:
-                continue
+        for tensor, sign in signs:
             for _, rows in canonical_pieces(RowReader(tensor, files)):
                 stored = decode(rows, tensor.dtype)
                 if (stored * sign < 0).any():
