@@ -482,7 +482,9 @@ def test_pieces_scores_and_types() -> None:
     assert value(made, "token_type") == array("i32", [2, 3, 1, 6, 4, 3, 5])
     assert value(made, "add_bos_token") == scalar("bool", False)
     assert value(made, "add_space_prefix") is None
-    assert made.notes == ()
+    assert [note.partition(" here")[0] for note in made.notes] == [
+        "'<|y|>', not special in the tokenizer's file, is a control token"
+    ]
 
 
 def test_a_model_without_a_space_in_front_says_so() -> None:

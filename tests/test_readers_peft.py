@@ -475,7 +475,7 @@ UNREAD = ("t5", "t5_encoder", "umt5_encoder", "falcon_h1", "jais", "eagle3")
 
 def test_names_there_and_back() -> None:
     for family in FAMILIES.values():
-        # Of T5 the name of a module has a second number, of EAGLE 3's single layer none, and Falcon-H1 and Jais multiply
+        # Of T5 the name of a module has a second number, of EAGLE 3's one layer none, and Falcon-H1 and Jais multiply
         # what their matrices give: no adapter of theirs is read.
         if not family.gguf or family.experts or family.name in UNREAD:
             continue
