@@ -298,3 +298,15 @@ def test_heads_of_what_does_not_attend_are_any_number(family: str, tmp_path: Pat
         made = ckconv("convert", tmp_path / f"{name}.gguf", f"{tmp_path}/{name}/", "--to", "hf")
         assert made.code == 0, made.err
     assert (tmp_path / "m/config.json").read_text() == (tmp_path / "n/config.json").read_text()
+
+
+@pytest.mark.parametrize(("family", "what"), [("mamba2", "qkv"), ("deepseek_v3", "qkv"), ("gpt_neox", "gate-up")])
+def test_matrices_that_a_family_does_not_have_are_not_fused(family: str, what: str, tmp_path: Path, ckconv) -> None:
+    source = recorded(family, tmp_path / "hf")
+    to = ("convert", source, f"{tmp_path / 'out'}/", "--to", "hf")
+
+    refused = ckconv(*to, "--fuse", what)
+
+    said = f"--fuse {what}: a {family} has no matrix that holds them under these names"
+    assert (refused.code, said in refused.err, f"hint: leave out --fuse {what}" in refused.err) == (4, True, True)
+    assert ckconv(*to).code == 0

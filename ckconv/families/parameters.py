@@ -533,6 +533,8 @@ def _value(type: str, value: Any) -> Value:
     """A value in its key's type, or a list of such."""
     if isinstance(value, list | tuple):
         return array("bool" if isinstance(value[0], bool) else type.removesuffix("[]"), list(value))
+    if type.endswith("[]"):
+        raise TypeError(type)
     return scalar(type, float(value) if type == "f32" else value if type in ("bool", "str") else int(value))
 
 

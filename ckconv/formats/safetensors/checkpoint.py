@@ -253,11 +253,8 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
     if options.names == "max" and not has_transposed(family):
         yield Reason(f"--names max is for matrices that Hugging Face stores [in, out], and {family.name} has none")
-    if any(FUSIONS[what] == GATE_UP for what in options.fuse):
-        if family.experts:
-            yield Reason("--fuse gate-up: experts are not fused")
-        elif "L.ffn.gate" not in family.tensors:
-            yield Reason(f"--fuse gate-up: {family.name} has no gate")
+    if family.experts and any(FUSIONS[what] == GATE_UP for what in options.fuse):
+        yield Reason("--fuse gate-up: experts are not fused")
     kind = (config.rope_scaling or {}).get("rope_type")
     if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
         yield Reason(
@@ -478,6 +475,11 @@ class CheckpointPlanner(Planner):
         blocks = [tensor.name for tensor in self.tensors.values() if self.in_blocks(tensor)]
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors, blocks)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
+        wholes = {parse(entry.canonical).pattern.rpartition(".")[0] for entry in entries}
+        for what in self.options.fuse:
+            if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and self.family.experts):
+                text = f"--fuse {what}: a {self.family.name} has no matrix that holds them under these names"
+                self.refuse(text, f"leave out --fuse {what}")
         self.types = self._types(entries)
         modules = []
         for entry in entries:
