@@ -686,7 +686,13 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def inline(value: Any) -> str:
-    """A value as TOML writes it on one line."""
+    """A value as TOML writes it on one line.
+
+    Raises:
+        ValueError: there is a null in it, which TOML has not.
+    """
+    if value is None:
+        raise ValueError("a value of config.json has null in it, which no family file can say")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -298,8 +298,8 @@ class _Draft:
         with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
             path = Path(folder) / f"{self._name}.toml"
             for _ in range(_ROUNDS):
-                path.write_text(self.text())
                 try:
+                    path.write_text(self.text())
                     load(path)
                 except (CkconvError, ValueError) as error:
                     self.fault = str(error).replace(f"{path}: ", "")
