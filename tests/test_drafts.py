@@ -519,6 +519,10 @@ def test_a_drafter_of_speculators_is_the_same_model_within_a_table_of_its_docume
     ("ids", "said"),
     [
         (lambda ids: ids + 384, "is for token 3"),
+        (
+            lambda ids: (ids * 0 + 2**31 - 1).astype(np.int32),
+            "element 0 is for token 2,147,483,647, and its model has 384",
+        ),
         (lambda ids: ids * 0 - 1, "element 0 is for token -1, and its model has 384"),
         (lambda ids: 5 - np.arange(300), "300 elements are for token 5"),
     ],

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from ckconv.core.dtypes import BF16, DType
+from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
@@ -44,7 +44,7 @@ class SourceFacts(NamedTuple):
             zero point that is a code, and whether that of all others is the middle one.
         beyond: canonical name of a tensor of I64 -> its first element that no I32 holds, or that is no expert of the
             model where it is a table of experts, and what it is; ``None`` where all fit.
-        ids: canonical name of a row of I64 -> why its numbers, each with its place added, are no ids of different
+        ids: canonical name of a row of whole numbers -> why they, each with its place added, are no ids of different
             tokens; empty where they are.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
             stacked matrices.
@@ -114,7 +114,8 @@ def _gathered(index: TensorIndex) -> SourceFacts:
     experts = config.num_experts if config else 0
 
     words = config.vocab_size if config else 0
-    whole = {name: one for name, one in index.tensors.items() if one.dtype.name == "I64"}
+    whole = {name: one for name, one in index.tensors.items() if one.dtype in INTEGERS}
+    long = {name: one for name, one in whole.items() if one.dtype.name == "I64"}
 
     def beyond(tensor: Tensor, files: Files) -> tuple[int, int] | None:
         return _beyond_i32(tensor, files, experts if parse(tensor.name).pattern in tables else 0)
@@ -125,11 +126,7 @@ def _gathered(index: TensorIndex) -> SourceFacts:
         no_number=_Looked(index, packed, _without_number),
         factors=_Looked(index, beside, _factors),
         zeros=_Looked(index, index.tensors, _zero_points),
-        beyond=_Looked(
-            index,
-            whole,
-            beyond,
-        ),
+        beyond=_Looked(index, long, beyond),
         ids=_Looked(index, whole, lambda tensor, files: _no_ids(tensor, files, words)),
     )
 
@@ -322,8 +319,8 @@ def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
 
     from ckconv.io.rows import RowReader
 
-    numbers = RowReader(tensor, files).rows(0, 1).view("<i8").reshape(-1)
-    ids = numbers + np.arange(len(numbers))
+    numbers = RowReader(tensor, files).rows(0, 1).view(f"<i{tensor.dtype.size}").reshape(-1)
+    ids = numbers + np.arange(len(numbers), dtype=np.int64)
     for place in ((ids < 0) | (ids >= words)).nonzero()[0][:1].tolist():
         return f"element {place:,} is for token {ids[place]:,}, and its model has {words:,}"
     tokens, counts = np.unique(ids, return_counts=True)

@@ -231,7 +231,7 @@ class Conversion(NamedTuple):
         if self.source in INTEGERS:
             numbers = rows.view(np.dtype(f"<i{self.source.size}"))
             if abs(self.shift) == COUNTED:
-                numbers = numbers + np.arange(numbers.shape[1]).astype(numbers.dtype) * (1 if self.shift > 0 else -1)
+                numbers = numbers + np.arange(numbers.shape[1], dtype=np.int64) * (1 if self.shift > 0 else -1)
             whole = numbers.astype(np.dtype(f"<i{self.target.size}"))
             return whole.view(np.uint8), int(np.count_nonzero(whole != numbers))
         floats = decode(rows, self.source)
