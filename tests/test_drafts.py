@@ -301,7 +301,7 @@ def drafter(root: Path, family: str = "dflash", case: str = "plain", **more: Any
     one = next(one for one in cases(family) if one.name == case)
     made = checkpoint(one.recorded, root, {})
     config = json.loads((made / "config.json").read_text())
-    config |= {key: {**config[key], **said} if isinstance(said, dict) else said for key, said in more.items()}
+    config |= {key: {**config.get(key, {}), **said} if isinstance(said, dict) else said for key, said in more.items()}
     (made / "config.json").write_text(json.dumps(config))
     return made
 
@@ -494,6 +494,22 @@ def test_words_of_a_drafter_have_the_ids_of_its_models_tokens(tmp_path: Path, ck
     damaged = eagle(tmp_path / "other", lambda ids: ids + 1)[0]
     assert ckconv("verify", tmp_path / "m.gguf", damaged, "--base", target).code == 5
     assert "300 of 300" in ckconv("diff", tmp_path / "m.gguf", damaged, "--base", target).out
+
+
+def test_layers_that_a_drafter_reads_are_counted_by_what_they_read(tmp_path: Path, ckconv) -> None:
+    """So llama.cpp counts; what the last layer gives is the number of layers, and a nested key may count by outputs."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    draft, target = eagle(tmp_path / "last", **{key: [2, 5, 10]})
+    assert ckconv("convert", draft, tmp_path / "m.gguf", "--base", target).code == 0
+    assert keys(tmp_path / "m.gguf", "target_layers") == [[2, 5, 10]]
+
+    for ids, code in ([2, 5, 7], 0), ([1, 4, 6], 4):  # the first are those without a key, of ten layers
+        draft, target = eagle(tmp_path / f"nested{code}", **{key: None, "eagle_config": {key: ids}})
+        done = ckconv("convert", draft, tmp_path / f"{code}.gguf", "--base", target)
+        assert (done.code, f"nothing says whether eagle_config.{key} counts layers" in done.err) == (code, code == 4)
+    assert ckconv("edit", draft, f"{tmp_path}/edited/", "--set-meta", f"{key}=[2,5,7]").code == 0
+    assert ckconv("convert", tmp_path / "edited", tmp_path / "n.gguf", "--base", target).code == 0
+    assert keys(tmp_path / "n.gguf", "target_layers") == keys(tmp_path / "0.gguf", "target_layers") == [[2, 5, 7]]
 
 
 def test_a_drafter_of_speculators_is_the_same_model_within_a_table_of_its_document(tmp_path: Path) -> None:

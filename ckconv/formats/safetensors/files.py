@@ -348,10 +348,10 @@ def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
             return f"{other} is {theirs:,}, and {key} of the drafter {one:,}"
     inner, layers = drafter.get("dflash_config"), model.get("num_hidden_layers")
     drafter = {**drafter, **(inner if isinstance(inner, dict) else {})}
-    for key in ("target_layer_ids", "eagle_aux_hidden_state_layer_ids"):
+    for key, behind in {"target_layer_ids": 0, "eagle_aux_hidden_state_layer_ids": 1}.items():
         read = drafter.get(key)
         ids = [one for one in read if isinstance(one, int)] if isinstance(read, list) else []
-        if isinstance(layers, int) and max(ids, default=0) >= layers:
+        if isinstance(layers, int) and max(ids, default=0) >= layers + behind:  # what the last layer gives counts, too
             return f"num_hidden_layers is {layers:,}, and the drafter reads layer {max(ids):,} ({key})"
     return ""
 
