@@ -413,6 +413,22 @@ def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, t
     assert (done.code, f"blk.0.ssm_a has {wrong}, and a checkpoint" in done.err) == (4, True), done.err
 
 
+@pytest.mark.parametrize(("said", "code"), [({}, 0), ({"mscale": 0.7}, 0), ({"mscale_all_dim": 1.0}, 4)])
+def test_mscale_all_dim_alone_weighs_scores_of_latent_attention(
+    said: dict[str, float], code: int, tmp_path: Path, ckconv: Any
+) -> None:
+    """``yarn_apply_mscale`` of transformers' bailing_hybrid; llama.cpp's bailingmoe3 divides by a root alone."""
+    case = next(family_cases.cases("bailing_hybrid"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").unlink()
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, **said}
+    (source / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}))
+
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (done.code, "mscale_all_dim is 1.0" in done.err) == (code, code == 4), done.err
+
+
 def test_limits_of_a_layer_without_experts_get_a_note(tmp_path: Path, ckconv: Any) -> None:
     """llama.cpp's ``build_ffn`` has one list for shared experts and layers without any."""
     case = next(one for one in family_cases.cases("bailing_hybrid") if one.name == "clamped")

@@ -445,7 +445,10 @@ def _completed_scaling(
         if kind == "yarn" and "factor" in table and table["factor"] is None and isinstance(original, int) and original:
             made["factor"] = context / original
         if kind == "yarn" and not (made.get("mscale") and made.get("mscale_all_dim")):
-            made = {key: value for key, value in made.items() if key not in ("mscale", "mscale_all_dim")}
+            # classes of latent attention multiply scores by mscale_all_dim alone, too (DeepseekV3Attention)
+            counts = made.get("mscale_all_dim") and own.get("kv_lora_rank", default_of(own, "kv_lora_rank"))
+            gone = ("mscale",) if type(counts) is int else ("mscale", "mscale_all_dim")
+            made = {key: value for key, value in made.items() if key not in gone}
     for key in _NEEDED.get(kind, ()):
         if made.get(key) is None:
             raise fail(f"{name}.{key} is missing, which rope_type {kind} needs")
