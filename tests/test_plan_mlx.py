@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from test_plan_checkpoint import config_of, reasons, to_hf
 
 from ckconv.api import convert, diff
 from ckconv.errors import UnsupportedError
+from ckconv.formats.gguf.read import read_gguf
 from ckconv.options import Options
 
 LOGITS: dict[str, dict[str, list[float]]] = json.loads((FIXTURES / "logits" / "logits.json").read_text())
@@ -376,6 +378,26 @@ def test_scaling_that_mlx_lm_computes_as_transformers_does_stays(tmp_path: Path,
     source = save(tmp_path / "hf", decoder.config(rope_scaling=scaling), decoder.tensors())
 
     assert config_of(to_mlx(source, tmp_path / "out"))["rope_scaling"] == scaling
+
+
+@pytest.mark.parametrize("alone", [{"mscale": 0.7}, {"mscale_all_dim": 1.0}])
+def test_what_mlx_lm_alone_multiplies_by_is_not_written_and_is_read_of_its_own(
+    tmp_path: Path, alone: dict[str, float]
+) -> None:
+    """``YarnRoPE`` of mlx-lm multiplies by one ``mscale``, too; transformers by both or by neither."""
+    decoder = Decoder()
+    source = save(tmp_path / "hf", decoder.config(rope_scaling={**YARN, **alone}), decoder.tensors())
+
+    out = to_mlx(source, tmp_path / "out")
+    assert config_of(out)["rope_scaling"] == YARN
+
+    config = config_of(out) | {"rope_scaling": {**YARN, **alone}, "rope_parameters": None}
+    (out / "config.json").write_text(json.dumps(config))
+    growth = 0.1 * math.log(4.0)
+    factor = (growth * alone.get("mscale", 1) + 1) / (growth * alone.get("mscale_all_dim", 0) + 1)
+    convert(out, tmp_path / "m.gguf")
+    said = read_gguf(tmp_path / "m.gguf").metadata["llama.rope.scaling.attn_factor"].value
+    assert said == pytest.approx(factor / (growth + 1))  # llama.cpp multiplies by the rest
 
 
 def test_numbers_that_the_two_libraries_take_for_granted_are_written_out(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from ckconv.core.config import (
     same_factors_always,
     shortest_float32,
     without_yarn_default,
+    yarn_scale,
 )
 from ckconv.core.metadata import LAYER_TABLE, text_key
 from ckconv.core.tensors import StoredTensor
@@ -460,6 +461,11 @@ def _completed_scaling(
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
     if kind == "yarn" and consumer == TRANSFORMERS:
         made = without_yarn_default(made)
+    one, all_dim = made.get("mscale") or 1, made.get("mscale_all_dim") or 0  # YarnRoPE of mlx-lm takes 1 and 0
+    both = made.get("mscale") and made.get("mscale_all_dim")
+    if kind == "yarn" and consumer == MLX_LM and not both and (one, all_dim) != (1, 0):
+        growth = yarn_scale(made["factor"]) - 1
+        made["attention_factor"] = (growth * one + 1) / (growth * all_dim + 1)
     if kind == "llama3" and made["low_freq_factor"] > made["high_freq_factor"]:
         raise fail(f"{name}.low_freq_factor is above {name}.high_freq_factor, which is {made['high_freq_factor']}")
     return made
