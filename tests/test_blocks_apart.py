@@ -173,6 +173,27 @@ def test_groups_of_mlx_in_that_order_are_decoded_too(model: Path, tmp_path: Path
     assert ckconv.diff(made, tmp_path / "hf", weights=True).same
 
 
+@pytest.mark.parametrize("word", ["affine:4:32", "nvfp4", "mxfp4"])
+def test_quantized_for_mlx_they_stay_floats(word: str, tmp_path: Path) -> None:
+    """Codes are made of rows in canonical order; mlx-lm's class takes floats there, too."""
+    utils, mx = pytest.importorskip("mlx_lm.utils"), pytest.importorskip("mlx.core")
+    hf = checkpoint(sizes(recording("deepseek_v3")["plain"]), tmp_path / "hf")
+    module = "model.layers.1.self_attn.{}"
+
+    ckconv.convert(hf, tmp_path / "mlx", to="mlx", options=ckconv.Options(quantize=word))
+
+    found = tensors_of(tmp_path / "mlx")
+    assert module.format("unembed_out.scales") in found
+    assert found[module.format("embed_q.weight")][:2] == ("F32", (HEADS, RANK, NOPE))
+    assert ckconv.verify(tmp_path / "mlx", hf, options=ckconv.Options(quantize=word)).compared
+    model, _ = utils.load_model(tmp_path / "mlx")
+    assert model(mx.array([[1, 2, 3]])).shape[:2] == (1, 3)
+    options = ckconv.Options(quantize=f"{word},layers.*.attention.k_b.weight=affine:8:32")
+    with pytest.raises(UnsupportedError, match="has columns of it for rows") as caught:
+        ckconv.convert(hf, tmp_path / "asked", to="mlx", options=options)
+    assert caught.value.hint == "leave out the rule that names it"
+
+
 def grouped_heads(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A Qwen 3.5 with value heads of half a block of Q8_0, two for each key head; GGUF has them in another order."""
     keys, heads, size, hidden = 2 * 2 * 16, 4, 16, recorded["config"]["hidden_size"]

@@ -14,7 +14,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart
 from ckconv.errors import InputError, UsageError
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
@@ -92,6 +92,16 @@ def default_of(module: str, model_type: str, general: Quantization, columns: int
 def _is_among(kinds: Sequence[str], module: str, model_type: str) -> bool:
     ends = (end for kind in kinds for end in _modules()[kind].get(model_type, ()))
     return any(fnmatchcase(f".{module}", f"*.{end}") for end in ends)
+
+
+def _no_codes(entry: Entry, parts: Sequence[Tensor], chosen: Quantization) -> str:
+    """Why codes are not made of floats; empty where they are."""
+    if any(factor != 1.0 for factor in entry.factors):
+        return "the class multiplies its result by a factor, which codes cannot store"
+    floats = all(part.dtype.block == 1 for part in parts)
+    if floats and entry.places and blocks_apart(type_of(chosen, F32), entry.places[1]):
+        return "the class has columns of it for rows, and codes are made of its own rows"
+    return ""
 
 
 def type_of(q: Quantization, number: DType) -> DType:
@@ -244,12 +254,9 @@ class MlxPlanner(CheckpointPlanner):
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
-            if chosen is not None and any(factor != 1.0 for factor in entry.factors):  # it stays what it is
+            if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
                 if word:
-                    hint = "leave out the rule that names it"
-                    self._fault(
-                        "the class multiplies its result by a factor, which codes cannot store", hint, entry.name
-                    )
+                    self._fault(why, "leave out the rule that names it", entry.name)
                 chosen = None
             if chosen is not None and not chosen.divides(columns):
                 engine = self.loader.name
