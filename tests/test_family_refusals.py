@@ -32,6 +32,31 @@ def refusal(source: Path, options: Options, to: str = "gguf") -> str:
 
 
 @pytest.mark.parametrize(
+    ("changes", "to", "said"),
+    [
+        ({"n_group": 1}, "mlx", "does not choose 2 of 1 groups of 8 experts"),
+        ({"n_group": 2}, "gguf", "llama.cpp stops at 2 groups of 8 experts of which 2 are chosen"),
+        ({"n_group": 3}, "gguf", "llama.cpp stops at 3 groups"),
+        ({"n_group": 3}, "mlx", "does not choose 2 of 3 groups"),
+        ({"n_group": 8}, "gguf", "llama.cpp stops at 8 groups"),
+        ({"n_group": 8}, "mlx", "does not choose 2 of 8 groups"),
+        ({"routed_scaling_factor": 0.0}, "gguf", "llama.cpp takes a scale of 0 for none"),
+    ],
+)
+def test_what_an_engine_does_not_do_with_the_experts_of_a_ling_3(
+    changes: dict[str, Any], to: str, said: str, tmp_path: Path
+) -> None:
+    """Asserts of llama_model_base::load_hparams, and what mlx-lm's group_expert_select raises."""
+    assert said in refusal(*checkpoint(tmp_path, "bailing_hybrid", "released", **changes), to)
+
+
+@pytest.mark.parametrize("family", ["bailing_moe_linear", "bailing_moe_v2_5"])
+def test_groups_that_do_not_divide_what_linear_attention_computes(family: str, tmp_path: Path) -> None:
+    said = refusal(*checkpoint(tmp_path, family, "plain", group_norm_size=3), "mlx")
+    assert "3 groups do not divide what linear attention computes" in said
+
+
+@pytest.mark.parametrize(
     ("family", "lost"),
     [
         ("rwkv6qwen2", "model.layers.1.self_attn.k_proj.bias"),

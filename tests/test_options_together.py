@@ -231,19 +231,26 @@ def test_a_token_that_looks_special_is_one_for_llama_cpp_alone(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("case", "key", "value", "said"),
     [
-        ("swiglu_clamp_exp", None, "deepseek4.swiglu_clamp_exp is missing"),
-        ("swiglu_clamp_exp", [10.0] * 3, "swiglu_clamp_exp has 3 numbers, and llama.cpp wants one for 4 layers"),
-        ("swiglu_clamp_shexp", [10.0] * 5, "swiglu_clamp_shexp has 5 numbers, and llama.cpp wants one for 4 layers"),
+        ("deepseek_v4/released", "deepseek4.swiglu_clamp_exp", None, "deepseek4.swiglu_clamp_exp is missing"),
+        (
+            "deepseek_v4/released",
+            "deepseek4.swiglu_clamp_exp",
+            [10.0] * 3,
+            "has 3 numbers, and llama.cpp wants one",
+        ),
+        ("deepseek_v4/released", "deepseek4.swiglu_clamp_shexp", [10.0] * 5, "has 5 numbers, and llama.cpp wants one"),
+        ("bailing_hybrid/clamped", "bailingmoe3.swiglu_clamp_exp", [1.0] * 5, "has 5 numbers, and llama.cpp wants one"),
     ],
 )
 def test_a_list_over_layers_has_a_number_for_each(
-    key: str, value: list[float] | None, said: str, tmp_path: Path, ckconv
+    case: str, key: str, value: list[float] | None, said: str, tmp_path: Path, ckconv
 ) -> None:
-    ckconv("convert", recorded("deepseek_v4", tmp_path / "hf", "released"), tmp_path / "m.gguf")
-    keys = {} if value is None else {f"deepseek4.{key}": value}
-    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys=keys, without=[] if keys else [f"deepseek4.{key}"])
+    family, _, name = case.partition("/")
+    ckconv("convert", recorded(family, tmp_path / "hf", name), tmp_path / "m.gguf")
+    keys = {} if value is None else {key: value}
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys=keys, without=[] if keys else [key])
     found = ckconv("convert", tmp_path / "n.gguf", f"{tmp_path}/out/", "--to", "hf")
     assert (found.code, said in found.err) == (3, True), found.err
     assert ckconv("convert", tmp_path / "n.gguf", tmp_path / "copy.gguf").code == 0

@@ -204,7 +204,8 @@ class Values(Mapping[str, Any]):
             raise ParameterError(f"{cell.key} must be {words}, got {reprlib.repr(stored)}")
         if typed and cell.type in ("u32", "u64") and isinstance(stored, int) and stored < 0:
             raise ParameterError(f"{cell.key} is {stored}, and no such number is below 0")
-        layers = self._source.value("block_count") if several and cell.read and "spread(" in cell.read.text else None
+        of_layers = several and cell.read and any(word in cell.read.text for word in ("spread(", "first(decimals("))
+        layers = self._source.value("block_count") if of_layers else None
         if isinstance(layers, int) and len(stored) != layers:  # llama_model_loader::get_key_or_arr
             said = counted(len(stored), "number")
             raise ParameterError(f"{cell.key} has {said}, and llama.cpp wants one for {counted(layers, 'layer')}")
