@@ -10,7 +10,7 @@ import pytest
 
 import ckconv
 from ckconv import Options
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, UnsupportedError
 
 
 def checkpoint(root: Path, family: str, name: str, lost: str = "", **changes: Any) -> tuple[Path, Options]:
@@ -48,6 +48,20 @@ def test_what_an_engine_does_not_do_with_the_experts_of_a_ling_3(
 ) -> None:
     """Asserts of llama_model_base::load_hparams, and what mlx-lm's group_expert_select raises."""
     assert said in refusal(*checkpoint(tmp_path, "bailing_hybrid", "released", **changes), to)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "dots1"])
+def test_groups_of_experts_that_llama_cpp_stops_at_have_a_way_out(family: str, tmp_path: Path) -> None:
+    source, options = checkpoint(tmp_path, family, "groups", n_group=2, topk_group=2)
+
+    with pytest.raises(UnsupportedError, match="experts of which 2 are chosen") as info:
+        ckconv.convert(source, tmp_path / "m.gguf", options=options)
+
+    assert info.value.hint == (
+        "ckconv edit SRC DST/ --set-meta n_group=1 --set-meta topk_group=1 chooses the same experts"
+    )
+    ckconv.edit(source, f"{tmp_path / 'ones'}/", set_meta=[("n_group", "1"), ("topk_group", "1")])
+    ckconv.convert(tmp_path / "ones", tmp_path / "m.gguf", options=options)
 
 
 @pytest.mark.parametrize("family", ["bailing_moe_linear", "bailing_moe_v2_5"])

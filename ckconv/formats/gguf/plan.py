@@ -52,7 +52,7 @@ from ckconv.families.parameters import (
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Scope, expected, narrow
 from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
-from ckconv.families.words import copied_by, read_otherwise, stated_in, tie_word
+from ckconv.families.words import copied_by, keys_said, read_otherwise, said, stated_in, tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,
     Entry,
@@ -456,6 +456,7 @@ class GgufPlanner(Planner):
         model |= {} if tokenizer.tokens else words
         words |= {key: value for key, value in tokenizer.metadata.items() if not value.type.startswith("arr")}
         self._read_back(config, family, model | words, entries)
+        self._check_groups(config, family.gguf, model)
         template: dict[str, Value] = {}
         rounded: list[str] = []
         if self.index.format == "bump":
@@ -480,6 +481,23 @@ class GgufPlanner(Planner):
             **tokenizer.metadata,
             **self._weighed(),
         }
+
+    def _check_groups(self, config: ModelConfig, architecture: str, keys: Mapping[str, Value]) -> None:
+        """Refuse groups of experts at which llama.cpp stops.
+
+        Source: asserts of ``llama_model_base::load_hparams`` (llama-model.cpp).
+        """
+        names = ("expert_count", "expert_group_count", "expert_group_used_count")
+        made = as_read({key: one for key, one in keys.items() if key.removeprefix(f"{architecture}.") in names})
+        numbers = {key: one.value for key, one in made.items() if isinstance(one.value, int)}
+        experts, groups, chosen = (numbers.get(f"{architecture}.{name}", 0) for name in names)
+        if groups and not (groups < experts and (groups == 1 or (experts % groups == 0 and 0 < chosen < groups))):
+            text = f"llama.cpp stops at {groups} groups of {experts} experts of which {chosen} are chosen"
+            format = self.index.format
+            of_source = [key for name in ("groups", "groups_used") for key in keys_said(config, name, format)]
+            ones = " ".join(f"--set-meta {key}=1" for key in of_source)
+            hint = f"ckconv edit SRC DST/ {ones} chooses the same experts" if groups == chosen and ones else ""
+            self.refuse(f"{text}{said(config, 'groups', 'groups_used', format=format)}", hint)
 
     def _read_back(
         self, config: ModelConfig, family: Family, metadata: Mapping[str, Value], entries: Sequence[Entry]

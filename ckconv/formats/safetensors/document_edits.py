@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.config import CONFIG_KEYS
-from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
@@ -52,6 +52,9 @@ _DECIDED = {
     *QUANTIZATION_KEYS,
 }  # fmt: skip
 
+
+#: Types that no quantizer packs codes in: of values, and of buffers such as ``position_ids``.
+_PLAIN = WIDENS_TO_F32 | {DTYPES["I64"]}
 
 #: Instead of a value: the key goes.
 _NOTHING = object()
@@ -149,7 +152,7 @@ class _Edits:
                 key = path[-1]
                 if not any(fnmatchcase(name, glob) for name in (key, f"{file}:{key}", ".".join(path))):
                     continue
-                stale = key in QUANTIZATION_KEYS and all(one.dtype in WIDENS_TO_F32 for one in self._index.stored)
+                stale = key in QUANTIZATION_KEYS and all(one.dtype in _PLAIN for one in self._index.stored)
                 if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"
                     raise UsageError("usage.meta", message)
