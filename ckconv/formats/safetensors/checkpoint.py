@@ -253,8 +253,11 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
     if options.names == "max" and not has_transposed(family):
         yield Reason(f"--names max is for matrices that Hugging Face stores [in, out], and {family.name} has none")
-    if family.experts and any(FUSIONS[what] == GATE_UP for what in options.fuse):
-        yield Reason("--fuse gate-up: experts are not fused")
+    if any(FUSIONS[what] == GATE_UP for what in options.fuse):
+        if family.experts:
+            yield Reason("--fuse gate-up: experts are not fused")
+        elif "L.ffn.gate" not in family.tensors:
+            yield Reason(f"--fuse gate-up: {family.name} has no gate")
     kind = (config.rope_scaling or {}).get("rope_type")
     if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
         yield Reason(
@@ -476,8 +479,9 @@ class CheckpointPlanner(Planner):
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors, blocks)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         wholes = {parse(entry.canonical).pattern.rpartition(".")[0] for entry in entries}
+        told = self.family.experts or "L.ffn.gate" not in self.family.tensors
         for what in self.options.fuse:
-            if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and self.family.experts):
+            if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and told):
                 text = f"--fuse {what}: a {self.family.name} has no matrix that holds them under these names"
                 self.refuse(text, f"leave out --fuse {what}")
         self.types = self._types(entries)
