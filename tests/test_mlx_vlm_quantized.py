@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from test_mlx_vlm import raw
+from test_quantize_mlx import quantized_otherwise
 from tower_cases import recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, verify
 from ckconv.errors import CkconvError
-from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 from ckconv.options import Options
 
 #: Sizes of the recorded models -> whole groups.
@@ -105,7 +105,7 @@ def test_mlx_vlm_makes_the_same_bytes(name: str, tmp_path: Path) -> None:
 def test_single_modules_get_what_their_class_asks_for(tmp_path: Path) -> None:
     """Of every recorded model that mlx-vlm loads: matrices that are no ``nn.Linear``, and its ``quant_predicate``."""
     utils = pytest.importorskip("mlx_vlm.utils")
-    general, wrong, seen = quantization_of("affine:4:32", ""), [], set()
+    wrong, seen = list[tuple[str, ...]](), set()
     for name in recordings():
         try:
             source = with_tokens(seen_by_mlx_vlm(name), tmp_path / name)
@@ -121,14 +121,8 @@ def test_single_modules_get_what_their_class_asks_for(tmp_path: Path) -> None:
             continue
         kind = json.loads(Path(f"{source}-mlx", "config.json").read_text())["model_type"]
         seen.add(kind)
-        asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
-        for path, module in model.named_modules():
-            matrix = module.get("weight")
-            if matrix is None or matrix.ndim != 2 or utils.skip_multimodal_module(path):
-                continue
-            said = hasattr(module, "to_quantized") and asked(path, module)
-            theirs = EIGHT if isinstance(said, dict) else general if said else None
-            if (got := default_of(path, f"mlx-vlm/{kind}", general, 64)) != theirs:
-                wrong.append((name, path, str(got), str(theirs)))
+        for path, *both in quantized_otherwise(model, f"mlx-vlm/{kind}"):
+            if not utils.skip_multimodal_module(path):
+                wrong.append((name, path, *both))
     assert len(seen) > 12
     assert wrong == []

@@ -201,7 +201,7 @@ def lines(items: list[str]) -> str:
 
 def decimals(items: list[float]) -> list[float]:
     """Shortest decimals of a list of float32."""
-    return [shortest_float32(0.0 + item) for item in items]
+    return [shortest_float32(0.0 + item) for item in items]  # of a word a TypeError, as of any other sum
 
 
 def counted(text: str) -> list[int]:

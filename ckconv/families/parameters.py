@@ -71,6 +71,9 @@ _HOLE = re.compile(r"\{(\w+)\}")
 #: What llama.cpp takes for a number of each layer, too (``get_key_or_arr``).
 PER_LAYER = ("head_count", "head_count_kv", "feed_forward_length", "expert_used_count")
 
+#: Last words of keys whose lists have a number for each layer there; of the clamps there are only lists.
+_OF_LAYERS = frozenset({*PER_LAYER, "swiglu_clamp_exp", "swiglu_clamp_shexp"})
+
 
 class ParameterError(ValueError):
     """Missing or contradictory parameter, or no place in a format."""
@@ -204,7 +207,7 @@ class Values(Mapping[str, Any]):
             raise ParameterError(f"{cell.key} must be {words}, got {reprlib.repr(stored)}")
         if typed and cell.type in ("u32", "u64") and isinstance(stored, int) and stored < 0:
             raise ParameterError(f"{cell.key} is {stored}, and no such number is below 0")
-        of_layers = several and cell.read and any(word in cell.read.text for word in ("spread(", "first(decimals("))
+        of_layers = several and cell.key.rpartition(".")[2] in _OF_LAYERS
         layers = self._source.value("block_count") if of_layers else None
         if isinstance(layers, int) and len(stored) != layers:  # llama_model_loader::get_key_or_arr
             said = counted(len(stored), "number")

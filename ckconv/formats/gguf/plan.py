@@ -487,10 +487,9 @@ class GgufPlanner(Planner):
 
         Source: asserts of ``llama_model_base::load_hparams`` (llama-model.cpp).
         """
-        names = ("expert_count", "expert_group_count", "expert_group_used_count")
-        made = as_read({key: one for key, one in keys.items() if key.removeprefix(f"{architecture}.") in names})
-        numbers = {key: one.value for key, one in made.items() if isinstance(one.value, int)}
-        experts, groups, chosen = (numbers.get(f"{architecture}.{name}", 0) for name in names)
+        names = [f"{architecture}.expert_{word}" for word in ("count", "group_count", "group_used_count")]
+        made = as_read({name: keys[name] for name in names if name in keys})
+        experts, groups, chosen = (int(made[name].value) if name in made else 0 for name in names)
         if groups and not (groups < experts and (groups == 1 or (experts % groups == 0 and 0 < chosen < groups))):
             text = f"llama.cpp stops at {groups} groups of {experts} experts of which {chosen} are chosen"
             format = self.index.format

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,23 @@ def quantization_of(word: str, text: str) -> Quantization:
     return found
 
 
-def default_of(module: str, model_type: str, general: Quantization, columns: int) -> Quantization | None:
+def default_of(
+    module: str, model_type: str, general: Quantization, columns: int, *, tied: bool = False
+) -> Quantization | None:
     """Default quantization of a module in mlx-lm, or ``None``."""
-    if not general.divides(columns) or _is_among(("dense", "floats"), module, model_type):
+    floats = _takes_floats(module, model_type, tied=tied) or _is_among("floats", module, model_type)
+    if floats or not general.divides(columns):
         return None
-    return EIGHT if _is_among(("eight",), module, model_type) else general
+    return EIGHT if _is_among("eight", module, model_type) else general
 
 
-def _is_among(kinds: Sequence[str], module: str, model_type: str) -> bool:
-    ends = (end for kind in kinds for end in _modules()[kind].get(model_type, ()))
-    return any(fnmatchcase(f".{module}", f"*.{end}") for end in ends)
+def _takes_floats(module: str, model_type: str, *, tied: bool) -> bool:
+    """Whether the class has no quantized form of a module."""
+    return _is_among("dense", module, model_type) or (tied and _is_among("head", module, model_type))
+
+
+def _is_among(kind: str, module: str, model_type: str) -> bool:
+    return any(fnmatchcase(f".{module}", f"*.{end}") for end in _modules()[kind].get(model_type, ()))
 
 
 def _no_codes(entry: Entry, parts: Sequence[Tensor], chosen: Quantization) -> str:
@@ -220,16 +227,14 @@ class MlxPlanner(CheckpointPlanner):
         if self.options.quantize:
             self._quantize(entries, types)
         for entry in entries:
-            module = entry.name.removesuffix(".weight")
-            if self._takes_floats(module) and any(triple_of(types[name]) for name in entry.parts):
+            if not any(triple_of(types[name]) for name in entry.parts):
+                continue
+            if _takes_floats(entry.name.removesuffix(".weight"), self._class, tied=self.tied):
                 hint = "leave out the rule that names it" if self.options.quantize else DECODE
                 self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
 
-    def _takes_floats(self, module: str) -> bool:
-        return _is_among(("dense", "head") if self.tied else ("dense",), module, self._class)
-
-    @property
+    @cached_property
     def _class(self) -> str:
         """Name of the class in mlx-lm, or behind ``mlx-vlm/`` in mlx-vlm."""
         if self.within or self.config is None:
@@ -250,7 +255,7 @@ class MlxPlanner(CheckpointPlanner):
             if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
                 continue
             columns = parts[0].shape[-1]
-            chosen = None if self._takes_floats(module) else default_of(module, self._class, general, columns)
+            chosen = default_of(module, self._class, general, columns, tied=self.tied)
             if word:
                 hit |= {part.name: entry.name for part in parts}
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
