@@ -21,11 +21,7 @@ _HEAD_TENSOR, _EMBEDDING_TENSOR = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE
 
 
 def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConfig) -> TensorIndex:
-    """Base with a head of its own, where adapters change a tied one.
-
-    Raises:
-        UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
-    """
+    """Base with a head of its own, where adapters change a tied one."""
     apart, together, rows_of_head = False, False, False
     for index in adapters:
         known = index.adapter
@@ -63,9 +59,6 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
     """Adapter of a tied base with one change of embedding and head.
 
     peft saves both where it keeps them tied (``ensure_weight_tying``).
-
-    Raises:
-        UnsupportedError: ``adapter.unsupported``, the two are to change together and do not change alike.
     """
     known = index.adapter
     assert known is not None

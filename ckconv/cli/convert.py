@@ -365,11 +365,7 @@ _ABOUT_WEIGHTS = (
 
 
 def check_flags(flags: Mapping[str, Any], options: Options) -> None:
-    """Refuse flags that have no say where no weights are written.
-
-    Raises:
-        UsageError: ``usage.flag``.
-    """
+    """Refuse flags that have no say where no weights are written."""
     names = {"adapters": "adapter", "with_map": "map"}
     given = [f"--{names.get(name, name).replace('_', '-')}" for name in _ABOUT_WEIGHTS if flags[name]]
     given += without_say_beside(options)

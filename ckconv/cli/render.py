@@ -164,11 +164,7 @@ class Lines:
             discard_stdout()
 
     def check(self) -> None:
-        """All that was printed has gone to where somebody reads it.
-
-        Raises:
-            OutputError: ``output.write``; but a reader may go away.
-        """
+        """All that was printed has gone to where somebody reads it."""
         if self._failed is not None and not isinstance(self._failed, BrokenPipeError):
             raise OutputError("output.write", f"stdout cannot be written: {self._failed.strerror}")
 

@@ -241,11 +241,7 @@ class Beside:
         return self.record.path if self.record else None
 
     def options(self, given: Options, adapters: Sequence[object]) -> Options:
-        """Options of the conversion: given ones, completed by the record's.
-
-        Raises:
-            UsageError: ``usage.flag``, the record says that files were used which are not named.
-        """
+        """Options of the conversion: given ones, completed by the record's."""
         if self.record is not None:
             for flag in self.record.besides:
                 named = {"--adapter": adapters, "--template": given.template, "--imatrix": given.imatrix}
@@ -300,13 +296,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
 
 
 def check_source_record(out: TensorIndex) -> OpenRecord | None:
-    """The source record beside a file, checked whole; ``None`` without one.
-
-    Raises:
-        VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
-            it lists.
-        InputError: ``record.*``, it is malformed.
-    """
+    """The source record beside a file, checked whole; ``None`` without one."""
     if not format_of(out.format).single:
         return None
     try:

@@ -193,11 +193,7 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def check_argument(name: str, value: object, annotation: str) -> None:
-    """Check a value by an annotation.
-
-    Raises:
-        ArgumentError: ``usage``.
-    """
+    """Check a value by an annotation."""
     accepts, words = _KINDS[annotation.removesuffix(" | None")]
     if not (accepts(value) or (value is None and annotation.endswith(" | None"))):
         raise ArgumentError("usage", f"{name} is {repr(value)[:80]}, {words} expected")

@@ -109,11 +109,7 @@ def requested(
 
 
 def check_version(version: str) -> None:
-    """Check that the process that sent the work has this version of ckconv.
-
-    Raises:
-        OutputError: ``cluster.version``.
-    """
+    """Check that the process that sent the work has this version of ckconv."""
     if version != __version__:
         message = f"a worker has ckconv {__version__}, and the conversion is one of {version}"
         raise OutputError("cluster.version", message, hint="install the same version there")

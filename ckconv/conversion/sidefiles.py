@@ -47,11 +47,7 @@ if TYPE_CHECKING:
 def side_places(
     plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
 ) -> dict[Path, Small]:
-    """Where each side file goes; a model on stdout has no place beside it.
-
-    Raises:
-        UsageError: ``usage.side-file``, one was asked for that the target does not have, or two are one file.
-    """
+    """Where each side file goes; a model on stdout has no place beside it."""
     side: dict[Path, Small] = {}
     wanted = {*places, *on_request}
     for name in sorted(wanted - container.side_files.keys()):
@@ -88,11 +84,7 @@ def own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
 
 
 def check_distinct(beside: Sequence[Path], paths: Sequence[Path]) -> None:
-    """Check that no file beside the model is the model.
-
-    Raises:
-        UsageError: ``usage.target``.
-    """
+    """Check that no file beside the model is the model."""
     taken = {path.absolute() for path in beside}
     for path in paths:
         if path.absolute() in taken:
@@ -460,9 +452,6 @@ def check_leftovers(
     Args:
         rooms, side: everything that is going to be written.
         gone: what is taken away.
-
-    Raises:
-        OutputError: ``output.exists``, naming all of them.
     """
     directory = target.parent
     if directory is None or not directory.is_dir():  # it is going to be made
@@ -560,11 +549,7 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
 
 
 def check_in_place(index: TensorIndex, place: Destination) -> bool:
-    """Whether ``NAME.sha256`` lies beside it and has to be renewed.
-
-    Raises:
-        UsageError: ``usage.in-place``, the model is no single file, or other files speak of its bytes, or may.
-    """
+    """Whether ``NAME.sha256`` lies beside it and has to be renewed."""
     hint = "name a DST instead of --in-place"
     if place.file is None or len(index.files) != 1 or index.files[0].name != place.file.name:
         raise UsageError("usage.in-place", "only a model that is one file is edited in place", hint=hint)

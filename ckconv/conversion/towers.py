@@ -63,10 +63,6 @@ def check_beside(
     Args:
         outputs: everything that is written of the text model.
         late: files beside the tower.
-
-    Raises:
-        UsageError: ``usage.target``, a file would be both.
-        OutputError: ``output.*``, as writing it would raise.
     """
     plan, place = tower
     assert place.parent is not None

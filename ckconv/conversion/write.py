@@ -70,11 +70,7 @@ class Losses:
             self.merge(name, change)
 
     def check(self) -> None:
-        """Raise what may not be lost.
-
-        Raises:
-            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
-        """
+        """Raise what may not be lost."""
         options = self._plan.options
         if self._unfit:
             text = "{} have numbers that no block can hold"
@@ -341,9 +337,6 @@ def write_frames(files: Iterable[tuple[OutputFile, Frame, int]], path: Path) -> 
     Args:
         files: each with its frame and a descriptor, which is used before the next is asked for.
         path: what an error calls them.
-
-    Raises:
-        VerifyError: ``verify.file``.
     """
     for file, frame, fd in files:
         if os.fstat(fd).st_size < file.nbytes:

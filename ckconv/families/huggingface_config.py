@@ -560,9 +560,6 @@ def huggingface_config(
         config: the whole document.
         stored: the tensors, for the rows of the embedding.
         consumer: whose classes compute the model.
-
-    Raises:
-        InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
     whole = _with_outer_tie(config, consumer, stored)
     if whole is not config and isinstance(config.get("text_config"), dict):

@@ -386,11 +386,7 @@ def factor_of(part: Part, parameters: Mapping[str, Any], layer: int | None = Non
 
 
 def with_factor(tensor: Tensor, factor: float) -> Tensor:
-    """Values times the factor that the format's class multiplies them with.
-
-    Raises:
-        UnsupportedError: ``model.config``, they are blocks.
-    """
+    """Values times the factor that the format's class multiplies them with."""
     if factor == 1.0 and tensor.layout.scale == 1.0:
         return tensor
     if tensor.dtype.kind is not Kinds.FLOAT:

@@ -107,11 +107,7 @@ def _holds(condition: Expression | None, said: Mapping[str, Any]) -> bool:
 
 
 def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
-    """Every parameter that the source says or that follows.
-
-    Raises:
-        InputError: ``model.config``, one is missing or contradicts itself.
-    """
+    """Every parameter that the source says or that follows."""
     values = Values(family, source)
     try:
         for name in _SIZES:

@@ -99,9 +99,6 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
 
     Args:
         source: what is read; a file that is written in its own place keeps its name, whatever that says.
-
-    Raises:
-        UsageError: ``usage.target``, neither says, or they contradict each other.
     """
     if "\0" in target:
         raise UsageError("usage.target", "a file name cannot hold a NUL character")
@@ -153,11 +150,7 @@ def without_say_beside(options: Options) -> list[str]:
 
 
 def check_options(index: TensorIndex, to: str, options: Options) -> None:
-    """Refuse options that have no say in the output.
-
-    Raises:
-        UsageError: ``usage.flag``.
-    """
+    """Refuse options that have no say in the output."""
     adapter = index.adapter is not None
     output, said = (f"{to} adapter", "the source is an adapter") if adapter else (to, f"the output is {to}")
     for given in asked(options):
@@ -229,11 +222,7 @@ def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
 
 
 def check_version(plan: Plan) -> None:
-    """Refuse options that have a say in other versions of the output only.
-
-    Raises:
-        UsageError: ``usage.flag``.
-    """
+    """Refuse options that have a say in other versions of the output only."""
     outputs = format_of(plan.format).outputs
     if format_of(plan.format).choose is None or (plan.refusals and not plan.version):
         return
@@ -306,11 +295,7 @@ def _blocks(place: Place | None) -> list[str]:
 
 
 def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
-    """Name the place of each model in one directory, ``INTO/NAME/``.
-
-    Raises:
-        UsageError: ``usage.target``, two would go to one place, or one to its own.
-    """
+    """Name the place of each model in one directory, ``INTO/NAME/``."""
     named: dict[str, list[Path]] = {}
     for source in sources:
         named.setdefault(_name(source), []).append(source)

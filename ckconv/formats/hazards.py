@@ -59,11 +59,7 @@ def hazards(index: TensorIndex) -> tuple[Hazard, ...]:
 
 
 def noted(index: TensorIndex, *, strict: bool) -> tuple[str, ...]:
-    """The note on them, none where there is nothing to say.
-
-    Raises:
-        UnsupportedError: ``model.hazard``, there is, and it is to be refused.
-    """
+    """The note on them, none where there is nothing to say."""
     found = listed([*map(str, hazards(index))])
     if found and strict:
         message = "carries code, or characters that hide, which --strict refuses"

@@ -52,11 +52,7 @@ class ByteSource:
         raise NotImplementedError
 
     def read_whole(self, offset: int, nbytes: int) -> bytes:
-        """Read ``nbytes`` bytes that the size says are there.
-
-        Raises:
-            OutputError: ``input.changed``, they are not there any more.
-        """
+        """Read ``nbytes`` bytes that the size says are there."""
         wait_for(self.path, offset, offset + nbytes)
         data = self.read_at(offset, nbytes)
         if len(data) < nbytes:
@@ -148,11 +144,7 @@ class PipeSource(ByteSource):
         self._kept = bytearray()
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """See :meth:`ByteSource.read_at`.
-
-        Raises:
-            InputError: ``input.pipe-limit``, the bytes asked for lie beyond what is kept.
-        """
+        """See :meth:`ByteSource.read_at`."""
         end = offset + max(nbytes, 0)
         while self.size is None and len(self._kept) < end:
             if len(self._kept) >= PIPE_LIMIT:

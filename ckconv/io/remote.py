@@ -164,11 +164,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        """Follow a redirect; credentials go along on the same server only.
-
-        Raises:
-            UnsupportedError: ``remote.redirect``, that is neither HTTP nor as safe as what was asked for.
-        """
+        """Follow a redirect; credentials go along on the same server only."""
         fp.close()  # its page need not end
         to = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
         there, here = urlsplit(newurl), urlsplit(req.full_url)

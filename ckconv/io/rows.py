@@ -319,11 +319,7 @@ class RowReader:
     """
 
     def __init__(self, tensor: Tensor, files: Files, tiles: Tiles | None = None) -> None:
-        """Read nothing yet; converted rows go to ``tiles``, too.
-
-        Raises:
-            UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows, and have no decoder.
-        """
+        """Read nothing yet; converted rows go to ``tiles``, too."""
         self.tensor, self.tiles = tensor, tiles
         self.dtype = tensor.dtype
         self.layout = tensor.layout

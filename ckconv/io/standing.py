@@ -262,11 +262,6 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
 
     Args:
         url: what messages call the directory.
-
-    Raises:
-        InputError: ``input.special``, one of them is said to be a directory, too.
-        OutputError: ``output.write``, there is no place for temporary files.
-        UnsupportedError: ``remote.ranges``, a file is said to have more bytes than one can have.
     """
     for path, origin in files.items():
         if origin.size >= _LARGEST:

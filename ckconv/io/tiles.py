@@ -51,9 +51,6 @@ def at_once(jobs: int | None) -> Iterator[None]:
     """Make ``jobs`` pieces side by side within the block.
 
     ``None`` stands for the number of processors.
-
-    Raises:
-        UsageError: ``usage.flag``, there are none to be made.
     """
     if jobs is not None and jobs < 1:
         raise UsageError("usage.flag", f"jobs is {jobs}, and at least one is needed")

@@ -89,9 +89,6 @@ def measured(family: Path, pairs: Sequence[Pair], folder: Path, convert: Convert
 
     Args:
         folder: for the model that is made.
-
-    Raises:
-        InputError: ``learn.logits``, they differ, or a library does not compute its half.
     """
     off = max(_apart(pair.checkpoint.path, pair.model.path, folder, _tokens(pair)) for pair in pairs)
     made, model = folder / "made", folder / "made.gguf"

@@ -510,11 +510,7 @@ def prefix_of(family: Family, index: TensorIndex) -> Prefix:
 
 
 def opened_directory(directory: Path) -> TensorIndex:
-    """An MLX directory whose values can be compared.
-
-    Raises:
-        InputError: ``learn.pair``, it is none, or its tensors are quantized.
-    """
+    """An MLX directory whose values can be compared."""
     index = open_index(directory)
     if index.format != "mlx":
         raise InputError("learn.pair", f"an MLX directory expected, got {index.format}", path=directory)

@@ -65,11 +65,7 @@ def names(glob: str, written: str, *tensors: Tensor) -> bool:
 
 
 def parsed(text: str) -> Asked:
-    """Parse the value of the flag.
-
-    Raises:
-        UsageError: ``usage.quantize``.
-    """
+    """Parse the value of the flag."""
     from ckconv.quant.mlx import MODES
 
     first, *rest = text.split(",")
@@ -95,11 +91,7 @@ def parsed(text: str) -> Asked:
 
 
 def picture_asked(text: str) -> Asked:
-    """The same for a model that diffuses.
-
-    Raises:
-        UsageError: ``usage.quantize``, its programs do not read the type.
-    """
+    """The same for a model that diffuses."""
     asked = ggml_asked(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
         if word not in FLOATS and word not in recipes.of_pictures() and word.upper() not in recipes.of_pictures_types():
@@ -110,11 +102,7 @@ def picture_asked(text: str) -> Asked:
 
 
 def ggml_asked(text: str) -> Asked:
-    """The same for a target that has ggml's types.
-
-    Raises:
-        UsageError: ``usage.quantize``, it has no such type, or a recipe stands behind a glob.
-    """
+    """The same for a target that has ggml's types."""
     asked = parsed(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
         if word not in GGML_TYPES and word not in FLOATS and word not in recipes.names():

@@ -333,11 +333,7 @@ class OutputFile(NamedTuple):
 
 
 def place(at: int) -> int:
-    """Return an offset in an output, in bytes, that a file can have.
-
-    Raises:
-        UnsupportedError: ``plan.refused``, no file is that long.
-    """
+    """Return an offset in an output, in bytes, that a file can have."""
     if at > MAX_BYTES:
         raise UnsupportedError("plan.refused", f"the output has more than {MAX_BYTES:,} bytes: no file is that long")
     return at

@@ -288,11 +288,7 @@ def create(path: Path) -> int:
 
 
 def write_file(fd: int, content: SideFile, path: Path) -> None:
-    """Write a new file, bring it to the disk, compare and close it.
-
-    Raises:
-        VerifyError: ``verify.file``, it holds something else.
-    """
+    """Write a new file, bring it to the disk, compare and close it."""
     at = 0
     try:
         for piece in pieces_of(content):
@@ -457,10 +453,6 @@ def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
 
     Args:
         typed: as it stands, and not made of something else, which may be no link at all.
-
-    Raises:
-        OutputError: ``output.exists``, it is a link that is not followed; ``output.special``, it is one that goes in a
-            circle, or that another user has made, who may have put it there for this.
     """
     with failing(path):
         if not os.path.islink(path):  # noqa: PTH114 - never raises
@@ -480,11 +472,7 @@ def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a directory inside an output is one, or can be made.
-
-    Raises:
-        OutputError: ``output.parent``.
-    """
+    """Check that a directory inside an output is one, or can be made."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         what = "is a link" if path.is_symlink() else "is not a directory"
         raise OutputError("output.parent", f"{what}, and a directory of that name is part of the output", path=path)
@@ -547,11 +535,7 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
 
 
 def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
-    """Check that nothing is taken away that is read.
-
-    Raises:
-        OutputError: ``output.is-input``.
-    """
+    """Check that nothing is taken away that is read."""
     inputs = tuple(inputs)
     for target in targets:
         for source in inputs:
@@ -562,11 +546,7 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 
 def check_apart(targets: Iterable[Path]) -> None:
-    """Check that no two outputs are one file, as links may make them.
-
-    Raises:
-        OutputError: ``output.special``.
-    """
+    """Check that no two outputs are one file, as links may make them."""
     seen: dict[str, Path] = {}
     for target in targets:
         other = seen.setdefault(os.path.join(os.path.realpath(target.parent), target.name), target)
@@ -579,9 +559,6 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
 
     Args:
         needs: (directory, target, bytes) of each file; of several on a file system the error names the directory.
-
-    Raises:
-        OutputError: ``output.space``, with the bytes that are free and that are needed.
     """
     per_device: dict[int, list[tuple[Path, Path, int]]] = {}
     for parent, target, nbytes in needs:
@@ -601,11 +578,7 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
 
 
 def check_parent(path: Path) -> None:
-    """Check that the directory which is to hold ``path`` is there.
-
-    Raises:
-        OutputError: ``output.parent``.
-    """
+    """Check that the directory which is to hold ``path`` is there."""
     with failing(path):
         if path.parent.is_dir():
             return

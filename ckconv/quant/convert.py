@@ -390,11 +390,7 @@ def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
 
 
 def _singles(doubles: NDArray[np.float64]) -> Floats:
-    """float64 rounded to float32.
-
-    Raises:
-        UnsupportedError: ``plan.range``, a finite value is too large: no flag makes infinity of it.
-    """
+    """float64 rounded to float32."""
     import numpy as np
 
     with np.errstate(over="ignore"):

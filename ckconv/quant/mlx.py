@@ -130,9 +130,6 @@ def quantization(
     ``None`` stands for the mode's default.
 
     ``path`` and ``tensor`` name the place of the entry in errors.
-
-    Raises:
-        InputError: ``mlx.quant``: an unknown mode, or bits or a group size that the mode does not have.
     """
 
     def fault(message: str, found: object, allowed: object) -> InputError:
@@ -242,11 +239,7 @@ def _products(mode: str, bits: int, target: DType) -> NDArray[Any]:
 def checked_shape(
     weight: Bytes, scales: Bytes, biases: Bytes | None, quantization: Quantization, dtype: DType
 ) -> tuple[int, int]:
-    """``(rows, columns)`` of a tile, in elements.
-
-    Raises:
-        InputError: ``mlx.quant``: the arrays do not belong together, or a row is no whole groups and words.
-    """
+    """``(rows, columns)`` of a tile, in elements."""
     rows, row_bytes = weight.shape
     columns = quantization.columns(row_bytes)
     number = dtype.size if quantization.has_biases else 1

@@ -89,11 +89,7 @@ class Errors:
         self._sums: dict[str, tuple[int, float, float]] = {}
 
     def add(self, dtype: DType, before: Floats, after: Floats) -> None:
-        """Note some values.
-
-        Raises:
-            UnsupportedError: ``quantize.value``, they became infinite: a scale is beyond the range of its type.
-        """
+        """Note some values."""
         import numpy as np
 
         with np.errstate(all="ignore"):

@@ -83,9 +83,6 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
 
     Args:
         codes: ``False`` for the numbers alone.
-
-    Raises:
-        InputError: ``repack.row``: rows are not whole blocks.
     """
     import numpy as np
 

@@ -187,11 +187,7 @@ class OpenRecord:
         return _document(self._source, stored) if stored else None
 
     def check(self) -> None:
-        """Read every content.
-
-        Raises:
-            InputError: ``record.content``, one does not have the digest that is listed.
-        """
+        """Read every content."""
         for file in self.record.files:
             for kept in file.kept:
                 stored = self._stored(file, kept)
@@ -207,11 +203,7 @@ class OpenRecord:
         return self._source.read_at(offset, nbytes)
 
     def read_whole(self, offset: int, nbytes: int) -> bytes:
-        """The same of bytes that are no tensor.
-
-        Raises:
-            InputError: ``record.files``, they are more than any header or document has.
-        """
+        """The same of bytes that are no tensor."""
         if nbytes > MAX_WHOLE:
             message = f"{nbytes:,} bytes of a header or a document are listed; there are {MAX_WHOLE:,} at most"
             raise InputError("record.files", message, path=self.path, found=nbytes, allowed=MAX_WHOLE)
@@ -298,11 +290,7 @@ def record_beside(index: TensorIndex) -> OpenRecord | None:
 
 
 def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
-    """The record was written with this bump file.
-
-    Raises:
-        InputError: ``record.foreign``.
-    """
+    """The record was written with this bump file."""
     record = opened.record
     payload = index.checksums[0].stored if index.checksums else b""
     if record.payload != payload:
@@ -464,11 +452,7 @@ class KeptSource(ByteSource):
 
 
 def open_skeleton(opened: OpenRecord) -> TensorIndex:
-    """Index of the source; extents are offsets in its files.
-
-    Raises:
-        InputError: ``record.files``, the kept bytes are no headers of the format.
-    """
+    """Index of the source; extents are offsets in its files."""
     record = opened.record
     sources = {
         file.name: KeptSource(Path(file.name), file.size, opened.pieces(file), opened.read)

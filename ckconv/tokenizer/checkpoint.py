@@ -461,11 +461,7 @@ def _versioned(root: Path) -> Path | None:
 
 
 def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
-    """Word -> id of ``vocab.json`` or ``tokenizer.json``; may be empty.
-
-    Raises:
-        InputError: ``tokenizer.json``, the document is malformed.
-    """
+    """Word -> id of ``vocab.json`` or ``tokenizer.json``; may be empty."""
     root = tokenizer_root(index)
     if (words := _json(root / _VOCABULARY)) is not None:
         return words

@@ -488,10 +488,6 @@ def tokenizer_entries(
         tokens: by id; ids beyond them are filled with ``<|pad_ID|>``, tokens beyond ``vocab_size`` left out.
         merges: (left, right), read once; one whose parts or result are no tokens is left out.
         scores, types: one a token, or none; what is missing is 0.
-
-    Raises:
-        UnsupportedError: ``tokenizer.size``, the strings do not fit into 32-bit offsets; ``tokenizer.type``, a token's
-            type does not fit into a byte.
     """
     kept = [*tokens[:vocab_size], *(b"<|pad_%d|>" % n for n in range(len(tokens), vocab_size))]
     offsets, total = array("i"), 0

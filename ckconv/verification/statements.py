@@ -161,9 +161,6 @@ def check_statements(out: TensorIndex, source: TensorIndex, options: Options, pa
 
     Args:
         options, path: of the conversion; what errors call the output.
-
-    Raises:
-        VerifyError: ``verify.content``, with everything that is another.
     """
     faults = [str(fact) for fact in islice(faults_of(out, source, options), ENOUGH)]
     if faults:

@@ -129,9 +129,6 @@ def check_checksums(
     Args:
         digest: computes the SHA-256 of an extent.
         path, tensor, details: what the error says besides.
-
-    Raises:
-        VerifyError: ``bump.checksum``, one does not fit.
     """
     for checksum in checksums:
         computed = digest(checksum.extent)

@@ -27,12 +27,7 @@ ROPE_WORDS: dict[str, bool] = {
 
 
 def read_template(path: Path, architecture: str) -> dict[str, Any]:
-    """Read the template at ``path``, or ``ARCHITECTURE.json`` in it.
-
-    Raises:
-        InputError: ``template.missing``, the directory holds none for the architecture; ``template.json``; those of
-            ``open_source``.
-    """
+    """Read the template at ``path``, or ``ARCHITECTURE.json`` in it."""
     from ckconv.io.json import Document, read_object
 
     file = path / f"{architecture}.json" if path.is_dir() else path

@@ -320,9 +320,6 @@ def read_table(
     Args:
         expected: lengths that the number of layers allows.
         hint: what helps where it has another.
-
-    Raises:
-        InputError: ``bump.dtype-table``.
     """
     raw = source.read_at(at, TABLE_LENGTH.size)
     if len(raw) < TABLE_LENGTH.size:
@@ -399,9 +396,6 @@ def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> N
     """Check that the vectors of all layers fit into the file.
 
     The index must not grow beyond what the bytes can justify.
-
-    Raises:
-        InputError: ``bump.extent``.
     """
     layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != CANONICAL)
     least = place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
@@ -674,9 +668,6 @@ def check_reserved(path: Path, reserved: bytes, start: int) -> None:
 
     Args:
         start: offset of the first one in the file.
-
-    Raises:
-        InputError: ``bump.header``, with the first such byte.
     """
     at = next((i for i, byte in enumerate(reserved) if byte), None)
     if at is not None:

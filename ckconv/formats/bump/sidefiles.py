@@ -101,10 +101,6 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         config: under Hugging Face's keys.
         header: field of :class:`ModelConfig` -> number. Without key/value heads (version 3) the head size must follow
             from the others.
-
-    Raises:
-        InputError: ``model.config``, the two contradict each other.
-        UnsupportedError: ``model.architecture``.
     """
 
     def fail(message: str) -> InputError:
@@ -198,11 +194,7 @@ class Described:
 
 
 def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
-    """Add the engine's keys of a family to a configuration.
-
-    Raises:
-        InputError: ``model.config``, something is missing or is none of its kind.
-    """
+    """Add the engine's keys of a family to a configuration."""
     family = FAMILIES[model.family]
     own = [name for name, row in family.parameters.items() if row.cells.get("bump") and row.value is None]
     if not own:

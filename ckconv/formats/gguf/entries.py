@@ -78,11 +78,7 @@ if TYPE_CHECKING:
 
 
 def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iterator[Tensor]:
-    """Tensors that a file's keys are, where their numbers lie in the header.
-
-    Raises:
-        InputError: ``model.config``, a key has another type, or not a number a layer.
-    """
+    """Tensors that a file's keys are, where their numbers lie in the header."""
     sizes = Sizes(family, config.scope)
     for row in (row for row in family.tensors.values() if row.key):
         found = file.metadata.get(row.key)

@@ -245,9 +245,6 @@ def check_offsets(path: Path, records: Records, alignment: int) -> None:
     """Check that each tensor starts where the padded last one ends.
 
     No hole, no overlap, as in gguf.cpp.
-
-    Raises:
-        InputError: ``gguf.offset``.
     """
     faults = Faults(path)
     expected = 0
@@ -270,9 +267,6 @@ def check_extents(path: Path, records: Records, data_offset: int, size: int | No
     """Check that the file holds every tensor; return the last end.
 
     In bytes, 0 without tensors.
-
-    Raises:
-        InputError: ``gguf.extent``.
     """
     faults = Faults(path)
     end = 0

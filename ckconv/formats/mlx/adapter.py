@@ -64,10 +64,6 @@ def open_mlx_adapter(
         opener: opens a base model.
         base: the base model, if not where the adapter says it is.
         follow_links: links out of the directory are followed.
-
-    Raises:
-        InputError: ``adapter.*`` or ``st.*``: malformed, or not made for this base.
-        UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules.
     """
     root = path if path.is_dir() else path.parent
     weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, ADAPTER_CONFIG))

@@ -62,11 +62,7 @@ def asked_of(text: str) -> Asked:
 
 
 def quantization_of(word: str, text: str) -> Quantization:
-    """``affine:4:64``, ``mxfp4``.
-
-    Raises:
-        UsageError: ``usage.quantize``.
-    """
+    """``affine:4:64``, ``mxfp4``."""
     mode, *sizes = word.split(":")
     numbers = [int(size) if size.isdecimal() and len(size) < 5 else -1 for size in sizes]
     wanted = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"

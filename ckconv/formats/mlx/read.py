@@ -31,11 +31,7 @@ def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names:
 
 
 def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: Path) -> list[Item]:
-    """Group the stored arrays of an MLX checkpoint.
-
-    Raises:
-        InputError: ``mlx.quant``, arrays are missing or do not fit together or the configuration.
-    """
+    """Group the stored arrays of an MLX checkpoint."""
     by_name = {tensor.name: tensor for tensor in stored}
     modules = {name.removesuffix(".scales") for name in by_name if name.endswith(".scales")}
     settings = config.get("quantization")

@@ -370,11 +370,7 @@ class Steps:
         self.taken = 0
 
     def take(self, number: int) -> None:
-        """Count some more.
-
-        Raises:
-            UnsupportedError: ``adapter.unsupported``, there are too many.
-        """
+        """Count some more."""
         self.taken += number
         if self.taken > MAX_STEPS:
             message = f"its patterns take more than {MAX_STEPS:,} steps to be held against its modules"

@@ -53,13 +53,7 @@ class Gathered(NamedTuple):
 
 
 def read_distributed(directory: Path) -> list[Gathered]:
-    """Read the model's tensors in the order of their names; headers only.
-
-    Raises:
-        InputError: ``dcp.metadata``, it is malformed, or names what describes no tensor; ``dcp.chunks``, chunks do not
-            fill a tensor, or a file does not hold one; those of ``open_source``.
-        UnsupportedError: ``dcp.content``, it holds no model, or chunks that are not read.
-    """
+    """Read the model's tensors in the order of their names; headers only."""
     path = directory / METADATA_NAME
     with open_source(path) as source:
         assert source.size is not None
@@ -169,11 +163,7 @@ class _Chunks(ExitStack):
         self._open: dict[str, FileSource] = {}
 
     def box(self, key: str, dtype: DType, start: _Numbers, own: _Numbers, place: tuple[str, int, int] | None) -> Box:
-        """A chunk.
-
-        Raises:
-            InputError: ``dcp.chunks``.
-        """
+        """A chunk."""
         path = self._directory / METADATA_NAME
         if place is None or place[0] in (".", "..") or Path(place[0]).name != place[0] or "\\" in place[0]:
             message = f"a chunk of {quoted(key)} is in {quoted(place[0]) if place else 'no file'}, not in one beside it"

@@ -91,11 +91,7 @@ def _from_document(path: Path) -> Base | None:
 def check_fits(
     modules: Mapping[str, AdapterModule], tensors: Mapping[str, Tensor], config: ModelConfig, path: Path
 ) -> None:
-    """Check that modules and LoRA shapes are those of the base model.
-
-    Raises:
-        InputError: ``adapter.base``, with every fault.
-    """
+    """Check that modules and LoRA shapes are those of the base model."""
     faults = Faults(path)
     for module in modules.values():
         shape = matrix_shape(module.name, config)
@@ -227,12 +223,7 @@ def tasks_of(index: TensorIndex) -> tuple[str, ...]:
 
 
 def adapter_of_task(index: TensorIndex, task: str) -> TensorIndex:
-    """The adapter of one task, as an adapter of the model.
-
-    Raises:
-        UsageError: ``usage.flag``, the model has none of such a task.
-        InputError: ``adapter.*``, it does not fit the model.
-    """
+    """The adapter of one task, as an adapter of the model."""
     names, config = tasks_of(index), index.config
     if task not in names or config is None:
         known = f"its tasks are {', '.join(names)}" if names else "it has no adapters of tasks"

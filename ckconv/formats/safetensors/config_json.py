@@ -62,9 +62,6 @@ def agreeing(
         config: what the source's reader takes it for.
         built: a document made of ``config`` alone.
         target, source: formats.
-
-    Raises:
-        UnsupportedError: ``plan.refused``, no change makes them agree.
     """
     reader, other = CONSUMERS[target], CONSUMERS[source]
     keys = _family(config).document.keys
@@ -759,9 +756,6 @@ def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[s
 
     Args:
         written_by: the value of ``format``.
-
-    Raises:
-        UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
     """
     own = own_metadata(index)
     reserved = {"format": written_by}

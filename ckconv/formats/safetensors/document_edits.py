@@ -278,11 +278,7 @@ class _Edits:
     # -- What comes of it
 
     def check(self) -> None:
-        """Read the configuration as the target's loader does.
-
-        Raises:
-            UsageError: ``usage.meta``, it is malformed.
-        """
+        """Read the configuration as the target's loader does."""
         document, index = self._after[CONFIG_NAME], self._index
         if document == self._before[CONFIG_NAME] or index.config is None:
             return

@@ -60,12 +60,7 @@ class ShardIndex(NamedTuple):
 
 
 def read_shard_index(path: Path) -> ShardIndex:
-    """Read an index; the shards are not looked at.
-
-    Raises:
-        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is not a plain file name), and
-            those of ``open_source``.
-    """
+    """Read an index; the shards are not looked at."""
     document = read_object(path, _INDEX)
     weight_map = document.get("weight_map")
     if not isinstance(weight_map, dict):
@@ -104,11 +99,7 @@ def _path_fault(name: str) -> str | None:
 
 
 def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -> tuple[str, ...]:
-    """Notes on tensors that are not where the index lists them.
-
-    Raises:
-        InputError: ``index.mismatch``, two shards hold a tensor of one name.
-    """
+    """Notes on tensors that are not where the index lists them."""
     holders: dict[str, list[str]] = defaultdict(list)
     for shard in shards:
         for stored in shard.tensors:
@@ -166,11 +157,7 @@ def parts_of(name: str, names: Sequence[str]) -> list[str]:
 
 
 def put_together(files: Sequence[SafetensorsFile]) -> tuple[SafetensorsFile, ...]:
-    """The files, none of which holds a tensor of another.
-
-    Raises:
-        UnsupportedError: ``hf.shares``, two hold a share of one tensor.
-    """
+    """The files, none of which holds a tensor of another."""
     holders: dict[str, Path] = {}
     for file in files:
         for stored in file.tensors:
@@ -317,11 +304,7 @@ def read_checkpoint_files(
 
 
 def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) -> CheckpointFiles:
-    """A drafter's checkpoint with the configuration of its model.
-
-    Raises:
-        InputError: ``model.config``, there is none, it is malformed, or another model's.
-    """
+    """A drafter's checkpoint with the configuration of its model."""
     root = base if base.is_dir() else base.parent
     if not regular_file(root, CONFIG_NAME, follow_links=follow_links):
         raise InputError("model.config", f"--base: no {CONFIG_NAME} of the model that it drafts for", path=root)

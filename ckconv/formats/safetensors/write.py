@@ -178,9 +178,6 @@ def check_opens(path: Path) -> None:
     """Open a file with the ``safetensors`` package, as loaders do.
 
     Where that is not installed, the system cannot map the file or its header lists very much, nothing is said.
-
-    Raises:
-        VerifyError: ``verify.file``, the parser refuses the header.
     """
     try:
         from safetensors import SafetensorError, __version__, safe_open
