@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import family_cases
 import pytest
+from gguf_copies import gguf_copy
 
 import ckconv
 from ckconv import Options
@@ -40,7 +42,6 @@ def refusal(source: Path, options: Options, to: str = "gguf") -> str:
         ({"n_group": 3}, "mlx", "does not choose 2 of 3 groups"),
         ({"n_group": 8}, "gguf", "llama.cpp stops at 8 groups"),
         ({"n_group": 8}, "mlx", "does not choose 2 of 8 groups"),
-        ({"routed_scaling_factor": 0.0}, "gguf", "llama.cpp takes a scale of 0 for none"),
     ],
 )
 def test_what_an_engine_does_not_do_with_the_experts_of_a_ling_3(
@@ -62,6 +63,28 @@ def test_groups_of_experts_that_llama_cpp_stops_at_have_a_way_out(family: str, t
     )
     ckconv.edit(source, f"{tmp_path / 'ones'}/", set_meta=[("n_group", "1"), ("topk_group", "1")])
     ckconv.convert(tmp_path / "ones", tmp_path / "m.gguf", options=options)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "said", "taken"),
+    [
+        ("deepseek_v3", "routed_scaling_factor", "deepseek2.expert_weights_scale", 1.0),
+        ("bailing_hybrid", "routed_scaling_factor", "bailingmoe3.expert_weights_scale", 1.0),
+        ("granite", "embedding_multiplier", "granite.embedding_scale", 1.0),
+        ("granite", "residual_multiplier", "granite.residual_scale", 1.0),
+        ("granite", "attention_multiplier", "granite.attention.scale", 0.4082483),
+        ("minicpm", "scale_depth", "minicpm.residual_scale", 1.7320508),
+        ("cohere", "logit_scale", "command-r.logit_scale", 1.0),
+    ],
+)
+def test_a_factor_of_0_is_none_for_llama_cpp(family: str, key: str, said: str, taken: float, tmp_path: Path) -> None:
+    case = next(iter(family_cases.cases(family))).name
+    assert f"({key}) is 0.0, and would be read as {taken}" in refusal(*checkpoint(tmp_path, family, case, **{key: 0.0}))
+    source, options = checkpoint(tmp_path / "right", family, case)
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "none.gguf", keys={said: 0.0})
+    ckconv.convert(tmp_path / "none.gguf", f"{tmp_path / 'back'}/", to="hf", options=options)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())[key] == taken
 
 
 @pytest.mark.parametrize("family", ["bailing_moe_linear", "bailing_moe_v2_5"])

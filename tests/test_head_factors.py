@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import consumers
@@ -51,3 +52,20 @@ def test_llama_cpp_computes_the_head_that_is_written(falcon, tmp_path: Path, lla
     ckconv.convert(source, tmp_path / "m.gguf", options=ckconv.Options(tie="untie", allow_lossy=True))
     rows = llama_cpp.logits(tmp_path / "m.gguf", case.tokens)
     assert close(case, "llama_cpp", rows, case.recorded).startswith("right")
+
+
+def test_what_mlx_has_in_its_matrices_is_multiplied_once(tmp_path: Path) -> None:
+    case = next(case for case in family_cases.cases("falcon_h1") if case.name == "factors")
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    options = ckconv.Options(**case.options)
+    ckconv.convert(source, f"{tmp_path / 'mlx'}/", to="mlx", options=options)
+    ckconv.convert(tmp_path / "mlx", f"{tmp_path / 'back'}/", to="safetensors")
+
+    said = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (said["attention_in_multiplier"], said["mlp_multipliers"]) == (1.0, [1.0, 1.0])
+    gguf_of = [tmp_path / f"{name}.gguf" for name in ("hf", "back")]
+    for name, made in zip(("hf", "back"), gguf_of, strict=True):
+        ckconv.convert(tmp_path / name, made, options=options)
+    first, second = ({tensor.name: tensor.data for tensor in gguf.GGUFReader(one).tensors} for one in gguf_of)
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -74,6 +74,10 @@ PER_LAYER = ("head_count", "head_count_kv", "feed_forward_length", "expert_used_
 #: Last words of keys whose lists have a number for each layer there; of the clamps there are only lists.
 _OF_LAYERS = frozenset({*PER_LAYER, "swiglu_clamp_exp", "swiglu_clamp_shexp"})
 
+#: Keys of GGUF whose 0 llama.cpp takes for none: of experts and embeddings always (build_moe_ffn, build_inp_embd),
+#: of others where the row of a family says so.
+ZERO_IS_NONE = ("expert_weights_scale", "embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+
 
 class ParameterError(ValueError):
     """Missing or contradictory parameter, or no place in a format."""
@@ -196,6 +200,8 @@ class Values(Mapping[str, Any]):
         stored: Any = self._numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
+        if stored == 0 and cell.key in ZERO_IS_NONE[:2] and self._source.format == "gguf":
+            stored = 1.0
         typed = self._source.format != "hf"
         several = typed and isinstance(stored, list)  # a list of a GGUF may hold an infinity: Gemma 3n's does
         for number in stored if isinstance(stored, list) else [stored]:

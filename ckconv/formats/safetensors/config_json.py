@@ -22,7 +22,7 @@ from ckconv.families.huggingface_config import huggingface_config, huggingface_f
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
 from ckconv.families.keys import MLX_LM as MLX_LM_READER
 from ckconv.families.names import NAMES_KEY
-from ckconv.families.parameters import nested, own_document, scope_of, write
+from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, Family
 from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
 from ckconv.families.words import (
@@ -67,6 +67,8 @@ def agreeing(
     keys = _family(config).document.keys
     ignored = set(keys.misread(document, other, reader))
     made = {key: value for key, value in document.items() if key not in ignored}
+    if reader == TRANSFORMERS:
+        made |= {key: built[key] for key in _factors(_family(config)) if key in built}
     if not _differences(made, config, reader):
         return made
     foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
@@ -82,6 +84,13 @@ def agreeing(
             details=found,
         )
     return made
+
+
+def _factors(family: Family) -> set[str]:
+    """Keys of factors that transformers applies, and MLX has in its matrices."""
+    factors = (cell.by for row in family.tensors.values() for cell in row.cells["hf"] if cell.by is not None)
+    names = {name for factor in factors for name in factor.names if name in family.parameters}
+    return {cell.key for name in names for cell in family.parameters[name].key_cells("hf")}
 
 
 def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
@@ -155,6 +164,7 @@ def _unsaid_keys(index: TensorIndex) -> list[str]:
             stored is not None
             and name not in unread
             and not name.startswith("rope.scaling.")
+            and not (stored == 0 and name in ZERO_IS_NONE)
             and _another(stored, value)
         ):
             text = f"and a GGUF of what config.json would say has {reprlib.repr(value)}"
