@@ -11,8 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.ages import ages  # noqa: E402
-from ckconv.formats.bump.ages import table_of_families, table_of_mixes, table_of_types  # noqa: E402
+from ckconv.formats.bump.ages import (  # noqa: E402
+    ages,
+    table_of_families,
+    table_of_mixes,
+    table_of_types,
+)
 
 PAGE = ROOT / "docs" / "formats.md"
 TYPES, MIXES, FAMILIES = "| type of a matrix |", "| in one layer |", "| family | in bump 5 |"

@@ -22,7 +22,7 @@ from recorded import EXACT, PROMPT, off
 
 import ckconv
 from ckconv.errors import InputError
-from ckconv.families.ages import _Reader, ages
+from ckconv.formats.bump.ages import _Reader, ages
 
 ROOT = FIXTURES.parent
 KQ = {"hidden": 256, "ffn": 256}

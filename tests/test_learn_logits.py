@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from test_learn import hide, pairs_of
 
 from ckconv.errors import CkconvError
-from ckconv.learning import logits
+from ckconv.learning import learn
 
 HERE = Path(__file__).parent
 
@@ -83,7 +83,7 @@ def test_what_a_library_says_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_libraries_that_are_not_there_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
     pair = pair_of("olmo2", tmp_path, monkeypatch)
-    monkeypatch.setattr(logits, "find_spec", lambda module: None)
+    monkeypatch.setattr(learn, "find_spec", lambda module: None)
 
     wrong = ckconv("learn", *pair, "-o", tmp_path / "new.toml", "--check", "all")
 
@@ -95,14 +95,14 @@ def test_a_pair_without_a_matrix_of_floats_is_refused_before_a_library_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_file({"norm.weight": np.ones(4, np.float32)}, tmp_path / "m.safetensors")
-    monkeypatch.setattr(logits, "_ask", None)
+    monkeypatch.setattr(learn, "_ask", None)
 
     with pytest.raises(CkconvError, match="no matrix of F32, BF16, F16"):
-        logits._apart(tmp_path / "m.safetensors", tmp_path / "m.safetensors", tmp_path, [1])
+        learn._apart(tmp_path / "m.safetensors", tmp_path / "m.safetensors", tmp_path, [1])
 
 
 def test_a_library_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits, "_LONGEST", 0.01)
+    monkeypatch.setattr(learn, "_LONGEST", 0.01)
 
     with pytest.raises(CkconvError, match=r"llama.cpp does not compute it: it did not end within 0\.01 seconds"):
-        logits._ask("llama_cpp", {"model": str(tmp_path)})
+        learn._ask("llama_cpp", {"model": str(tmp_path)})

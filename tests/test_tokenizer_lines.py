@@ -144,7 +144,7 @@ def test_a_malformed_line_is_named(kind: str, line: str, why: str, tmp_path: Pat
 
 def test_what_is_no_utf_8_is_named(tmp_path: Path) -> None:
     folder = beside(tmp_path / "hf", CASES["rwkv"])
-    from ckconv.tokenizer.lines import rwkv_rows
+    from ckconv.tokenizer.checkpoint import rwkv_rows
 
     with pytest.raises(InputError, match="is not UTF-8"):
         rwkv_rows(b"\xff", folder / "rwkv_vocab_v20230424.txt")

@@ -22,10 +22,10 @@ from ckconv.core.metadata import Content, beside
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
-from ckconv.families.ages import DEFAULT
 from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
+from ckconv.formats.bump.ages import DEFAULT
 from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.core.named import NamedTuple
-from ckconv.tokenizer.checkpoint import content_of, unmade
+from ckconv.tokenizer.checkpoint import Row, content_of, unmade
 from ckconv.tokenizer.gguf_words import (
     Words,
     chat_templates,
@@ -27,7 +27,6 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.lines import Row
 from ckconv.tokenizer.sentencepiece import BYTE, UNUSED
 from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
-from ckconv.families.ages import Age
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
 from ckconv.families.sizes import added, used
 from ckconv.formats.bump import ages
 from ckconv.formats.bump.ages import (
     LOADED_BY_V3,
+    Age,
     age_of,
     merged,
     numbering,
