@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.adapters.model import Collector, Part, Side, Sides, sides_of
 from ckconv.core.config import ModelConfig
@@ -17,24 +19,66 @@ from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.sizes import Sizes, kind_of
-from ckconv.formats.peft.patterns import NoPattern, NotMatched, Pattern, Steps
 from ckconv.formats.safetensors.adapter import positive, read_adapter_document
 from ckconv.io.json import shown
+
+if TYPE_CHECKING:
+    import regex
 
 # Which modules of the base peft changes: the selections and patterns of an ``adapter_config.json``.
 #
 # Sources, peft 0.21: ``check_target_module_exists`` of tuners/tuners_utils.py, ``get_pattern_key`` of utils/other.py,
-# ``_check_target_module_feedforward`` of tuners/ia3/model.py. peft compiles most of these as regular expressions; here
-# they are matched without backtracking (:mod:`ckconv.formats.peft.patterns`).
+# ``_check_target_module_feedforward`` of tuners/ia3/model.py. peft compiles most of these as regular expressions, which
+# may backtrack for years; the package regex matches them as Python does, and stops when their time is over.
+
+#: For all patterns and modules of one file. The largest known adapters take a hundredth of it.
+MAX_SECONDS = 3.0
+#: Characters of an expression. The longest known ones, which list every kind of projection, have 400.
+MAX_PATTERN = 4096
+#: Braces that regex reads as a number of errors, and Python as themselves.
+_ERRORS = re.compile(r"\{(?!\d+(?:,\d*)?\}|,\d+\})")
 
 #: Every character of such an expression stands for one character: for itself, or ``.`` for any one.
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
 
-#: What peft looks for a layer's number with. Every dot is the end of at most one try, so nothing is read twice.
-_ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
-_LAYER = r"(?:^|.*?\.){}\.(\d+)\."
+#: What peft looks for a layer's number with.
+_ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
+_LAYER = r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
 #: Digits of a layer's number.
 _MAX_DIGITS = 9
+
+
+class Clock:
+    """Time left for the patterns of one file.
+
+    Args:
+        path: the file whose patterns they are.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._left = MAX_SECONDS
+
+    def take(self, seconds: float) -> None:
+        """Take time off.
+
+        Raises:
+            UnsupportedError: ``adapter.unsupported``, none is left.
+        """
+        self._left -= seconds
+        if self._left <= 0:
+            message = f"its patterns take more than {MAX_SECONDS:g} seconds to be held against its modules"
+            raise UnsupportedError("adapter.unsupported", message, path=self.path)
+
+    def match(self, method: Callable[..., regex.Match[str] | None], name: str) -> regex.Match[str] | None:
+        """Result of a compiled pattern's method for a name."""
+        began = time.monotonic()
+        try:
+            found = method(name, timeout=self._left)
+        except TimeoutError:
+            found, began = None, -math.inf
+        self.take(time.monotonic() - began)
+        return found
 
 
 class ModuleKeys:
@@ -51,9 +95,9 @@ class ModuleKeys:
         UnsupportedError: ``adapter.unsupported``, a key is one that is not matched here.
     """
 
-    def __init__(self, keys: Iterable[str], field: str, steps: Steps) -> None:
-        self._steps = steps
-        self._others: list[tuple[int, Pattern]] = []
+    def __init__(self, keys: Iterable[str], field: str, clock: Clock) -> None:
+        self._clock = clock
+        self._others: list[tuple[int, regex.Pattern[str]]] = []
         #: length of a text -> places where any character will do -> text -> the number of the first such key.
         self._plain: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
         for number, key in enumerate(keys):
@@ -63,24 +107,25 @@ class ModuleKeys:
                 alike = self._plain.setdefault(len(text), {}).setdefault(dots, {})
                 alike.setdefault(text.replace("\n", "."), number)
                 continue
-            self._others.append((number, _pattern(key, field, steps, r"(.*\.)?({})$")))
+            self._others.append((number, _pattern(key, field, clock, r"(.*\.)?({})$")))
 
     def first(self, module: str) -> int | None:
         """Number of the first key that names the module, or ``None``."""
         if "\n" in module:
             return None
+        began = time.monotonic()
         best = min((number for end in _ends(module) for number in self._named(end)), default=None)
+        self._clock.take(time.monotonic() - began)
         for number, pattern in self._others:
             if best is not None and number > best:
                 break
-            if pattern.matches(module):
+            if self._clock.match(pattern.match, module):
                 return number
         return best
 
     def _named(self, end: str) -> Iterator[int]:
         """Plain keys that match this text."""
         for dots, keys in self._plain.get(len(end), {}).items():
-            self._steps.take(1 + len(dots))
             letters = list(end)
             for at in dots:
                 letters[at] = "."
@@ -99,24 +144,26 @@ class Selection:
         InputError, UnsupportedError: as :class:`ModuleKeys`.
     """
 
-    def __init__(self, document: Mapping[str, Any], steps: Steps) -> None:
-        self._steps = steps
-        self._excluded = _Names(document, "exclude_modules", steps)
+    def __init__(self, document: Mapping[str, Any], clock: Clock) -> None:
+        self._clock = clock
+        self._excluded = _Names(document, "exclude_modules", clock)
         saved: list[str] = document.get("modules_to_save") or []
-        self._saved = [_pattern(name, "modules_to_save", steps, r"(^|.*\.){}($|\..*)") for name in saved]
+        self._saved = [_pattern(name, "modules_to_save", clock, r"(^|.*\.){}($|\..*)") for name in saved]
         targets = document.get("target_modules")
         self._all = targets is None or targets == "all-linear"
-        self._targets = _Names(document, "target_modules", steps)
-        self._feedforward = _Names(document, "feedforward_modules", steps)
+        self._targets = _Names(document, "target_modules", clock)
+        self._feedforward = _Names(document, "feedforward_modules", clock)
         layers = document.get("layers_to_transform")
         self._layers = None if layers is None or layers == [] else layers
         patterns = document.get("layers_pattern") or []
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        self._of_layer = [_layer(name, steps) for name in patterns]
+        self._of_layer = [_pattern(name, "layers_pattern", clock, _LAYER) for name in patterns]
+        if self._layers is not None and not patterns:
+            self._of_layer = [_pattern(_ANY_LAYER, "layers_pattern", clock)]
 
     def holds(self, module: str) -> bool:
         """The module is one of them."""
-        if self._excluded.name(module) or any(pattern.matches(module) for pattern in self._saved):
+        if self._excluded.name(module) or any(self._clock.match(saved.match, module) for saved in self._saved):
             return False
         if self._all or self._targets.is_whole(module):
             return True
@@ -129,9 +176,8 @@ class Selection:
     def _in_layers(self, module: str) -> bool:
         if self._layers is None:
             return True
-        self._steps.take(len(self._of_layer) + 1)
-        tried = (pattern.match(module) for pattern in self._of_layer or (_ANY_LAYER,))
-        found = next((match[1] for match in tried if match), None)
+        tried = (self._clock.match(pattern.match, module) for pattern in self._of_layer)
+        found = next((match["idx"] for match in tried if match), None)
         if found is None or len(found) > _MAX_DIGITS:
             return False
         return int(found) == self._layers if isinstance(self._layers, int) else int(found) in self._layers
@@ -140,10 +186,10 @@ class Selection:
 class _Names:
     """List of path endings, or an expression for a whole path."""
 
-    def __init__(self, document: Mapping[str, Any], field: str, steps: Steps) -> None:
+    def __init__(self, document: Mapping[str, Any], field: str, clock: Clock) -> None:
         names = document.get(field) or []
         self.expression = isinstance(names, str)
-        self._pattern = _pattern(names, field, steps) if isinstance(names, str) else None
+        self._clock, self._pattern = clock, _pattern(names, field, clock) if isinstance(names, str) else None
         self._names = frozenset([] if isinstance(names, str) else names)
 
     def is_whole(self, module: str) -> bool:
@@ -153,7 +199,7 @@ class _Names:
     def name(self, module: str, *, any_end: bool = False) -> bool:
         """Whether the expression or list names the path."""
         if self._pattern is not None:
-            return self._pattern.fully_matches(module)
+            return self._clock.match(self._pattern.fullmatch, module) is not None
         if any_end:
             return any(module[at:] in self._names for at in range(len(module) + 1))
         return any(end in self._names for end in _ends(module))
@@ -167,26 +213,29 @@ def _ends(module: str) -> Iterator[str]:
             yield module[at + 1 :]
 
 
-def _pattern(text: str, field: str, steps: Steps, around: str = "{}") -> Pattern:
+def _pattern(text: str, field: str, clock: Clock, around: str = "{}") -> regex.Pattern[str]:
     """Expression within peft's own, valid by itself."""
+    import regex
+
+    began = time.monotonic()
     try:
-        alone = Pattern(text, steps)
-        return alone if around == "{}" else Pattern(around.format(text), steps)
-    except NoPattern as error:
+        if len(text) > MAX_PATTERN or _ERRORS.search(text):
+            raise RecursionError
+        with warnings.catch_warnings(action="ignore"):
+            for whole in (text, around.replace("{}", text)):
+                re.compile(whole)
+            found = regex.compile(whole, cache_pattern=False)
+    except re.error as error:
         message = f"{quoted(text)} of {field} is not a regular expression: {error}"
-        raise InputError("adapter.config", message, path=steps.path) from None
-    except NotMatched as error:
-        message = f"{quoted(text)} of {field} is an expression that ckconv does not match: {error}"
-        raise UnsupportedError("adapter.unsupported", message, path=steps.path) from None
-
-
-def _layer(name: str, steps: Steps) -> re.Pattern[str]:
-    """Expression that finds a layer's number."""
-    _pattern(name, "layers_pattern", steps)
-    if not _PLAIN.fullmatch(name):
-        message = f"{quoted(name)} of layers_pattern is more than a name, which ckconv does not match"
-        raise UnsupportedError("adapter.unsupported", message, path=steps.path)
-    return re.compile(_LAYER.format(name))
+        raise InputError("adapter.config", message, path=clock.path) from None
+    except (RecursionError, regex.error):
+        message = (
+            f"{quoted(text)} of {field} is an expression that ckconv does not match: it is longer than"
+            f" {MAX_PATTERN:,} characters, too deep, or has braces that are no number of repetitions"
+        )
+        raise UnsupportedError("adapter.unsupported", message, path=clock.path) from None
+    clock.take(time.monotonic() - began)
+    return found
 
 
 # peft's ``adapter_config.json``: which modules it selects, and each one's rank, alpha and scale.
@@ -276,7 +325,7 @@ def read_peft_config(path: Path) -> PeftConfig:
         )
     config = _Fields(document, path)
     lora = method == "LORA"
-    steps = Steps(path)
+    clock = Clock(path)
     ranks, alphas = config.entries("rank_pattern"), config.entries("alpha_pattern")
     return PeftConfig(
         document=document,
@@ -284,10 +333,10 @@ def read_peft_config(path: Path) -> PeftConfig:
         rank=config.rank("r", document.get("r", 8)) if lora else 0,
         alpha=config.alpha("lora_alpha", document.get("lora_alpha", 8)) if lora else 0.0,
         ranks=tuple(config.rank(f"rank_pattern of {quoted(key)}", v) for key, v in ranks.items()),
-        rank_keys=ModuleKeys(ranks, "rank_pattern", steps),
+        rank_keys=ModuleKeys(ranks, "rank_pattern", clock),
         alphas=tuple(config.alpha(f"alpha_pattern of {quoted(key)}", v) for key, v in alphas.items()),
-        alpha_keys=ModuleKeys(alphas, "alpha_pattern", steps),
-        selection=Selection(document, steps),
+        alpha_keys=ModuleKeys(alphas, "alpha_pattern", clock),
+        selection=Selection(document, clock),
         rank_stabilised=config.flag("use_rslora"),
         dora=config.flag("use_dora"),
         # TrainableTokensModel.inject_adapter puts the embedding's layer around a tied head, too.
