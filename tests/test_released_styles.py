@@ -87,6 +87,23 @@ def test_a_case_has_the_document(style: str) -> None:
     assert not [key for key in unsaid if document.get(key) is not None]
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "qwen4_exp"])
+def test_sections_of_rope_may_stand_in_the_table_of_transformers_4(family: str, tmp_path: Path) -> None:
+    root = checkpoint(next(cases(family)).recorded, tmp_path / "hf")
+    document = json.loads((root / "config.json").read_text())
+    holder = document.get("text_config", document)
+    table = holder.pop("rope_parameters", None) or holder["rope_scaling"]
+    assert "mrope_section" in table
+    ckconv.convert(root, tmp_path / "new.gguf")
+    at_the_top = {key: table.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in table}
+    holder |= {**at_the_top, "rope_scaling": table}
+    (root / "config.json").write_text(json.dumps(document))
+
+    ckconv.convert(root, tmp_path / "older.gguf")
+
+    assert (tmp_path / "older.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes()
+
+
 #: Of the first models of Nomic's, whose code is their own.
 NOMIC = {
     "hidden_size": "n_embd", "num_attention_heads": "n_head", "intermediate_size": "n_inner",
