@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, save, save_file
+from safetensors.numpy import load_file
 
 import ckconv
 from ckconv import Options
@@ -62,16 +63,87 @@ def test_copies_of_saved_modules_are_left_out(tmp_path: Path) -> None:
     assert np.array_equal(tensors(tmp_path / "m.gguf")["token_embd.weight"], found[f"{TABLE}.weight"])
 
 
-def test_a_vocabulary_that_grew_says_what_to_do_first(tmp_path: Path) -> None:
-    source = adapter(tmp_path, copies(BASE.vocab + 3), modules_to_save=["embed_tokens", "lm_head"])
-    model = base(tmp_path)
-    for run in (
-        lambda: ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)]),
-        lambda: ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=model)),
-    ):
+def grown(rows: int) -> dict[str, dict[str, np.ndarray]]:
+    """What peft saves of a vocabulary of another size: matrices whole, below a LoRA, below rows of tokens."""
+    rng = np.random.default_rng(9)
+    whole, a, b, new = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((rows, BASE.hidden), (4, BASE.hidden), (rows, 4), (2, BASE.hidden))
+    )
+    lora = {f"{HEAD}.base_layer.weight": whole, f"{HEAD}.lora_A.weight": a, f"{HEAD}.lora_B.weight": b}
+    tokens = {
+        f"{TABLE}.token_adapter.{name}": one
+        for name, one in (("base_layer.weight", whole), ("trainable_tokens_delta", new))
+    }
+    return {"whole": copies(rows), "lora": lora, "tokens": tokens}
+
+
+@pytest.mark.parametrize("way", ["whole", "lora", "tokens"])
+@pytest.mark.parametrize("more", [3, -4])
+@pytest.mark.parametrize("form", ["hf", "gguf", "q8_0"])
+def test_a_vocabulary_that_grew_says_what_to_do_first(tmp_path: Path, way: str, more: int, form: str) -> None:
+    rows, model = BASE.vocab + more, base(tmp_path)
+    named = {"embed_tokens": [rows - 1, 5]} if way == "tokens" else None
+    targets = ("q_proj", "lm_head") if way == "lora" else ("q_proj",)
+    source = adapter(tmp_path, grown(rows)[way], targets, trainable_token_indices=named)
+    if form != "hf":
+        quantize = {"quantize": form} if form == "q8_0" else {}
+        ckconv.convert(model, tmp_path / "base.gguf", options=Options(**quantize))
+        model = tmp_path / "base.gguf"
+    runs = [lambda: ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])]
+    if way != "tokens":
+        runs.append(lambda: ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=model)))
+    for run in runs:
         with pytest.raises(CkconvError) as caught:
             run()
-        assert f"resize_token_embeddings({BASE.vocab + 3})" in (caught.value.hint or "")
+        assert f"resize_token_embeddings({rows})" in (caught.value.hint or "")
+        assert ("--to hf" in caught.value.hint, "--dequantize" in caught.value.hint) == (form != "hf", form == "q8_0")
+
+
+@pytest.mark.parametrize("way", ["whole", "lora", "tokens"])
+def test_a_resized_base_takes_the_vocabulary_that_grew(tmp_path: Path, way: str) -> None:
+    rows, found = BASE.vocab + 3, grown(BASE.vocab + 3)[way]
+    larger = Decoder(vocab=rows)
+    model = save(tmp_path / "base", larger.config(tie_word_embeddings=False), larger.tensors())
+    named = {"embed_tokens": [rows - 1, 5]} if way == "tokens" else None
+    targets = ("q_proj", "lm_head") if way == "lora" else ("q_proj",)
+    source = adapter(tmp_path, found, targets, trainable_token_indices=named)
+    ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])
+
+    made, whole = tensors(tmp_path / "m.gguf"), next(iter(found.values()))
+    if way == "whole":
+        assert np.array_equal(made["output.weight"], whole)
+    elif way == "lora":
+        delta = 2 * found[f"{HEAD}.lora_B.weight"] @ found[f"{HEAD}.lora_A.weight"]
+        assert np.allclose(made["output.weight"], whole + delta, atol=1e-5)
+    else:
+        whole = whole.copy()
+        whole[[rows - 1, 5]] = found[f"{TABLE}.token_adapter.trainable_tokens_delta"]
+        assert np.array_equal(made["token_embd.weight"], whole)
+
+
+def test_equal_copies_of_embedding_and_head_leave_a_base_tied(tmp_path: Path) -> None:
+    new = copies(BASE.vocab)[f"{HEAD}.weight"]
+    source = adapter(tmp_path, {f"{HEAD}.weight": new, f"{TABLE}.weight": new})
+    model = base(tmp_path, tied=True)
+    for directory, tokens in ((source, "[1]"), (model, "[]")):
+        (directory / "tokenizer.json").write_text(tokens)
+    report = ckconv.convert(model, tmp_path / "m", to="safetensors", adapters=[(source, 1.0)])
+
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    assert np.array_equal(stored[f"{TABLE}.weight"], new)
+    assert f"{HEAD}.weight" not in stored
+    assert any("the tokenizer is the base's" in note for note in report.plan.index.merged)
+
+
+def test_a_base_that_only_a_name_says_need_not_fit(tmp_path: Path) -> None:
+    """Its vocabulary grew afterwards: what works with the adapter's own files does."""
+    found = grown(BASE.vocab + 3)["lora"]
+    source = adapter(tmp_path, found, ("q_proj", "lm_head"), base_model_name_or_path=str(base(tmp_path)))
+    ckconv.convert(source, tmp_path / "copy", to="peft")
+
+    assert ckconv.diff(source, tmp_path / "copy").same
+    assert len(open_index(source).tensors) == 5
 
 
 @pytest.mark.parametrize("to", ["gguf", "mlx"])

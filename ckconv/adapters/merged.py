@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ckconv.adapters.model import Change, changes_of
+from ckconv.adapters.model import EMBEDDING_MODULE, HEAD_MODULE, Change, changes_of, resized_first
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
@@ -16,8 +17,7 @@ from ckconv.io.files import Files, head_is_embedding
 
 # What becomes of a tied base, whose output head is its embedding, when adapters change one of the two or both.
 
-_HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
-_HEAD_TENSOR, _EMBEDDING_TENSOR = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"
+_HEAD_TENSOR, _EMBEDDING_TENSOR = f"{HEAD_MODULE}.weight", f"{EMBEDDING_MODULE}.weight"
 
 
 def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConfig) -> TensorIndex:
@@ -26,11 +26,11 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
     for index in adapters:
         known = index.adapter
         assert known is not None
-        for name in known.modules.keys() & {_EMBEDDING_MODULE, _HEAD_MODULE}:
+        for name in known.modules.keys() & {EMBEDDING_MODULE, HEAD_MODULE}:
             rows = Role.ROWS in known.modules[name].roles  # of the embedding, peft replaces those of a tied head too
             apart |= not known.ties and not rows
-            together |= (known.ties or rows) and name == _EMBEDDING_MODULE
-            rows_of_head |= rows and name == _HEAD_MODULE
+            together |= (known.ties or rows) and name == EMBEDDING_MODULE
+            rows_of_head |= rows and name == HEAD_MODULE
     if not (apart or together or rows_of_head) or not _is_tied(base, config):
         return base
     if rows_of_head:
@@ -58,31 +58,33 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
 def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
     """Adapter of a tied base with one change of embedding and head.
 
-    peft saves both where it keeps them tied (``ensure_weight_tying``).
+    peft saves both where it keeps them tied (``ensure_weight_tying``), and where the vocabulary grew.
     """
     known = index.adapter
     assert known is not None
-    head, embedding = known.modules.get(_HEAD_MODULE), known.modules.get(_EMBEDDING_MODULE)
-    if not known.ties or head is None or embedding is None or not _is_tied(base, config):
+    head, embedding = known.modules.get(HEAD_MODULE), known.modules.get(EMBEDDING_MODULE)
+    if head is None or embedding is None or not _is_tied(base, config):
         return index
     alike = (head.roles, head.scale, head.replaced) == (embedding.roles, embedding.scale, embedding.replaced)
     if alike:
         from ckconv.io.rows import same_values
 
         pairs = [
-            [index.tensors[f"{module}.{role.value}"] for module in (_HEAD_MODULE, _EMBEDDING_MODULE)]
+            [index.tensors[f"{module}.{role.value}"] for module in (HEAD_MODULE, EMBEDDING_MODULE)]
             for role in head.roles
         ]
         with Files(index.identities) as files:
             alike = all(same_values(one, other, files) for one, other in pairs)
+    if not alike and not known.ties:
+        return index
     if not alike:
         raise UnsupportedError(
             "adapter.unsupported",
             "the base is tied, and the adapter changes its embedding and its output head differently",
             path=index.path,
         )
-    modules = {name: module for name, module in known.modules.items() if name != _HEAD_MODULE}
-    return replace(index, adapter=replace(known, modules=modules))
+    modules = {name: module for name, module in known.modules.items() if name != HEAD_MODULE}
+    return replace(index, adapter=replace(known, modules=modules, ties=True))
 
 
 def _is_tied(base: TensorIndex, config: ModelConfig) -> bool:
@@ -134,7 +136,7 @@ def merge_adapters(
     tensors = dict(base.tensors)
     quantized: list[str] = []
     for name, tensor in base.tensors.items():
-        made = _changed(tensor, adapters, config)
+        made = _changed(tensor, base, adapters, config)
         if made is None:
             continue
         if made.merge is not None and made.dtype is F64:
@@ -185,9 +187,19 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
     assert known is not None
     weight = "" if adapter.weight == 1 else f", weight {adapter.weight:g}"
     words = f"{adapter.index.path.name} ({known.method}, {counted(len(known.modules), 'module')}{weight})"
-    if _is_called(known.base_name, base):
-        return words
-    return f"{words}: made for {quoted(known.base_name)}; the base model given has another name"
+    if not _is_called(known.base_name, base):
+        words += f": made for {quoted(known.base_name)}; the base model given has another name"
+    if EMBEDDING_MODULE in known.modules and _has_own_tokenizer(adapter.index, base):
+        words += (
+            "; the tokenizer is the base's: that of the adapter's directory counts where it is copied to the base's"
+        )
+    return words
+
+
+def _has_own_tokenizer(adapter: TensorIndex, base: TensorIndex) -> bool:
+    """Whether another tokenizer than the base's lies beside an adapter."""
+    own, other = (index.files[0].parent / "tokenizer.json" for index in (adapter, base))
+    return own.is_file() and not (other.is_file() and filecmp.cmp(own, other, shallow=False))
 
 
 def _is_called(name: str, base: TensorIndex) -> bool:
@@ -204,11 +216,6 @@ def _is_called(name: str, base: TensorIndex) -> bool:
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.rstrip("/").rpartition("/")[2].lower() if letter.isalnum())
 
-
-_EMBEDDING, _HEAD = "token_embedding", "output"
-
-#: The way out of a vocabulary that grew while the adapter was trained.
-RESIZED = "resize the base first: resize_token_embeddings({rows}) of transformers, and save_pretrained()"
 
 #: The way out of what peft computes and ckconv does not.
 MERGED_BY_PEFT = "merge_and_unload() of peft's PeftModel merges it; ckconv converts what save_pretrained() writes then"
@@ -280,7 +287,7 @@ def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> 
         )
 
 
-def _changed(tensor: Tensor, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
+def _changed(tensor: Tensor, base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
     """The changed tensor; ``None`` where no adapter changes it."""
     start = tensor
     changes: list[Delta | Rescale | Replacement] = []
@@ -288,11 +295,11 @@ def _changed(tensor: Tensor, adapters: Sequence[Adapting], config: ModelConfig) 
         for change in changes_of(adapter.index, tensor.name, config):
             saved = change.tensors.get(Role.SAVED_BIAS if _is_bias(tensor) else Role.SAVED_WEIGHT)
             if saved is not None:
-                _check_shape(saved.shape, tensor, adapter, change)
+                _check_shape(saved.shape, tensor, base, adapter, change)
                 start, changes = replace(saved, name=tensor.name, source=tensor.source, shape=tensor.shape), []
             added = _of_bias(change, adapter) if _is_bias(tensor) else _of_weight(change, adapter)
             for one in added:
-                _check_change(one, tensor, adapter, change)
+                _check_change(one, tensor, base, adapter, change)
             changes += added
     if not changes:
         return None if start is tensor else start
@@ -344,30 +351,31 @@ def _column(tensor: Tensor) -> Tensor:
     return replace(tensor, layout=plain(tensor.elements, 1))
 
 
-def _check_change(change: Delta | Rescale | Replacement, tensor: Tensor, adapter: Adapting, found: Change) -> None:
+def _check_change(
+    change: Delta | Rescale | Replacement, tensor: Tensor, base: TensorIndex, adapter: Adapting, found: Change
+) -> None:
     rows, cols = matrix_of(tensor.shape, F32)
     if isinstance(change, Replacement):
         wanted_rows = max(rows, max(change.at) + 1)
         if (wanted_rows, change.rows.layout.cols) != (rows, cols):
-            _check_shape((wanted_rows, change.rows.layout.cols), tensor, adapter, found)
+            _check_shape((wanted_rows, change.rows.layout.cols), tensor, base, adapter, found)
         return
     if isinstance(change, Rescale):
         wanted, got = (cols if change.of_columns else rows), change.factors.layout.rows
         if wanted != got:
-            _check_shape((got,), tensor, adapter, found)
+            _check_shape((got,), tensor, base, adapter, found)
         return
     columns = change.a.layout.cols if change.a is not None else 1
     if (change.b.layout.rows, columns) != (rows, cols):
-        _check_shape((change.b.layout.rows, columns), tensor, adapter, found)
+        _check_shape((change.b.layout.rows, columns), tensor, base, adapter, found)
 
 
-def _check_shape(shape: tuple[int, ...], tensor: Tensor, adapter: Adapting, change: Change) -> None:
+def _check_shape(shape: tuple[int, ...], tensor: Tensor, base: TensorIndex, adapter: Adapting, change: Change) -> None:
     if shape != tensor.shape:
-        grown = change.module.name in (_EMBEDDING, _HEAD) and len(shape) == 2 and shape[1:] == tensor.shape[1:]
         raise InputError(
             "adapter.base",
             f"{quoted(change.module.path)} is {list(shape)}, {tensor.source} of the base is {list(tensor.shape)}",
             path=adapter.index.path,
             tensor=tensor.source,
-            hint=RESIZED.format(rows=shape[0]) if grown and shape[0] > tensor.shape[0] else None,
+            hint=resized_first(change.module.name, shape, tensor.shape, base),
         )

@@ -17,6 +17,7 @@ from ckconv.core.tensors import (
     PARTS,
     Adapter,
     AdapterModule,
+    MetadataKind,
     Name,
     Role,
     StoredTensor,
@@ -45,6 +46,29 @@ class Change(NamedTuple):
 
     module: AdapterModule
     tensors: Mapping[Role, Tensor]
+
+
+#: The modules whose rows are as many as there are tokens.
+EMBEDDING_MODULE, HEAD_MODULE = "token_embedding", "output"
+
+
+def resized_first(module: str, shape: tuple[int, ...], there: tuple[int, ...], base: TensorIndex | None) -> str | None:
+    """Way out of a vocabulary of another size, else ``None``.
+
+    Args:
+        there: shape of the base's matrix.
+        base: with its tensors, which transformers resizes as floats of a checkpoint.
+    """
+    if module not in (EMBEDDING_MODULE, HEAD_MODULE) or len(shape) != 2 or shape[1:] != there[1:]:
+        return None
+    blocks = base is not None and any(tensor.dtype.kind is ElementKind.BLOCK for tensor in base.tensors.values())
+    plain = base is None or not (blocks or base.metadata_kind is MetadataKind.TYPED)
+    first = (
+        ""
+        if plain
+        else f"ckconv convert BASE DST/ --to hf{' --dequantize' if blocks else ''} makes a base for transformers; "
+    )
+    return f"{first}resize the base first: resize_token_embeddings({shape[0]}) of transformers, and save_pretrained()"
 
 
 def family_of(adapter: Adapter) -> Family | None:

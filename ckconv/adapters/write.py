@@ -10,8 +10,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ckconv.adapters.merged import MERGED_BY_PEFT, RESIZED
-from ckconv.adapters.model import Outputs, families_of, family_named, matrix_shape, path_of, placed, rows_of
+from ckconv.adapters.merged import MERGED_BY_PEFT
+from ckconv.adapters.model import (
+    EMBEDDING_MODULE,
+    HEAD_MODULE,
+    Outputs,
+    families_of,
+    family_named,
+    matrix_shape,
+    path_of,
+    placed,
+    resized_first,
+    rows_of,
+)
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
@@ -235,8 +246,8 @@ class AdapterPlanner(Planner):
             hint = MERGED
             if any(self.roles.intersection(m.roles) for m in self.modules):
                 hint += f", --drop '*.{role.value}' leaves them out"
-            if whole and (grown := self._grown()):
-                hint = f"{RESIZED.format(rows=grown)}; then {MERGED}"
+            if whole and (first := self._resized()):
+                hint = f"{first}; then {MERGED}"
             elif role is Role.SAVED_WEIGHT and self.adapter.base_index is None:
                 hint += "; copies of the base's matrices are left out where --base names it"
             self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", hint)
@@ -248,12 +259,14 @@ class AdapterPlanner(Planner):
             else:
                 self.refuse(f"{one}, and not all of its layer have a LoRA of one rank and scale")
 
-    def _grown(self) -> int:
-        """Rows of an embedding or head beyond the base's; 0 for none."""
-        base = self.adapter.base
-        whole = (f"{name}.{Role.SAVED_WEIGHT.value}" for name in ("token_embedding", "output"))
-        rows = [self.index.tensors[name].shape[0] for name in whole if name in self.index.tensors]
-        return max(rows, default=0) if base is not None and max(rows, default=0) > base.vocab_size else 0
+    def _resized(self) -> str | None:
+        """Way out of an embedding or a head of another size."""
+        base, base_index = self.adapter.base, self.adapter.base_index
+        for module in (EMBEDDING_MODULE, HEAD_MODULE):
+            tensor = self.index.tensors.get(f"{module}.{Role.SAVED_WEIGHT.value}")
+            if base is not None and tensor is not None and tensor.shape[0] != base.vocab_size:
+                return resized_first(module, tensor.shape, (base.vocab_size, *tensor.shape[1:]), base_index)
+        return None
 
     def _pieces(self, entries: Iterable[Entry]) -> list[Piece]:
         pieces = []

@@ -300,7 +300,8 @@ def merged(
         try:
             opened.append(Adapting(open_index(as_path(path), base=base, follow_links=links), weight))
         except InputError as error:
-            if error.code == "adapter.base":  # there is no other base to name
+            # there is no other base to name
+            if error.code == "adapter.base" and "resize" not in (error.hint or ""):
                 error.hint = f"it was made for another model than {shown(index.path)}"
             raise
     unrounded = partial(format_of(to).retypes, options)

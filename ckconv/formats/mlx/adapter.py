@@ -19,15 +19,16 @@ from ckconv.families.names import MLX
 from ckconv.families.schema import MLX_VLM
 from ckconv.families.towers import name_within, tower_of_document
 from ckconv.formats.safetensors.adapter import (
+    Base,
     Opener,
     adapter_index,
     check_fits,
     container,
-    find_base,
     positive,
     read_adapter_document,
+    with_base,
 )
-from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, read_safetensors
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, SafetensorsFile, read_safetensors
 from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.json import shown
@@ -79,8 +80,23 @@ def open_mlx_adapter(
         raise UnsupportedError("adapter.unsupported", message, path=config_path)
     shape = _shape(document, config_path) if method != "full" else Shape(1.0)
     file = read_safetensors(weights)
-    base_name = str(document.get("model") or "")
-    found_base = find_base(base, base_name, opener)
+
+    def described(found_base: Base | None) -> TensorIndex:
+        return _index(path, root, config_path, document, shape, file, found_base)
+
+    return with_base(base, str(document.get("model") or ""), opener, described)
+
+
+def _index(
+    path: Path,
+    root: Path,
+    config_path: Path,
+    document: Mapping[str, Any],
+    shape: Shape,
+    file: SafetensorsFile,
+    found_base: Base | None,
+) -> TensorIndex:
+    method, base_name = document.get("fine_tune_type", "lora"), str(document.get("model") or "")
     model = found_base.config if found_base else None
     found, unknown = _sorted(file.tensors)
     families = (model.family,) if model else families_of(found)
@@ -107,7 +123,7 @@ def open_mlx_adapter(
         collector.add(name, module, read, shape, embedding=embedding, outputs=outputs)
     collected = collector.finish()
     if model is not None:
-        check_fits(collected.modules, collected.tensors, model, root)
+        check_fits(collected.modules, collected.tensors, model, root, found_base.index if found_base else None)
     unsupported += [
         f"no rule for tensor {quoted(tensor.name)}"
         for tensor in unknown

@@ -25,8 +25,14 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorIndex, effective_scale
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import TOKENS, PeftConfig, add_experts, read_peft_config
-from ckconv.formats.safetensors.adapter import Opener, adapter_index, check_fits, find_base
-from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
+from ckconv.formats.safetensors.adapter import Base, Opener, adapter_index, check_fits, with_base
+from ckconv.formats.safetensors.container import (
+    ADAPTER_CONFIG,
+    PEFT_NAME,
+    PEFT_PICKLE,
+    PEFT_PREFIX,
+    SafetensorsFile,
+)
 from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
@@ -42,6 +48,8 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
     (".ia3_l", Role.IA3, False),
     (".token_adapter.trainable_tokens_delta", Role.ROWS, False),
     (".trainable_tokens_delta", Role.ROWS, False),
+    # The base's matrix, of a vocabulary that grew; the rows of its tokens replace some of it.
+    (".token_adapter.base_layer.weight", Role.SAVED_WEIGHT, False),
     (".base_layer.weight", Role.SAVED_WEIGHT, False),
     (".base_layer.bias", Role.SAVED_BIAS, False),
     (".weight", Role.SAVED_WEIGHT, False),
@@ -85,7 +93,16 @@ def open_peft(
         )
     config = read_peft_config(config_path)
     file = read_weights(weights or root / PEFT_PICKLE, read_pickle)
-    found_base = find_base(base, config.base_name, opener)
+
+    def described(found_base: Base | None) -> TensorIndex:
+        return _index(path, root, config_path, config, file, found_base)
+
+    return with_base(base, config.base_name, opener, described)
+
+
+def _index(
+    path: Path, root: Path, config_path: Path, config: PeftConfig, file: SafetensorsFile, found_base: Base | None
+) -> TensorIndex:
     model = found_base.config if found_base else None
     found, unknown, copies = _sorted(file.tensors)
     families = (model.family,) if model else families_of(found)
@@ -102,7 +119,7 @@ def open_peft(
     if model is not None:
         collected = experts_together(collected, model)
     if model is not None and not unsupported:  # what has no rule has no shape to be held against either
-        check_fits(collected.modules, collected.tensors, model, root)
+        check_fits(collected.modules, collected.tensors, model, root, found_base.index if found_base else None)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     method = {"IA3": "IA3", TOKENS: "trainable tokens"}.get(config.method, "DoRA" if config.dora else "LoRA")
     adapter = Adapter(
@@ -224,7 +241,7 @@ def _moved(module: str, parts: Mapping[Role, Part], outputs: Outputs | None) -> 
 def _rows(module: str, parts: Mapping[Role, Part], named: int) -> list[str]:
     """Reason why single rows of a module cannot replace the base's."""
     stored = parts[Role.ROWS].stored
-    if len(parts) > 1:
+    if parts.keys() - {Role.ROWS, Role.SAVED_WEIGHT}:
         return [f"{quoted(module)} has rows of its own (of single tokens) beside other changes"]
     if len(stored.shape) != 2 or stored.shape[0] != named:
         return [f"{quoted(stored.name)} is {list(stored.shape)}, the configuration names {named} rows of it"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import Collected, Collector, Part, Shape, matrix_shape, module_of
+from ckconv.adapters.model import Collected, Collector, Part, Shape, matrix_shape, module_of, resized_first
 from ckconv.core.config import ModelConfig
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
 from ckconv.core.tensors import (
@@ -69,6 +69,21 @@ def find_base(base: Path | None, named: str, opener: Opener) -> Base | None:
         return None
 
 
+def with_base(base: Path | None, named: str, opener: Opener, read: Callable[[Base | None], TensorIndex]) -> TensorIndex:
+    """Adapter read with its base, as :func:`find_base` finds it.
+
+    A base that only a name said is none where the adapter does not fit it, as before its vocabulary grew: what works
+    with the adapter's files alone goes on.
+    """
+    found = find_base(base, named, opener)
+    try:
+        return read(found)
+    except InputError as error:
+        if error.code != "adapter.base" or base is not None or found is None:
+            raise
+    return read(None)
+
+
 def _read(path: Path, opener: Opener) -> Base | None:
     """A model of any format; a ``config.json`` will do, without weights."""
     if path.name == CONFIG_NAME:
@@ -89,7 +104,11 @@ def _from_document(path: Path) -> Base | None:
 
 
 def check_fits(
-    modules: Mapping[str, AdapterModule], tensors: Mapping[str, Tensor], config: ModelConfig, path: Path
+    modules: Mapping[str, AdapterModule],
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    path: Path,
+    base: TensorIndex | None = None,
 ) -> None:
     """Check that modules and LoRA shapes are those of the base model."""
     faults = Faults(path)
@@ -107,7 +126,8 @@ def check_fits(
         made = (*b.shape[:-1], a.shape[-1])
         if made != shape:
             message = f"{quoted(module.path)} changes a matrix of {list(made)}, the base has {list(shape)}"
-            faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape))
+            hint = resized_first(module.name, made, shape, base)
+            faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape), hint=hint)
     faults.check()
 
 
