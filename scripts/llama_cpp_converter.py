@@ -32,6 +32,9 @@ def main(sources: str) -> None:
     whole = {known: known.no_mtp for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     classes = {known: known.set_vocab for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     tables = [(known, name) for known in classes for name, table in vars(known).items() if table == {}]
+    # names of one architecture's tensors (Arctic) are written into the table of all
+    names: Any = importlib.import_module("gguf").TensorNameMap
+    shared = dict(names.block_mappings_cfg)
     for line in sys.stdin:
         asked = json.loads(line)
 
@@ -40,6 +43,7 @@ def main(sources: str) -> None:
             return {**(plain if asked["plain"] else read(folder, is_mistral_format)), **asked["document"]}
 
         base.ModelBase.load_hparams = staticmethod(load)
+        names.block_mappings_cfg = dict(shared)
         for known, left in whole.items():
             known.no_mtp = left  # a flag of its command line stays on the class
         for known, name in tables:  # what RWKV's class has gathered of one model

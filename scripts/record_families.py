@@ -153,9 +153,11 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**document, **family_cases.without_null(case.document)}, found
 
 
-def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
-    """What the tests hold a case against."""
+def record(case: Any, programs: Programs, place: Path, *, check: bool) -> dict[str, Any]:
+    """What the tests hold a case against; a check takes the version of transformers that is recorded."""
     config, tensors = saved(case, place / "saved")
+    if check and case.recorded and "transformers_version" in config:
+        config["transformers_version"] = case.recorded["config"].get("transformers_version")
     made: dict[str, Any] = {"case": case.digest, "config": config, "tensors": tensors, "converter": {}, "proven": {}}
     folder = family_cases.checkpoint(made, place / "hf", case.tokenizer)
     if case.reference == "transformers":
@@ -348,7 +350,7 @@ def case_recorded(case: Any, programs: Programs, made: dict[str, Any], check: bo
     """One case, into what is made of the family; 1 if something is wrong, or moved."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            ours = record(case, programs, Path(folder))
+            ours = record(case, programs, Path(folder), check=check)
             wrong = run(case, programs, ours, Path(folder) / "run")
         except (ValueError, consumers.DoesNotRun) as error:
             print(f"{case}: WRONG {error}", flush=True)
