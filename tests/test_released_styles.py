@@ -7,12 +7,15 @@ what has no class of transformers that reads it.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from family_cases import cases, checkpoint
+from safetensors.numpy import load_file, save_file
 
 import ckconv
 
@@ -102,6 +105,21 @@ def test_sections_of_rope_may_stand_in_the_table_of_transformers_4(family: str, 
     ckconv.convert(root, tmp_path / "older.gguf")
 
     assert (tmp_path / "older.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("family", ["rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"])
+def test_vectors_in_float16_that_are_one_matrix_of_a_gguf_are_widened(family: str, tmp_path: Path) -> None:
+    root = checkpoint(next(cases(family)).recorded, tmp_path / "hf")
+    path = next(root.glob("*.safetensors"))
+    halves = {name: array.astype(np.float16) for name, array in load_file(path).items()}
+    save_file(halves, path, {"format": "pt"})
+
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    fused = next(t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "lerp_fused" in t.name)
+    parts = [name for name in halves if re.search(r"\.0\.\w*att\w*\.(time_mixer\.)?(x|time_maa)_[rwkvag]$", name)]
+    assert fused.data.dtype == np.float32
+    assert sorted(fused.data.flatten()) == sorted(np.concatenate([halves[name].flatten() for name in parts]))
 
 
 #: Of the first models of Nomic's, whose code is their own.
