@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from family_cases import checkpoint, recording
+from family_cases import checkpoint, recording, tensors
 
 import ckconv
 from ckconv.errors import CkconvError, UnsupportedError
@@ -602,3 +602,56 @@ def test_values_that_are_not_quantized_as_config_json_says_are_refused_with_a_wa
     assert "ckconv edit SRC DST/ --drop-meta quantization_config" in info.value.hint
     ckconv.edit(source, f"{tmp_path / 'without'}/", drop_meta=["quantization_config"])
     ckconv.convert(tmp_path / "without", tmp_path / "out", to=to)
+
+
+def at_sections(document: dict[str, Any]) -> dict[str, Any]:
+    """Sections of RoPE of heads of 128 elements, whatever the heads have."""
+    text = document.get("text_config", document)
+    text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [24, 20, 20]}
+    return document
+
+
+@pytest.mark.parametrize(("family", "case"), [("qwen3_vl", "untied"), ("qwen3_5", "tied"), ("qwen3_vl_moe", "untied")])
+def test_llama_cpp_stops_where_sections_are_more_than_a_head(tmp_path: Path, family: str, case: str) -> None:
+    """``GGML_ASSERT(sect_dims <= ne0)`` of its kernel."""
+    with pytest.raises(UnsupportedError, match=r"llama.cpp stops where sections of RoPE, \[24, 20, 20\]"):
+        ckconv.convert(published(tmp_path, family, case, at_sections), tmp_path / "m.gguf")
+
+
+def test_mlx_lm_takes_no_qwen_3_5_without_a_layer_of_full_attention(tmp_path: Path) -> None:
+    """It asks for the mask of one."""
+    recorded = recording("qwen3_5")["grouped_value_heads"]
+    stored = {name: array for name, array in tensors(recorded).items() if ".layers.3." not in name}
+    said = {key: value for key, value in recorded["config"].items() if key != "layer_types"} | {"num_hidden_layers": 3}
+
+    with pytest.raises(UnsupportedError, match=r"full attention in every nth layer .*, and this model has not"):
+        ckconv.convert(save(tmp_path / "hf", said, stored), tmp_path / "out", to="mlx")
+
+
+def one_by_one(stored: dict[str, Any]) -> dict[str, Any]:
+    """Experts of a layer as quantizers store those of Gemma 4: each a module of its own."""
+    made: dict[str, Any] = {}
+    for name, array in stored.items():
+        before, experts, kind = name.partition(".experts.")
+        if not experts:
+            made[name] = array
+            continue
+        for number, matrix in enumerate(array):
+            parts = (
+                dict(zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True))
+                if "up" in kind
+                else {kind: matrix}
+            )
+            made |= {f"{before}.experts.{number}.{part}.weight": np.ascontiguousarray(it) for part, it in parts.items()}
+    return made
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_experts_of_gemma_4_may_stand_one_by_one(tmp_path: Path, to: Literal["gguf", "mlx"]) -> None:
+    recorded = recording("gemma4_text")["experts"]
+    whole = tensors(recorded)
+    for name, stored in (("whole", whole), ("apart", one_by_one(whole))):
+        source = save(tmp_path / name, recorded["config"], stored, metadata={"format": "pt"})
+        ckconv.convert(source, tmp_path / f"{name}.{to}", to=to)
+
+    assert ckconv.diff(tmp_path / f"whole.{to}", tmp_path / f"apart.{to}").same
