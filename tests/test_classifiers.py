@@ -76,6 +76,25 @@ def test_other_labels_than_outputs_are_an_error_of_the_source(keys: dict[str, An
     assert (refused.value.code, refused.value.exit_code) == ("model.config", 3)
 
 
+SCORING = dict.fromkeys(("bert", "roberta", "xlm_roberta", "qwen3"), "three_labels") | {"modernbert": "of_the_mean"}
+
+
+@pytest.mark.parametrize("family", SCORING)
+def test_a_classifier_without_labels_or_a_layer_is_refused(family: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", SCORING[family], f"{family}_classifier", id2label=None)
+    with pytest.raises(InputError, match=r"has shape \[3.*\], the configuration makes it \[2.*id2label") as caught:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert caught.value.exit_code == 3
+    case = next(case for case in cases(f"{family}_classifier") if case.name == SCORING[family])
+    for name in (name for name in case.recorded["tensors"] if name.startswith(("classifier.", "head.", "score."))):
+        less = {key: kind for key, kind in case.recorded["tensors"].items() if key != name}
+        made = checkpoint({**case.recorded, "tensors": less}, tmp_path / name, case.tokenizer)
+        with pytest.raises(UnsupportedError) as refused:
+            ckconv.convert(made, tmp_path / "m.gguf")
+        said = " ".join((refused.value.message, *refused.value.details))
+        assert (refused.value.exit_code, "no tensor for classifier." in said) == (4, True), said
+
+
 def test_a_classifier_without_its_layer_makes_no_checkpoint(tmp_path: Path) -> None:
     """llama.cpp's converter drops the pooler of BERT, and transformers would make one up."""
     ckconv.convert(source(tmp_path / "hf", "one_label"), tmp_path / "m.gguf")

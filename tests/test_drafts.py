@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import save_file
 from family_cases import cases, checkpoint
+from gguf_copies import gguf_copy
 from safetensors.numpy import load_file
 
 import ckconv
@@ -173,25 +174,40 @@ def test_a_checkpoint_that_has_none_though_its_configuration_says_so_is_a_model_
     assert keys(tmp_path / "m.gguf", "block_count", "nextn_predict_layers") == [4, None]
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "said"),
-    [
-        ("mtp.fc.weight", (24, 24), r"'mtp.fc.weight' has shape \[24, 24\], the configuration makes it \[24, 48\]"),
-        ("mtp.layers.0.mlp.up_proj.weight", (30, 24), r"up_proj.weight' has shape \[30, 24\], .* \[40, 24\]"),
-    ],
-)
-def test_one_of_other_sizes_is_an_error_of_the_source(
-    name: str, shape: tuple[int, ...], said: str, tmp_path: Path
-) -> None:
-    root = source(tmp_path / "hf")
-    tensors = load_file(root / "model.safetensors") | {name: np.ones(shape, np.float32)}
-    save_file(root / "model.safetensors", tensors, {"format": "pt"})
+@pytest.mark.parametrize("family", NAMED)
+def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Path, ckconv) -> None:
+    root, count = source(tmp_path / "hf", family), NAMED[family]
+    ckconv("convert", root, tmp_path / "m.gguf")
+    tensors, known = load_file(root / "model.safetensors"), open_index(root).tensors
+    for part in ("draft.projection", "attention.output"):
+        name = known[f"layers.{count}.{part}.weight"].source
+        save_file(root / "model.safetensors", tensors | {name: np.repeat(tensors[name], 2, 0)}, {"format": "pt"})
+        blocks = open_index(tmp_path / "m.gguf").tensors[f"layers.{count}.{part}.weight"].source
+        array = next(one.data for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors if one.name == blocks)
+        gguf_copy(tmp_path / "m.gguf", tmp_path / "x.gguf", tensors={blocks: np.repeat(array, 2, 0)})
 
-    with pytest.raises(InputError, match=said):
-        ckconv.convert(root, tmp_path / "m.gguf")
-    ckconv.convert(root, tmp_path / "without.gguf", options=ckconv.Options(drop=("mtp",)))
+        for made, stored in ((root, name), (tmp_path / "x.gguf", blocks)):
+            to = "gguf" if made == root else "hf"
+            done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
+            assert (done.code, f"tensor '{stored}' has shape [" in done.err, "makes it [" in done.err) == (3, True, True)
+    assert ckconv("convert", root, tmp_path / "without.gguf", "--drop", "mtp").code == 0
+    assert keys(tmp_path / "without.gguf", "block_count") == [count]
 
-    assert keys(tmp_path / "without.gguf", "block_count") == [4]
+
+@pytest.mark.parametrize("family", NAMED)
+def test_one_without_what_it_is_known_by_is_not_left_out_in_silence(family: str, tmp_path: Path, ckconv) -> None:
+    root = source(tmp_path / "hf", family)
+    tensors = load_file(root / "model.safetensors")
+    marks = (".hnorm.weight", "norm_hidden.weight")
+    kept = {name: array for name, array in tensors.items() if not name.endswith(marks)}
+    save_file(root / "model.safetensors", kept, {"format": "pt"})
+
+    done = ckconv("convert", root, tmp_path / "m.gguf")
+    said = f"is of a layer that predicts further tokens, which has no layers.{NAMED[family]}.draft.hidden_norm.weight"
+    assert (len(tensors) > len(kept), done.code, said in done.err) == (True, 3, True), done.err
+    done = ckconv("convert", root, tmp_path / "m.gguf", "--drop", "mtp")
+    assert (done.code, keys(tmp_path / "m.gguf", "block_count")) == (0, [NAMED[family]]), done.err
+    assert ckconv("verify", tmp_path / "m.gguf", root, "--drop", "mtp").code == 0
 
 
 def test_one_that_is_not_whole_is_refused_by_the_name_of_what_is_missing(tmp_path: Path) -> None:

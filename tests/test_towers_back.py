@@ -19,7 +19,9 @@ from tower_cases import recordings, with_tokens
 
 from ckconv.api import convert, diff, verify
 from ckconv.conversion.towers import convert_tower
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, InputError
+from ckconv.families.names import is_beside_text
+from ckconv.families.towers import tower_of_document
 
 RECORDED = recordings()
 
@@ -198,9 +200,10 @@ def test_a_flipped_bit_of_the_tower_is_found(ckconv: Callable[..., Result], tmp_
     assert (done.code, "error[verify.tensor]" in done.err) == (5, True), done.err
 
 
+TEXT, TOWER = "the text model of text.gguf", "the tower of mmproj.gguf"
 REFUSED: list[tuple[str, str, str, str]] = [
-    ("qwen3_vl-f16", "gemma3-f16", "plan.refused", "the tower is of a gemma3, and the text model is a qwen3_vl"),
-    ("qwen3_vl-f16", "qwen3_vl-bf16", "plan.refused", "the text model takes 2 layers of the tower, which has 1"),
+    ("qwen3_vl-f16", "gemma3-f16", "plan.refused", f"{TOWER} is of a gemma3, and {TEXT} is a qwen3_vl"),
+    ("qwen3_vl-f16", "qwen3_vl-bf16", "plan.refused", f"{TEXT} takes 2 layers of {TOWER}, which has 1"),
 ]
 
 
@@ -215,6 +218,39 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
     assert caught.value.code == code
     assert why in f"{caught.value.message} {caught.value.details}"
     assert not (tmp_path / "out").exists()
+
+
+#: One of each tower whose file holds no row of the text model's embedding.
+EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(("glm_ocr", "mistral3", "pixtral"))}
+
+
+@pytest.mark.parametrize("name", EACH.values())
+def test_a_tower_of_a_wider_text_model_is_refused(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    """As a file beside the text model, and in a checkpoint whose configuration says the text model's width."""
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    config = recorded["config"]
+    narrow = with_tokens(recorded, tmp_path / "narrow")
+    for tensor, (_, shape) in recorded["tensors"].items():
+        shape[:] = [36 if size == 24 and is_beside_text(config, tensor) else size for size in shape]
+    mixed = with_tokens(recorded, tmp_path / "mixed")
+    for table in (config, *(value for value in config.values() if isinstance(value, dict))):
+        table |= {key: 36 for key in ("hidden_size", "out_hidden_size", "projection_dim") if table.get(key) == 24}
+    convert_tower(with_tokens(recorded, tmp_path / "wide"), tmp_path / "mmproj.gguf")
+
+    with pytest.raises(InputError, match="has shape .* the configuration makes it"):
+        convert_tower(mixed, tmp_path / "other.gguf")
+    if name in WHOLE:
+        convert(narrow, tmp_path / "text.gguf")
+        for to in ("hf", "mlx"):
+            done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/out/", "--to", to)
+            assert (done.code, f"{TOWER} is of a text model of 36 elements, and {TEXT} has 24" in done.err) == (4, True)
+        width = next(key for key in gguf.GGUFReader(tmp_path / "mmproj.gguf").fields if key.endswith(".projection_dim"))
+        gguf_copy(tmp_path / "mmproj.gguf", tmp_path / "lying.gguf", keys={width: 24})
+        done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "lying.gguf", f"{tmp_path}/out/")
+        assert done.code == (4 if name.startswith("llava") else 3), done.err  # of which nothing reads the key
+    if "mlx_vlm" in tower_of_document(config).engines:
+        done = ckconv("convert", mixed, f"{tmp_path}/out/", "--to", "mlx")
+        assert (done.code, "hint: --drop tower writes the text model alone" in done.err) == (3, True), done.err
 
 
 @pytest.mark.parametrize("sources", [["mmproj.gguf", "other.gguf"], ["text.gguf", "mmproj.gguf", "other.gguf"]])
@@ -312,14 +348,11 @@ def test_what_the_class_computes_otherwise_is_refused(
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("clip.vision.feature_layer", [1, 2], "the configuration makes it [24, 32]"),
         ("clip.vision.block_count", None, "block_count"),
-        ("clip.vision.embedding_length", 7, "7"),
         ("clip.projector_type", "nobody's", "ckconv does not know clip.projector_type"),
     ],
 )
 def test_an_mmproj_that_is_not_known_says_why(key: str, value: object, why: str, tmp_path: Path) -> None:
-    """A tower that looks into several layers is not one of those that look into the first of them."""
     _, text, mmproj = halves("llava-f16", tmp_path)
     other = {"without": [key]} if value is None else {"keys": {key: value}}
     gguf_copy(mmproj, tmp_path / "two.gguf", **other)
@@ -327,6 +360,16 @@ def test_an_mmproj_that_is_not_known_says_why(key: str, value: object, why: str,
     with pytest.raises(CkconvError, match=r"two.gguf is a tower that is not known") as caught:
         convert(text, f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
     assert [why in sentence for sentence in caught.value.details] == ([True] if why else []), caught.value.details
+    assert (caught.value.code, caught.value.exit_code) == ("tower.unknown", 4)
+
+
+@pytest.mark.parametrize(("key", "value"), [("clip.vision.feature_layer", [1, 2]), ("clip.vision.embedding_length", 7)])
+def test_an_mmproj_of_other_sizes_than_its_keys_say_is_malformed(key: str, value: object, tmp_path: Path) -> None:
+    _, text, mmproj = halves("llava-f16", tmp_path)
+    gguf_copy(mmproj, tmp_path / "two.gguf", keys={key: value})
+
+    with pytest.raises(InputError, match=r"tensor 'mm.0.weight' has shape \[24, 16\], the configuration makes it"):
+        convert(text, f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
 
 
 def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -109,6 +109,9 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
 
     Args:
         whole: no flag names tensors of the tower, which a copy would lack.
+
+    Raises:
+        InputError: ``model.config``, a tensor of the tower has another shape than the configuration gives it.
     """
     from ckconv.families.towers import tower_of_document
     from ckconv.formats.huggingface.read import tower_index
@@ -122,6 +125,9 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     try:
         return joined(index, tower_index(index)), ""
     except (InputError, UnsupportedError) as error:
+        if error.tensor:  # the tower of another text model
+            error.hint = error.hint or "--drop tower writes the text model alone"
+            raise
         return index, "" if error.code == "tower.unknown" else error.message  # there is none
 
 

@@ -191,7 +191,9 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     known.update(name for found in index.canonical_of.values() for name in found)
     config = index.config if options.drop else None
     known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()
-    known |= {MTP} if index.config is not None and index.config.own.get(DRAFTS) else set()
+    own = index.config.own if index.config is not None else {}
+    halves = own.get(DRAFTS) is False and index.dropped
+    known |= {MTP} if own.get(DRAFTS) or halves else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
         known.update(read_shard_index(index.shard_index).weight_map)
     for glob in options.drop:

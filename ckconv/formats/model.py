@@ -266,20 +266,22 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
 
     Raises:
         UsageError: ``usage``, one of the two is something else.
-        UnsupportedError: ``plan.refused``, both are towers.
+        UnsupportedError: ``plan.refused``, both are towers; ``tower.unknown``.
+        InputError: ``model.config``, the tower's tensors have other shapes than its keys give them.
     """
     from ckconv.core.tensors import joined
 
     tower = open_index(as_path(mmproj))
     _check_one_tower([index, tower])
     if tower.tower is None or tower.config is not None:
-        known, why = "no tower", ""
         if tower.facts.get("kind") == "mmproj" or tower.architecture == "clip":
             from ckconv.formats.gguf.index import unknown_tower
 
-            known, why = "a tower that is not known", unknown_tower(tower.path)
-        message = f"{shown(mmproj)} is {known}, but the second of two sources must be a tower (mmproj)"
-        raise UsageError("usage", message, details=[why] if why else [])
+            why = unknown_tower(tower.path)
+            message = f"{shown(mmproj)} is a tower that is not known"
+            raise UnsupportedError("tower.unknown", message, details=[why] if why else [])
+        message = f"{shown(mmproj)} is no tower, but the second of two sources must be a tower (mmproj)"
+        raise UsageError("usage", message)
     if index.config is None or not format_of(index.format).single:
         raise UsageError(
             "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"

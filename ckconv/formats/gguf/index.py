@@ -603,6 +603,9 @@ def unknown_tower(path: Path) -> str:
     """Why the tower of an mmproj is not known; may be empty.
 
     Empty where no tower has its projector.
+
+    Raises:
+        InputError: ``model.config``, a tensor has another shape than the file's keys give it.
     """
     from ckconv.families.catalog import projector_known_by
 
@@ -610,6 +613,8 @@ def unknown_tower(path: Path) -> str:
     try:
         found, _ = _known_tower(path, file)
     except (InputError, UnsupportedError) as error:
+        if error.tensor:
+            raise
         return error.message
     name = _projector(file)
     return "" if found else f"ckconv does not know clip.projector_type {quoted(name)}{projector_known_by(name)}"

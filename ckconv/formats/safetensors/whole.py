@@ -76,17 +76,18 @@ class WholePlanner(CheckpointPlanner):
         """The two files are of one model."""
         families = self.seeing.in_huggingface.text[0]
         if families and config.family not in families:
-            self.refuse(f"the tower is of a {self.within}, and the text model is a {config.family}")
+            text, tower = self._halves()
+            self.refuse(f"{tower} is of a {self.within}, and {text} is a {config.family}")
         self.check_seen_by(config)
         width = self._tower.parameters["text_hidden"]
         if width != config.hidden_size:
-            self.refuse(
-                f"the tower makes {width:,} values of a picture's part, the text model has {config.hidden_size:,}"
-            )
+            text, tower = self._halves()
+            self.refuse(f"{tower} is of a text model of {width:,} elements, and {text} has {config.hidden_size:,}")
         layers = self._tower.parameters.get("deepstack")
         own = config.own.get("deepstack") or 0
         if layers is not None and len(layers) != own:
-            self.refuse(f"the text model takes {own} layers of the tower, which has {len(layers)}")
+            text, tower = self._halves()
+            self.refuse(f"{text} takes {own} layers of {tower}, which has {len(layers)}")
         eps = self._tower.parameters.get("text_eps")
         if eps is not None and differ(eps, config.norm_eps):
             self.refuse(
@@ -102,6 +103,13 @@ class WholePlanner(CheckpointPlanner):
         missing = [token for token in wanted.values() if token not in self._tokens]
         if missing:
             self.refuse(f"the vocabulary has no {', '.join(missing)}, by which the class knows where a picture stands")
+
+    def _halves(self) -> tuple[str, str]:
+        """What messages call the text model and the tower."""
+        if self.index.format in CHECKPOINTS:
+            return "the text model", "the tower"
+        files = self.whole.files
+        return f"the text model of {files[0].name}", f"the tower of {files[-1].name}"
 
     @abstractmethod
     def check_seen_by(self, config: ModelConfig) -> None:
