@@ -189,7 +189,7 @@ def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Pat
         for made, stored in ((root, name), (tmp_path / "x.gguf", blocks)):
             to = "gguf" if made == root else "hf"
             done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
-            assert (done.code, f"tensor '{stored}' has shape [" in done.err, "makes it [" in done.err) == (3, True, True)
+            assert (done.code, f"tensor '{stored}' has shape [" in done.err) == (3, True), done.err
     assert ckconv("convert", root, tmp_path / "without.gguf", "--drop", "mtp").code == 0
     assert keys(tmp_path / "without.gguf", "block_count") == [count]
 

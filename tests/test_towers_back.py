@@ -237,7 +237,7 @@ def test_a_tower_of_a_wider_text_model_is_refused(name: str, ckconv: Callable[..
         table |= {key: 36 for key in ("hidden_size", "out_hidden_size", "projection_dim") if table.get(key) == 24}
     convert_tower(with_tokens(recorded, tmp_path / "wide"), tmp_path / "mmproj.gguf")
 
-    with pytest.raises(InputError, match="has shape .* the configuration makes it"):
+    with pytest.raises(InputError, match=r"has shape .* the configuration makes it"):
         convert_tower(mixed, tmp_path / "other.gguf")
     if name in WHOLE:
         convert(narrow, tmp_path / "text.gguf")
