@@ -105,7 +105,7 @@ class WholePlanner(CheckpointPlanner):
             self.refuse(f"the vocabulary has no {', '.join(missing)}, by which the class knows where a picture stands")
 
     def _halves(self) -> tuple[str, str]:
-        """What messages call the text model and the tower."""
+        """Words for the text model and the tower."""
         if self.index.format in CHECKPOINTS:
             return "the text model", "the tower"
         files = self.whole.files
