@@ -161,6 +161,27 @@ def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
     assert "quantization_config" not in json.loads((tmp_path / "dense" / "config.json").read_text())
 
 
+def test_nvfp4_may_stand_beside_fp8_in_blocks_whose_method_the_document_says(tmp_path: Path, ckconv) -> None:
+    """Experts of NVIDIA's DeepSeek V4: its groups have no block size, which stands beside them."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Made:
+        return nvfp4(module, shape, seed, divided=False) if ".mlp." in module else fp8_blocks(module, shape, seed)
+
+    group = {"targets": ["Linear"], "weights": {"group_size": 16, "num_bits": 4, "type": "float"}}
+    settings = {
+        "quant_method": "fp8", "weight_block_size": [64, 64], "quant_algo": "MIXED_PRECISION",
+        "moe_quant_algo": "NVFP4", "config_groups": {"group_0": group}, "ignore": ["*.self_attn.*", "head", "mtp.*"],
+    }  # fmt: skip
+    expected = model(tmp_path / "packed", DECODER, pack, settings)
+
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    dense = floats(tmp_path / "dense")
+    assert len(dense) == 7
+    for key, values in dense.items():
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_copy_and_its_hash_are_those_of_the_source(tmp_path: Path, ckconv, name: str) -> None:
     pack, settings, _ = MODELS[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -628,29 +629,50 @@ def test_mlx_lm_takes_no_qwen_3_5_without_a_layer_of_full_attention(tmp_path: Pa
         ckconv.convert(save(tmp_path / "hf", said, stored), tmp_path / "out", to="mlx")
 
 
-def one_by_one(stored: dict[str, Any]) -> dict[str, Any]:
-    """Experts of a layer as quantizers store those of Gemma 4: each a module of its own."""
+def one_by_one(stored: dict[str, Any], *, transposed: bool = False) -> dict[str, Any]:
+    """Experts of a layer as quantizers store them: each a module of its own, ``[out, in]``."""
     made: dict[str, Any] = {}
     for name, array in stored.items():
         before, experts, kind = name.partition(".experts.")
         if not experts:
             made[name] = array
             continue
-        for number, matrix in enumerate(array):
-            parts = (
-                dict(zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True))
-                if "up" in kind
-                else {kind: matrix}
-            )
-            made |= {f"{before}.experts.{number}.{part}.weight": np.ascontiguousarray(it) for part, it in parts.items()}
+        for number, matrix in enumerate(array.swapaxes(1, 2) if transposed else array):
+            names = ("gate_proj", "up_proj") if "up" in kind else (kind,)
+            parts = zip(names, np.split(matrix, len(names)), strict=True)
+            made |= {f"{before}.experts.{number}.{part}.weight": np.ascontiguousarray(it) for part, it in parts}
     return made
 
 
+def in_pairs(stored: dict[str, Any]) -> dict[str, Any]:
+    """Experts of gpt-oss as unsloth quantizes them: rows of gate and up in turn, ``[out, in]``."""
+    made: dict[str, Any] = {}
+    for name, array in stored.items():
+        before, experts, kind = name.partition(".experts.")
+        part, bias, _ = kind.partition("_bias")
+        for number, each in enumerate(array if experts else ()):
+            made[f"{before}.experts.{part}s.{number}.{'bias' if bias else 'weight'}"] = np.ascontiguousarray(each.T)
+        made |= {} if experts else {name: array}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "apart"),
+    [
+        ("gemma4_text", "experts", one_by_one),
+        ("llama4", "released", partial(one_by_one, transposed=True)),
+        ("qwen3_vl_moe", "untied", partial(one_by_one, transposed=True)),
+        ("gpt_oss", "released", in_pairs),
+    ],
+)
 @pytest.mark.parametrize("to", ["gguf", "mlx"])
-def test_experts_of_gemma_4_may_stand_one_by_one(tmp_path: Path, to: Literal["gguf", "mlx"]) -> None:
-    recorded = recording("gemma4_text")["experts"]
+def test_experts_may_stand_one_by_one(
+    tmp_path: Path, family: str, case: str, apart: Callable[..., dict[str, Any]], to: Literal["gguf", "mlx"]
+) -> None:
+    """Quantizers make a module of each matrix of a class that has those of all experts in one."""
+    recorded = recording(family)[case]
     whole = tensors(recorded)
-    for name, stored in (("whole", whole), ("apart", one_by_one(whole))):
+    for name, stored in (("whole", whole), ("apart", apart(whole))):
         source = save(tmp_path / name, recorded["config"], stored, metadata={"format": "pt"})
         ckconv.convert(source, tmp_path / f"{name}.{to}", to=to)
 

@@ -158,7 +158,8 @@ def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     weights = group.get("weights")
     weights = weights if isinstance(weights, dict) else {}
     form = group.get("format") or settings.get("format")
-    return {**weights, "bits": weights.get("num_bits"), "format": form}
+    blocks = {key: settings[key] for key in ("weight_block_size",) if key in settings}  # of FP8 beside the groups
+    return {**blocks, **weights, "bits": weights.get("num_bits"), "format": form}
 
 
 def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -207,22 +208,13 @@ def _matches(expression: str, module: str) -> bool:
         return False
 
 
-def check_ignored(
-    settings: Mapping[str, Any], stored: Sequence[StoredTensor], modules: Mapping[str, Any], faults: Faults
-) -> None:
-    """Check that lists of unquantized modules name such modules.
+def check_ignored(settings: Mapping[str, Any], modules: Mapping[str, Any], faults: Faults) -> None:
+    """Check that lists of unquantized modules name no quantized one.
 
-    A head is listed by habit, tied or not; names of classes are about no module in particular.
+    Modules that are not there may be listed: a head that is tied, a tower or layers that a derived model has not.
     """
-    paths = {tensor.name.rpartition(".")[0] for tensor in stored}
-    paths |= {path.rpartition(".")[0] for path in paths}
     for key in _IGNORED:
-        entries = _list(settings.get(key))
-        named = [entry for entry in entries if entry != "lm_head" and not _is_class(entry)]
-        if named and not any(_names(entry, path) for entry in entries for path in paths):
-            what = f"quantization_config.{key} names no module that is there: {quoted(named[0])}"
-            faults.add("quant.config", what, found=len(named))
-        for entry in sorted({*entries} & {*modules}):
+        for entry in sorted({*_list(settings.get(key))} & {*modules}):
             faults.add(
                 "quant.config", f"quantization_config.{key} names {quoted(entry)}, which is quantized", tensor=entry
             )
@@ -340,7 +332,7 @@ def packed_items(
     for alone in rest:
         if alone.name.endswith(_OWN) or (alone.name.endswith(".scale") and alone.dtype is _POWERS):
             faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
-    check_ignored(settings, stored, modules, faults)
+    check_ignored(settings, modules, faults)
     faults.check()
     others = [tensor for tensor in rest if not tensor.name.endswith(ACTIVATIONS)]
     foreign = foreign_quantizer(others, {}) or ", ".join(f"{n} of {what}" for what, n in unread.items())

@@ -210,7 +210,8 @@ FP8_PACKINGS = (
 # Codes of E2M1 along the row, two a byte, an E4M3 scale for each 16, and one float32 number for the matrix.
 #
 # ModelOpt (``quantization/qtensor/nvfp4_tensor.py``, 0.47): ``weight`` U8 ``[R, C / 2]``, ``weight_scale``,
-# ``weight_scale_2``, which is multiplied with; without it the matrix is an MLX triple. compressed-tensors
+# ``weight_scale_2``, which is multiplied with; without it the matrix is an MLX triple. Where the other matrices are FP8
+# in blocks (NVIDIA's DeepSeek V4), ``quant_method`` is ``fp8``, and ``moe_quant_algo`` NVFP4. compressed-tensors
 # (``compressors/nvfp4.py``, 0.20): ``weight_packed``, ``weight_scale``, ``weight_global_scale``, which is divided by.
 
 GROUP = 16
@@ -238,7 +239,7 @@ def _unpack_nvfp4(tile: Tile) -> Rows:
 NVFP4_PACKINGS = (
     Packing(
         "ModelOpt",
-        frozenset({"modelopt"}),
+        frozenset({"modelopt", "fp8"}),
         {".weight": (U8,), ".weight_scale": (FP8,), ".weight_scale_2?": (F32,)},
         _fit_nvfp4,
     ),
