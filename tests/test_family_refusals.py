@@ -87,6 +87,38 @@ def test_a_factor_of_0_is_none_for_llama_cpp(family: str, key: str, said: str, t
     assert json.loads((tmp_path / "back" / "config.json").read_text())[key] == taken
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("afmoe", {"route_norm": False}, "route_norm = False changes the computation"),
+        ("step3p5", {"moe_router_activation": "softmax"}, "moe_router_activation = 'softmax' changes"),
+        ("dots1", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid' changes"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
+        ("exaone_moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
+        ("mimo_v2_flash", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
+        ("bailing_hybrid", {"linear_num_heads": 2}, "the configuration makes it [2] (linear_num_heads"),
+        ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2, linear_attn_config.num_heads is 4"),
+        ("bailing_hybrid", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "first_k_dense_replace is 1"),
+        ("kimi_linear", {"mlp_layer_types": ["sparse"] * 3 + ["dense"]}, "first_k_dense_replace is 0"),
+    ],
+)
+def test_a_key_of_what_is_always_so_is_compared(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    case = next(iter(family_cases.cases(family))).name
+    for to in ("gguf", "mlx"):
+        assert said in refusal(*checkpoint(tmp_path / to, family, case, **changes), to)
+
+
+def test_architectures_that_are_no_list_are_not_said(tmp_path: Path) -> None:
+    for family in ("bailing_hybrid", "bailing_moe_v2", "bailing_moe_v2_5"):
+        case = next(iter(family_cases.cases(family))).name
+        for name, said in {"number": 5, "null": None}.items():
+            source, options = checkpoint(tmp_path / family / name, family, case, architectures=said)
+            ckconv.convert(source, f"{source}-mlx/", to="mlx", options=options)
+
+
 @pytest.mark.parametrize("family", ["bailing_moe_linear", "bailing_moe_v2_5"])
 def test_groups_that_do_not_divide_what_linear_attention_computes(family: str, tmp_path: Path) -> None:
     said = refusal(*checkpoint(tmp_path, family, "plain", group_norm_size=3), "mlx")

@@ -381,6 +381,30 @@ def test_a_number_that_is_divided_comes_back_as_it_was(kept: list[int], tmp_path
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [
+        ("bailing_moe_v2/sigmoids", "use_qk_norm"),
+        ("bailing_moe_v2/sigmoids", "moe_router_enable_expert_bias"),
+        ("bailing_hybrid/released", "kda_safe_gate"),
+        ("bailing_hybrid/released", "no_kda_lora"),
+        ("bailing_hybrid/released", "rope_interleave"),
+        ("deepseek/as_released", "moe_layer_freq"),
+        ("deepseek_v3/plain", "topk_method"),
+        ("laguna/heads", "gating"),
+        ("nemotron_nas/kinds", "hidden_act"),
+        ("spark2_5/tied", "gate_attn_act_mode"),
+        ("kimi_linear/released_keys", "model_type"),
+    ],
+)
+def test_mlx_lm_loads_what_is_made_where_a_key_is_null(case: str, key: str, tmp_path: Path) -> None:
+    load_model = pytest.importorskip("mlx_lm.utils").load_model
+    family, _, name = case.partition("/")
+    source = published(tmp_path, family, name, lambda document: {**document, key: None})
+    ckconv.convert(source, f"{tmp_path / 'mlx'}/", to="mlx")
+    load_model(tmp_path / "mlx", lazy=True)
+
+
 @pytest.mark.parametrize(("key", "value"), [("mlp_multipliers", [1.0]), ("key_multiplier", "x"), ("key_multiplier", 0)])
 def test_a_factor_that_is_none_is_named_and_the_container_is_sound(key: str, value: object, tmp_path: Path) -> None:
     source = published(tmp_path, "falcon_h1", "plain", lambda document: {**document, key: value})

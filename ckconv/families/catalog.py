@@ -546,7 +546,7 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
         document: the keys of the file, for a ``model_type`` of several families (dense models and mixtures); one of
             an empty file without it.
     """
-    said = defaultdict(lambda: None, document or {})
+    said = defaultdict(lambda: None, {**(document or {}), "architectures": classes_of(document or {})})
     named = _named(model_type, "model_type") if document is not None else None
     if named is not None:
         return named

@@ -395,7 +395,14 @@ _QUANTIZATION_KEYS = {"mlx": ("quantization", "quantization_config"), "safetenso
 _OUTER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings")
 
 #: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
-_MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
+_MLX_NEEDS = (
+    "model_type",
+    "rope_theta",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "vocab_size",
+)
 
 
 #: What a document says of a model without a head of its own.
@@ -642,7 +649,11 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
     built = build_document(config, facts)
     row = engine_of(FAMILIES[config.family], MLX_LM)
     needs = row.needs if row else ()
-    for key in (*_MLX_NEEDS, *needs):
+    kinds = _family(config).document.keys.keys
+    idle = [key for key, it in document.items() if it is None and key in kinds and kinds[key].kind is Kind.MODIFIER]
+    for key in idle:
+        del document[key]  # a class with a default for it wants no null
+    for key in (*_MLX_NEEDS, *needs, *(key for key in idle if key in built)):
         if document.get(key) is None and (built.get(key) is not None or key in built.keys() & needs):
             document[key] = built[key]  # null is said where a class has no default
     if config.rope_scaling and not document.get("rope_scaling") and "rope_scaling" in built:
