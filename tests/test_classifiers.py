@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import pytest
 from adapter_builder import pair, peft
-from checkpoints import save_file
+from checkpoints import Decoder, save, save_file
 from family_cases import cases, checkpoint, tensors
 from gguf_copies import gguf_copy
 
@@ -243,3 +243,16 @@ def test_an_encoder_that_attends_to_another_model_or_one_way_is_refused_by_its_k
     with pytest.raises(UnsupportedError, match=key) as refused:
         ckconv.convert(root, tmp_path / "m.gguf")
     assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_no_head_is_made_of_the_embedding_of_a_model_that_scores(to: Literal["gguf", "mlx"], tmp_path: Path) -> None:
+    """A reward model: with a tied head it would load, and say nothing."""
+    said = {**Decoder().config(), "architectures": ["LlamaForSequenceClassification"]}
+    stored = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
+
+    with pytest.raises(
+        UnsupportedError, match="there is no output head: LlamaForSequenceClassification scores"
+    ) as info:
+        ckconv.convert(save(tmp_path / "hf", said, stored), tmp_path / "out", to=to)
+    assert info.value.hint is None

@@ -517,3 +517,16 @@ def pictured(root: Path) -> dict[str, Any]:
     }
     kinds = {typed[kind]: (ids == token).long() for kind in typed if kind == document["model_type"]}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels, **more, **kinds}
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith(("qwen2_vl", "qwen3_vl", "paddleocr"))])
+def test_a_text_model_of_a_class_that_sees_is_refused_with_the_command_that_takes_its_tower(
+    name: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    _, text, mmproj = halves(name, tmp_path)
+
+    done = ckconv("convert", text, f"{tmp_path}/hf/", "--to", "hf")
+
+    assert (done.code, "the text part alone is no model of it" in done.err) == (4, True), done.err
+    assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its tower" in done.err
+    assert ckconv("convert", text, mmproj, f"{tmp_path}/hf/").code == 0

@@ -94,6 +94,11 @@ def tower_within(tower: Tower, text: str) -> Tower:
     return tower
 
 
+def is_seen_by(text: str) -> bool:
+    """Whether a tower makes a whole with text models of this family."""
+    return any(text in tower_family(name).in_huggingface.text[0] for name in _texts())
+
+
 def reader_of(consumer: str, document: Mapping[str, Any]) -> str:
     """Library that loads a document; mlx-vlm where there is a tower."""
     seeing = tower_of_document(document) if consumer == MLX_LM.name else None

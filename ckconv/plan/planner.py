@@ -34,8 +34,9 @@ from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
-from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, MTP, OF_FORMAT, Condition, Engine, Family, Loader
+from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import layers_of_nothing
+from ckconv.families.towers import is_seen_by
 from ckconv.families.words import document_words, keys_said, said, tie_word, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -65,6 +66,7 @@ _COPIED = {
 _SCORING = re.compile(r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)$")
 
 #: What becomes of a tower.
+_WITH_TOWER = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its tower"
 _WITH_TEXT = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model"
 
 #: The key of ``config.json`` that names a class of diffusers.
@@ -168,9 +170,11 @@ class Planner(ABC):
         self.notes: list[str] = list(index.notes)
         if self._last and MTP not in options.drop:
             self.notes.append(f"the layers that predict further tokens are left out: {self._no_drafts}")
-        scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
-        if scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
-            self.notes.append(f"{scoring} scores, and no tensor of its scores is there: this is the model without them")
+        self._scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
+        if self._scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
+            self.notes.append(
+                f"{self._scoring} scores, and no tensor of its scores is there: this is the model without them"
+            )
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
         self.changes: tuple[Change, ...] = ()
@@ -204,6 +208,13 @@ class Planner(ABC):
 
         Nor with ``only_reasons``.
         """
+
+    def refuse_headless(self, text: str, word: str) -> None:
+        """Refuse a model without a head that the key ``word`` does not tie."""
+        if self._scoring:
+            self.refuse(f"there is no output head: {self._scoring} scores texts")
+        else:
+            self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""
@@ -450,7 +461,10 @@ def row_reasons(
     row = engine_of(family, loader)
     if row is None or (row.absent and not within):
         hint = f'a family file of your own says so by a row: [engines] {loader.row} = {{unmeasured = "why"}}'
-        yield Reason(_unknown(family, loader, row), hint if row is None else "")
+        if row is not None:
+            whole = loader.name == TRANSFORMERS and OF_FORMAT.get(format) is LLAMA_CPP and is_seen_by(family.name)
+            hint = _WITH_TOWER if whole else ""
+        yield Reason(_unknown(family, loader, row), hint)
         return
     if row.head == "none" and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"

@@ -436,7 +436,7 @@ class GgufPlanner(Planner):
             text = (
                 f"the output head is not tied to the embeddings ({word}), but" if word else "the model has a head, and"
             )
-            self.refuse(f"{text} there is none", word and f'"{word}": true in config.json says that it is')
+            self.refuse_headless(f"{text} there is none", word)
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         if self._same_format:

@@ -565,9 +565,7 @@ class CheckpointPlanner(Planner):
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
             word = tie_word(self.config)
             text = f"it is not tied to the embedding ({word})" if word else "the class has one of its own"
-            self.refuse(
-                f"there is no output head, and {text}", word and f'"{word}": true in config.json says that it is'
-            )
+            self.refuse_headless(f"there is no output head, and {text}", word)
         elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
