@@ -135,7 +135,7 @@ def build(
     """``pairs``: Q and K rows with RoPE pairs as neighbors. ``table`` replaces the dtype table."""
     s = sizes or Sizes()
     w = weights(s, qk_norm=qk_norm or flavour == "E", post_norms=post_norms, head=head, bias=bias)
-    padded = flavour in "AE"
+    padded = flavour in "AEF"
     ae, ad, af = (up(s.hidden), up(s.head), up(s.ffn)) if padded else (s.hidden, s.head, s.ffn)
     tokenizer = content_of(s.vocab, content)
     parts: list[tuple[str, str, bytes]] = []
@@ -178,13 +178,13 @@ def build(
         gate_up = np.concatenate([pad(w[p + f"ffn.{x}.weight"], af, ae) for x in ("gate", "up")])
         down = pad(w[p + "ffn.down.weight"], ae, af)
         vector(o + "ln1_gamma", w[p + "attention_norm.weight"], ae)
-        if flavour in "AE":
+        if flavour in "AEF":
             if flavour == "E":
                 vector(o + "q_norm", w[p + "attention.q_norm.weight"], ad, coded=False)
                 vector(o + "k_norm", w[p + "attention.k_norm.weight"], ad, coded=False)
             for x, count, rotated in attention:
                 heads(o + "w" + x, p + f"attention.{x}.weight", count, rotated)
-            if flavour == "A":
+            if flavour in "AF":
                 wo = np.concatenate([pad(block, ae, ad) for block in np.split(wo, s.heads, axis=1)])
             else:
                 wo = pad(wo, ae, s.heads * ad)
@@ -209,7 +209,7 @@ def build(
         emit(o + "w2", down)
         vector(o + "b2", np.zeros(s.hidden, np.float32), s.hidden)
     vector("final_ln_weight", w["output_norm.weight"], ae)
-    if flavour in "AE" and head:
+    if flavour in "AEF" and head:
         emit("lm_head_weight", pad(w["output.weight"], s.vocab, ae))
     elif flavour in "BCD":
         vector("final_ln_bias", np.zeros(s.hidden, np.float32), s.hidden)

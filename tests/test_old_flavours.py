@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from bump4_builder import Built, build
 from bump_broken import Bump
@@ -27,6 +29,7 @@ LAYOUTS = {
     "4-E": build("E"),
     "5-D": build("D", version=5, content="osctm", pairs=True),
     "5-E": build("E", version=5, head=True),
+    "5-F": build("F", version=5, head=True),
 }
 
 
@@ -49,10 +52,13 @@ def test_a_layout_is_named_with_and_without_the_manifests_of_its_time(
     assert ckconv("verify", path).code == 0
 
 
+@pytest.mark.parametrize("layout", ["5-E", "5-F"])
 @pytest.mark.parametrize("coded", [30, 31, 5])
-def test_layout_e_with_the_list_of_weights_of_another_engine(coded: int, tmp_path: Path, ckconv: Any) -> None:
-    """April's script gives a byte to 14 weights a layer, of which it writes nine; rows are Hugging Face's."""
-    built = LAYOUTS["5-E"]
+def test_layout_e_with_the_list_of_weights_of_another_engine(
+    coded: int, layout: str, tmp_path: Path, ckconv: Any
+) -> None:
+    """April's scripts give a byte to 14 weights a layer, of which they write seven or nine; rows are Hugging Face's."""
+    built = LAYOUTS[layout]
     length = int.from_bytes(built.data[0x80:0x84], "little")
     more = coded - length
     body = coded.to_bytes(4, "little") + bytes(coded) + built.data[0x84 + length : built.end]
@@ -60,7 +66,7 @@ def test_layout_e_with_the_list_of_weights_of_another_engine(coded: int, tmp_pat
     entries = [{**entry, "file_offset": entry["file_offset"] + more} for entry in built.entries]
     path = built.write(tmp_path, data=data, manifest={**built.manifest(), "entries": entries})
 
-    assert "container\tlayout\t5-E\n" in ckconv("inspect", path).out
+    assert f"container\tlayout\t{layout}\n" in ckconv("inspect", path).out
     built.write(tmp_path, manifest=built.manifest(), config={"rms_norm_eps": 1e-5})
     library.convert(path, tmp_path / "whole.gguf")
     built.write(tmp_path, data=data, manifest={**built.manifest(), "entries": entries})
@@ -171,3 +177,33 @@ def test_a_configuration_that_says_nothing_names_nothing(config: str, tmp_path: 
 
     found = ckconv("inspect", path)
     assert (found.code, "Traceback" in found.err) == (3, False)
+
+
+def test_words_in_layout_f_are_told_by_the_manifest(tmp_path: Path, ckconv: Any) -> None:
+    built = build("F", version=5, head=True, content="osm")
+    path = built.write(tmp_path, manifest=built.manifest(), config={"rms_norm_eps": 1e-5})
+    assert "container\tlayout\t5-F\n" in ckconv("inspect", path).out
+    library.convert(path, tmp_path / "m.gguf")
+
+    made = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert np.array_equal(made["blk.0.attn_output.weight"], built.weights["layers.0.attention.output.weight"])
+
+
+def test_what_a_script_adds_or_does_not_say_has_a_way_out(tmp_path: Path, ckconv: Any) -> None:
+    """April's script gives a llama norms of Q and K; January's writes no configuration, and no head of a model."""
+    built = LAYOUTS["5-E"]
+    path = built.write(tmp_path, manifest=built.manifest(), config={"model_type": "llama", "rms_norm_eps": 1e-5})
+    found = ckconv("convert", path, tmp_path / "m.gguf")
+    assert (found.code, "--drop 'layers.*.attention.q_norm.weight' leaves out what" in found.err) == (4, True)
+    drop = [f"--drop=layers.*.attention.{part}_norm.weight" for part in "qk"]
+    assert ckconv("convert", path, tmp_path / "m.gguf", *drop).code == 0
+
+    (tmp_path / "config.json").unlink()
+    found = ckconv("convert", path, tmp_path / "n.gguf")
+    assert (found.code, "hint: put config.json beside it" in found.err) == (4, True)
+
+    built, headless = LAYOUTS["4-B"], tmp_path / "headless"
+    headless.mkdir()
+    said = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+    found = ckconv("convert", built.write(headless, config=said), tmp_path / "n.gguf")
+    assert (found.code, "the output head is not tied to the embeddings" in found.err) == (4, True)

@@ -47,6 +47,7 @@ SOUND: dict[str, tuple[str, str, Built]] = {
     "E with both": ("4-E", "split", build("E", content="osm", head=True)),
     "5": ("5-D", "interleaved", build("D", version=5, head=True, content="osctm", pairs=True)),
     "5 without scores": ("5-D", "interleaved", build("D", version=5, content="ostm", pairs=True)),
+    "5 of the other script of v6.6": ("5-F", "split", build("F", version=5, head=True)),
     "5 of the other script": ("5-E", "split", build("E", version=5, head=True, content="osm")),
 }
 # A layout with all norms is taken for gemma3, whose norms are stored plus one.

@@ -628,6 +628,29 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
         )
 
 
+def no_epsilon(keys: str) -> Reason:
+    """Reason for norms without an epsilon.
+
+    Args:
+        keys: where the source would say it; none of a bump file, whose config.json is no part of it.
+    """
+    return Reason(f"the source names no epsilon for its norms{keys}", "" if keys else "put config.json beside it")
+
+
+def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool) -> str:
+    """Way out of tensors that a family does not have.
+
+    Args:
+        unruled: no format of the family has it; else a bump file may, in which scripts of its engine put more.
+    """
+    glob = pattern.replace("{n}", "*").replace("{e}", "*")
+    return (
+        f"--drop '{glob}' leaves out what {family.name} does not have"
+        if unruled or index.metadata_kind is MetadataKind.OWN
+        else ""
+    )
+
+
 def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
     pattern = parse(name).pattern
     return next((f" unless {key} is true" for key, patterns in switches.items() if pattern in patterns), "")

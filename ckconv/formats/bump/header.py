@@ -26,6 +26,7 @@ from ckconv.formats.bump.slots import (
     SLOTS_A,
     SLOTS_C,
     SLOTS_E,
+    SLOTS_F,
     SLOTS_V5,
     TABLE_LENGTH,
     TYPE_WORDS,
@@ -510,9 +511,10 @@ B = Flavour("B", SLOTS_C)
 C = Flavour("C", SLOTS_C, tokenizer_fields=True)
 D = Flavour("D", SLOTS_V5, extended=True, tokenizer_fields=True)
 E = Flavour("E", SLOTS_E, ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
+F = E._replace(name="F", slots=SLOTS_F)
 
 #: The layouts of each version, in the order in which they are tried.
-FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E), 5: (D, E)}
+FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E, F), 5: (D, E, F)}
 
 
 # What a BUMPWGT4 or BUMPWGT5 file says about itself: header, dtype table, and the metadata at its end.

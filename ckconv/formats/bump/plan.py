@@ -26,7 +26,7 @@ from ckconv.formats.bump.slots import (
     unusual,
 )
 from ckconv.options import Options
-from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, surplus_reasons
+from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, no_epsilon, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix
@@ -399,8 +399,7 @@ class BumpPlanner(Planner):
         for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))
         if not c.norm_eps:
-            keys = said(c, "norm_eps", format=self.index.format)
-            self.refuse(f"the source names no epsilon for its norms{keys}")
+            self.reasons.append(no_epsilon(said(c, "norm_eps", format=self.index.format)))
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
             if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
                 self.refuse(f"the {what} is {number:g}, which float32 cannot hold")

@@ -141,6 +141,8 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         raise fail(f"{names['ffn_size']} is missing")
     if whole is not None:
         model = replace(model, rope_scaling=whole.rope_scaling, modifiers=whole.modifiers)
+    if config.get("tie_word_embeddings") is False:  # January's script leaves such a head out
+        model = replace(model, tied=False)
     return _sliding(config, model, fail) if "local_theta" in family.parameters else model
 
 

@@ -365,6 +365,13 @@ SLOTS_E: SlotTable = (
     (_FINAL, _LM_HEAD),
 )
 
+#: Layout F, ``convert_hf_to_bump_v6_6.py``: without norms of Q and K, those of a Qwen 3 too, and Wo by heads.
+SLOTS_F: SlotTable = (
+    SLOTS_E[0],
+    (_LN1, _WQ, _WK, _WV, _WO_PACKED, _LN2, _W1, _W2),
+    SLOTS_E[2],
+)
+
 #: Models that were trained in the engine: of entries that are found by name and offset, in no order.
 SLOTS_TRAINED: SlotTable = (
     (_TOKEN_EMB, _HEAD._replace(optional=False)),

@@ -64,7 +64,7 @@ from ckconv.families.sizes import (
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
-from ckconv.plan.planner import Planner, modifier_reason, row_reasons
+from ckconv.plan.planner import Planner, drop_hint, modifier_reason, no_epsilon, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
@@ -232,7 +232,7 @@ def engine_reasons(
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
             yield Reason(f"{what} is {number:g}, which float32 cannot hold")
     if not config.norm_eps:
-        yield Reason(f"the source names no epsilon for its norms{eps}")
+        yield no_epsilon(eps)
     if not context:
         yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
     said_in = "" if config.raw else "gguf"
@@ -473,8 +473,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
             unmapped[beside_text(config.raw, stored.name) or parse(stored.name).pattern] += 1
     for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
-        glob = pattern.replace("{n}", "*").replace("{e}", "*")
-        hint = f"--drop '{glob}' leaves out what {family.name} does not have" if pattern in unmapped else ""
+        hint = drop_hint(index, family, pattern, unruled=pattern in unmapped)
         # Of what ckconv has no rule for, it does not know what llama.cpp has.
         who = f"ckconv has no rule of {family.gguf} for" if pattern in unmapped else _NO_PLACE.format(family.gguf)
         planner.refuse(f"{who} {pattern}{more}{of_class(index.config)}", hint)

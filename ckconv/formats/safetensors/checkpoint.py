@@ -84,7 +84,9 @@ from ckconv.options import Options
 from ckconv.plan.planner import (
     ORIGINAL,
     Planner,
+    drop_hint,
     modifier_reason,
+    no_epsilon,
     row_notes,
     row_reasons,
     surplus_reasons,
@@ -349,7 +351,7 @@ def class_reasons(
         kind = said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
         yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
     if built and not config.norm_eps:
-        yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
+        yield no_epsilon(said(config, "norm_eps", format=format))
     # A class of another program has a default of its own, or none; one without a key for it has no limit.
     limit = family.parameters.get("context")
     limited = limit is not None and limit.cells["hf"]
@@ -642,9 +644,8 @@ class CheckpointPlanner(Planner):
         for pattern, count in Counter(patterns).items():
             whose, also = of_source(self.config, self.index.format, pattern), f" ({count} tensors)" if count > 1 else ""
             hint = part_hint(self.family, pattern)
-            if what == _NO_RULE and self.family is not None and not hint:
-                glob = pattern.replace("{n}", "*").replace("{e}", "*")
-                hint = f"--drop '{glob}' leaves out what {self.family.name} does not have"
+            if self.family is not None and not hint:
+                hint = drop_hint(self.index, self.family, pattern, unruled=what == _NO_RULE)
             self.refuse(f"{what} {pattern}{also}{whose}", hint)
 
     def _check_class(self, family: Family) -> None:
