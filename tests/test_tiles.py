@@ -16,6 +16,7 @@ from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
 from ckconv.quant import convert, mlx
+from ckconv.verification.rows import QUANTIZED_TWICE
 
 SOURCE = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 DECODE = Options(dequantize=True)
@@ -61,7 +62,7 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_row_but_the_first_of_a_tensor_is_quantized_once(
+def test_every_row_but_the_first_ones_of_a_tensor_is_quantized_once(
     jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads too, whose rows stand in another order in a GGUF; and ``verify`` quantizes everything anew."""
@@ -82,7 +83,7 @@ def test_every_row_but_the_first_of_a_tensor_is_quantized_once(
     report = ckconv.convert(source, tmp_path / "checked.gguf", options=blocks, jobs=jobs)
     steps = [step for file in report.plan.files for step in file.steps if step.action is convert.Action.QUANTIZE]
     assert once == sum(step.target.layout.rows for step in steps)
-    assert counts["Q8_0"] - once == 64 * len(steps)
+    assert counts["Q8_0"] - once == QUANTIZED_TWICE * len(steps)
     counts.clear()
     ckconv.verify(tmp_path / "checked.gguf", source, weights=True, jobs=jobs)
     assert counts["Q8_0"] == once
@@ -143,5 +144,5 @@ def test_codes_and_scales_are_computed_once_each_but_those_of_the_first_rows(
     report = ckconv.convert(source, tmp_path / "mlx", to="mlx", options=Options(quantize=quantize), jobs=jobs)
     steps = [step for file in report.plan.files for step in file.steps if step.action is convert.Action.QUANTIZE]
     codes = [step.target.layout.rows for step in steps if step.conversion is not None and not step.conversion.plane]
-    first = 64 * len(codes)
+    first = QUANTIZED_TWICE * len(codes)
     assert counts == {True: sum(codes) + first, False: sum(codes) + numbers * first}

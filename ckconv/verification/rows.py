@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
+#: Rows of each tensor that are quantized twice: to be written, and to be compared.
+QUANTIZED_TWICE = 16
+
 
 def wrong_rows(
     tensor: Tensor,
@@ -64,7 +67,9 @@ def wrong_rows(
         ):
             if (found := held.handed_over(start, stop)) is not None:
                 note(found)
-                continue
+                if start or not held.conversion.quantizes:
+                    continue
+                stop = min(stop, QUANTIZED_TWICE)
             for array in () if alone else (*tensor.arrays, *source.arrays):  # threads read what is there
                 until = stop * mine.row_bytes if held.in_order and array is tensor else array.nbytes
                 files.wait_for(array.extents, 0, until)
@@ -73,7 +78,7 @@ def wrong_rows(
     with closing(both.each(pieces(), alone=alone)) as results:
         for found in results:
             note(found)
-    return sorted(wrong), rounded
+    return sorted({*wrong}), rounded
 
 
 class _Found(NamedTuple):
@@ -116,7 +121,7 @@ class _Rows:
         of_all = self._importance is not None and len(self._importance) == 1
         told = self._importance[0] if self._importance is not None and of_all else None
         made = self._tiles.take(self._source, conversion, start, stop, told)
-        if made is None or (conversion.quantizes and not start):  # of each tensor some blocks are computed twice
+        if made is None:
             return None
         if self.in_order and not self._cannot_be(made[1]) and self._files.stores(tensor.extents, begin, made[0]):
             return _Found([], made[1], end - begin)
