@@ -198,9 +198,6 @@ def _tables(file: _File, name: str) -> Mapping[str, Mapping[str, Any]]:
 
 def _check(file: _File, verbs: Mapping[str, str]) -> None:
     """Check that keys are flags, and tables commands or presets."""
-    from difflib import get_close_matches
-    from importlib import import_module
-
     tables = {name: value for name, value in file.table.items() if isinstance(value, Mapping)}
     if unknown := sorted(tables.keys() - {*verbs, _PRESET}):
         raise _fault(file.path.name, f"[{unknown[0]}] is neither a command nor [{_PRESET}.NAME]")
@@ -209,6 +206,9 @@ def _check(file: _File, verbs: Mapping[str, str]) -> None:
     groups += [(f"{_PRESET}.{name}", {**table}) for name, table in presets.items()]
     if not any(keys for _, keys in groups):
         return
+    from difflib import get_close_matches
+    from importlib import import_module
+
     own = (import_module(f"ckconv.cli.{verb}").command for verb in verbs if verb != "completion")
     known = {flag for command in own for flag in _flags(command)}
     for table, keys in groups:

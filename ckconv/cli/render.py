@@ -250,9 +250,9 @@ _FAR, _FAR_OF_WHOLE = 0.4, 0.25
 _DEEPER = 4
 
 #: A field, and the blanks behind it.
-_FIELD = re.compile(r"(\S+(?: \S+)*)( {2,}|$)")
+_FIELD = r"(\S+(?: \S+)*)( {2,}|$)"
 
-_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
+_DIGEST = r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b"
 
 
 def width(*, err: bool) -> int | None:
@@ -276,7 +276,7 @@ def fitted(lines: Iterable[str], columns: int | None, *, whole: bool) -> Iterato
         if columns is None or len(line) <= columns:
             yield line
         else:
-            yield from _narrow(line if whole else _DIGEST.sub(r"\1...\2", line), columns)
+            yield from _narrow(line if whole else re.sub(_DIGEST, r"\1...\2", line), columns)
 
 
 def _narrow(line: str, columns: int) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _narrow(line: str, columns: int) -> Iterator[str]:
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     now = " " * indent
-    for field, gap in _FIELD.findall(text):
+    for field, gap in re.findall(_FIELD, text):
         if len(now) + len(field) > columns:
             deeper = indent + _DEEPER
             far = _FAR_OF_WHOLE if deeper + len(field) <= columns else _FAR
@@ -315,7 +315,7 @@ def shortened(name: str, columns: int) -> str:
     end = (columns - 3) // 2
     return (
         name
-        if len(name) <= columns or _DIGEST.search(name)
+        if len(name) <= columns or re.search(_DIGEST, name)
         else f"{name[: columns - 3 - end]}...{name[len(name) - end :]}"
     )
 

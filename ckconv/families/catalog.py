@@ -635,7 +635,7 @@ def classes_of(document: Mapping[str, Any]) -> list[str]:
 
 
 #: Classes that draft tokens for another model: those of llama.cpp's ``conversion/``, and its architectures of GGUFs.
-_DRAFTERS = re.compile(r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash|dspark|.*-assistant)$")
+_DRAFTERS = r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash|dspark|.*-assistant)$"
 
 #: Keys that say of what size the hidden states are which a drafter takes from its model.
 TAKEN = ("target_hidden_size", "backbone_hidden_size")
@@ -655,7 +655,7 @@ def without_rules(drafter: str) -> str:
 
 def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
     """Class, or architecture, of a speculative drafter; empty for a model."""
-    return next((name for name in (*classes_of(document), architecture) if _DRAFTERS.search(name)), "")
+    return next((name for name in (*classes_of(document), architecture) if re.search(_DRAFTERS, name)), "")
 
 
 def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:

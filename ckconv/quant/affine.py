@@ -149,7 +149,7 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
 
     bits, offset = BLOCKS[block]
     rows, groups = parts.scale.shape
-    scale, codes = parts.scale, parts.codes.reshape(rows, groups, -1)
+    scale, codes, most = parts.scale, parts.codes.reshape(rows, groups, -1), parts.bits
     fits = holds(scale, F16)
     bias = None
     if offset is None:
@@ -159,15 +159,19 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
         zero, whole = _zeros(parts, offset)
         fits = fits & whole
         if (zero != offset).any():
-            moved = codes + (np.int16(offset) - zero)[..., None]
+            shift = np.int16(offset) - zero
+            low, high = shift, shift + np.int16((1 << parts.bits) - 1)
+            if low.min() < 0 or high.max() > 255:
+                low, high = codes.min(axis=-1) + shift, codes.max(axis=-1) + shift
+            codes, most = codes + shift.astype(np.uint8)[..., None], 8
+            inside = (low >= 0) & (high < 256)
             if block is _Q8_0:
                 # 128 is no int8, but -128 is: the other sign of the scale gives the same product.
-                flipped = (moved.max(axis=-1) == 256) & (moved.min(axis=-1) >= 1)
-                moved[flipped] = 256 - moved[flipped]
-                scale = np.where(flipped, -scale, scale)
-            fits = fits & (moved.min(axis=-1) >= 0) & (moved.max(axis=-1) < 256)
-            codes = moved.astype(np.uint8)
-    if bits < 8:
+                flipped = (high == 256) & (low >= 1)
+                codes[flipped] = -codes[flipped]
+                scale, inside = np.where(flipped, -scale, scale), inside | flipped
+            fits = fits & inside
+    if bits < most:
         fits = fits & (codes.max(axis=-1) >> bits == 0)
         codes = codes & np.uint8((1 << bits) - 1)
     if not fits.all():

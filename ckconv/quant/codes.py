@@ -147,11 +147,10 @@ def along_rows(words: Bytes, bits: int, places: Sequence[int] = (), form: str = 
         if places:
             codes = codes.reshape(len(words), -1, len(places), codes.shape[2])[:, :, list(places)]
         return np.ascontiguousarray(codes).reshape(len(words) * many, -1)
-    stored = words.reshape(len(words), -1, 4)
+    stored = np.ascontiguousarray(words).view("<u4")
     codes = np.empty((len(words), 32 // bits, stored.shape[1]), np.uint8)
     for row, place in enumerate(places or range(32 // bits)):
-        byte, shift = divmod(place * bits, 8)
-        np.right_shift(stored[..., byte], np.uint8(shift), out=codes[:, row])
+        codes[:, row] = stored >> np.uint32(place * bits)
     if bits < 8:
         codes &= np.uint8((1 << bits) - 1)
     return codes.reshape(-1, stored.shape[1])

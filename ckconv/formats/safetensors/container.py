@@ -149,7 +149,7 @@ _MAX_FORMS = 4096
 _SPACE = b" \t\n\r"
 _S = rb"[ \t\n\r]*"
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
-_ALIKE = re.compile(
+_ALIKE = (
     rb'S"([^"\\\x00-\x1f]+)"S:S\{S"dtype"S:S"([A-Z0-9_]+)"S,S"shape"S:S\[S((?:N(?:S,SN){0,63})?)S\]'
     rb'S,S"data_offsets"S:S\[S(N)S,S(N)S\]S\}S([,}])'.replace(b"S", _S).replace(b"N", _NUMBER)
 )
@@ -192,9 +192,9 @@ class Header:
         """
         self._extend()
         self._at = 1  # behind the opening brace
-        more = True
+        more, alike_at = True, re.compile(_ALIKE).match
         while more:
-            found = _ALIKE.match(self._buffer, self._at)
+            found = alike_at(self._buffer, self._at)
             alike = self._alike(found) if found else None
             if found and alike:
                 self._at = found.end()
