@@ -505,3 +505,24 @@ def test_an_unknown_architecture_keeps_everything_and_is_not_narrowed(tmp_path: 
     assert {kind for kind, _, _ in tensors(tmp_path / "wide.gguf").values()} == {"F32"}
     with pytest.raises(UnsupportedError, match="so it cannot tell which of its tensors must stay FP32"):
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(dtype="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "number", "said"),
+    [("rope_scaling", "beta_fast", 1.0, "32"), ("rope_parameters", "beta_slow", 2, "1")],
+)
+def test_ends_of_a_yarn_ramp_that_llama_cpp_takes_by_a_flag_are_refused_with_the_flag(
+    table: str, key: str, number: float, said: str, tmp_path: Path
+) -> None:
+    """Kimi K2 says 1.0; llama.cpp has 32 for every model, and the number of ``--yarn-beta-fast`` where there is one."""
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, key: number}
+    source = save(tmp_path / "hf", Decoder().config(**{table: yarn}), Decoder().tensors())
+
+    with pytest.raises(UnsupportedError) as info:
+        ckconv.convert(source, tmp_path / "m.gguf")
+    assert info.value.hint == (
+        f"ckconv edit SRC DST --set-meta {table}.{key}={said} makes it {said}, "
+        f"and llama.cpp's --yarn-{key.replace('_', '-')} {number:g} computes the model"
+    )
+    ckconv.edit(source, tmp_path / "other", set_meta=[(f"{table}.{key}", said)])
+    ckconv.convert(tmp_path / "other", tmp_path / "m.gguf")

@@ -281,8 +281,29 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         for key, fixed in _YARN_FIXED.items():
             if key not in written and scaling.get(key) not in (None, fixed):
                 yield Reason(
-                    f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}"
+                    f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}",
+                    _by_flag(config, key, fixed),
                 )
+
+
+def _by_flag(config: ModelConfig, key: str, fixed: float) -> str:
+    """Way to a file that llama.cpp computes right where it is run with a flag.
+
+    Source: ``llama_context`` of llama-context.cpp, which takes the flag's number for that of the model.
+    """
+    whole: dict[str, Any] = dict(config.raw)
+    tables = (
+        (f"{start}{table}", document.get(table))
+        for start, document in (("", whole), ("text_config.", whole.get("text_config")))
+        if isinstance(document, dict)
+        for table in ("rope_scaling", "rope_parameters")
+    )
+    for path, table in tables:
+        if isinstance(table, dict) and key in table:
+            flag = f"--yarn-{key.replace('_', '-')} {table[key]:g}"
+            said_so = f"ckconv edit SRC DST --set-meta {path}.{key}={fixed:g} makes it {fixed:g}"
+            return f"{said_so}, and llama.cpp's {flag} computes the model"
+    return ""
 
 
 # Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later.
