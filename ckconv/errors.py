@@ -213,6 +213,11 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {several or f'{noun}s'}"
 
 
+def an(name: str) -> str:
+    """``a llama``, ``an exaone``."""
+    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
 def quoted(text: str, limit: int = 120) -> str:
     """``text`` in quotes, control characters escaped, a long one cut."""
     if len(text) > limit:

@@ -49,7 +49,7 @@ ENGINES = {"gguf": "llama.cpp", "mlx": "mlx-lm"}
 def test_an_engine_without_a_row_is_one_that_ckconv_does_not_know(to: str, olmo2: object, tmp_path: Path) -> None:
     olmo2(ROWS[to][0], "")  # type: ignore[operator]
     said = refusal(checkpoint("olmo2"), to, tmp_path)
-    assert f"ckconv does not know what {ENGINES[to]} computes of a olmo2 (model_type)" in said
+    assert f"ckconv does not know what {ENGINES[to]} computes of an olmo2 (model_type)" in said
 
 
 @pytest.mark.parametrize("to", ROWS)

@@ -17,7 +17,7 @@ from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.metadata import Card, document_of
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
-from ckconv.errors import CkconvError, counted, listed, shown
+from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families.catalog import drafts_for
 from ckconv.families.parameters import FILE_TYPES, directory_name
 from ckconv.families.schema import DRAFTS
@@ -560,14 +560,14 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         )
         yield drafts.removeprefix("it ") + read
     if index.tower is not None:
-        yield f"the tower of a {index.tower.family}: {counted(len(index.tensors), 'tensor')}"
+        yield f"the tower of {an(index.tower.family)}: {counted(len(index.tensors), 'tensor')}"
     elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
         from ckconv.families.names import is_beside_text
         from ckconv.families.towers import tower_of_document
 
         if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):
             family = tower_of_document(document)
-            whose = f"the tower of a {family.name}" if family else "a tower that ckconv does not know"
+            whose = f"the tower of {an(family.name)}" if family else "a tower that ckconv does not know"
             yield f"{whose}: {counted(beside, 'tensor')}"
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.named import NamedTuple
-from ckconv.errors import InputError
+from ckconv.errors import InputError, an
 
 if TYPE_CHECKING:
     import numpy as np
@@ -477,7 +477,7 @@ def build_config(
     got = {**{number.field: 0 for number in NUMBERS.values() if number.integer}, **values}
     for name, number in NUMBERS.items():
         if number.required and not got.get(name):
-            needs = f", which a {model_type} (model_type) has" if raw else ""
+            needs = f", which {an(model_type)} (model_type) has" if raw else ""
             raise fail(f"{names[name]} is missing{needs}" if name not in values else f"{names[name]} is 0")
     hidden, heads = int(got["hidden_size"]), int(got["num_heads"])
     kv_heads = int(got["num_kv_heads"]) or heads

@@ -13,7 +13,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix_of, parse, plain_tensor, with_layer
-from ckconv.errors import Faults, InputError, UnsupportedError, quoted
+from ckconv.errors import Faults, InputError, UnsupportedError, an, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import ExpressionError
@@ -104,7 +104,7 @@ def not_following(family: Family, error: ExpressionError, said: Said) -> str:
     """
     if family.path.parent != FOLDER:
         raise error
-    text = error.why or f"a number or list of a {family.name} does not follow from its configuration"
+    text = error.why or f"a number or list of {an(family.name)} does not follow from its configuration"
     rows = (family.parameters[name] for name in sorted(error.names) if name in family.parameters)
     of_rope = ", ".join(cell.key for row in rows for cell in row.key_cells("hf"))
     return f"{text}{said(*sorted(error.names)) or f' ({of_rope})'}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
+from ckconv.errors import an
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
@@ -78,7 +79,7 @@ def keys_said(config: ModelConfig, field: str, format: str) -> list[str]:
 
 def of_class(config: ModelConfig | None) -> str:
     """`` of a llama (model_type)``: class behind a sentence, if named."""
-    return f" of a {config.model_type} (model_type)" if config is not None and config.raw else ""
+    return f" of {an(config.model_type)} (model_type)" if config is not None and config.raw else ""
 
 
 def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
@@ -93,7 +94,7 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
     others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
     keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
     keys = [*(f"{family.gguf}.{key}" for key in keys), *_of_layers(family, format, pattern)]
-    return f" of a {family.name} ({', '.join(dict.fromkeys(keys))})" if keys else ""
+    return f" of {an(family.name)} ({', '.join(dict.fromkeys(keys))})" if keys else ""
 
 
 def _of_layers(family: Family, format: str, pattern: str) -> list[str]:

@@ -18,7 +18,7 @@ from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConf
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse
-from ckconv.errors import counted, quoted, shown
+from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
     asks_target,
@@ -263,7 +263,9 @@ class Planner(ABC):
             shown = config.unread[:_SHOWN_KEYS]
             more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
             keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)
-            self.notes.append(f"left out, as llama.cpp does not read them in a {self.index.architecture}: {keys}{more}")
+            self.notes.append(
+                f"left out, as llama.cpp does not read them in {an(self.index.architecture)}: {keys}{more}"
+            )
 
     def dropped_patterns(self, tensors: Mapping[str, Tensor]) -> Counter[str]:
         """Pattern of a canonical name -> how many tensors a flag leaves out."""
@@ -339,7 +341,7 @@ class Planner(ABC):
             return self.options.tie == "untie"
         if HEAD in names_of(FAMILIES[config.family], format).written:
             return True
-        self.refuse(f"--untie: a {config.family} has no output head", "leave out --untie")
+        self.refuse(f"--untie: {an(config.family)} has no output head", "leave out --untie")
         return False
 
     def doubles_head(self, loader: Loader) -> bool:
@@ -504,7 +506,7 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
 def _unknown(family: Family, loader: Loader, row: Engine | None) -> str:
     if row is not None:
         return f"{loader.name} has no {loader.has} for {family.name} (model_type){row.why and f': {row.why}'}"
-    return f"ckconv does not know what {loader.name} computes of a {family.name} (model_type)"
+    return f"ckconv does not know what {loader.name} computes of {an(family.name)} (model_type)"
 
 
 def _condition(
@@ -515,7 +517,7 @@ def _condition(
             return
     except ExpressionError as error:
         yield Reason(
-            f"what {loader.name} computes of a {config.family} is not known{said(config, *sorted(error.names))}"
+            f"what {loader.name} computes of {an(config.family)} is not known{said(config, *sorted(error.names))}"
         )
         return
     names = condition.of
@@ -679,7 +681,7 @@ def foreign_names(index: TensorIndex) -> Reason | None:
     more = ", ..." if len(text) > _SHOWN else ""
     some = ", ".join(map(quoted, text[:_SHOWN])) + more
     return Reason(
-        f"none of {counted(len(text), 'tensor')} has a name of a {config.family}, as config.json says: {some}"
+        f"none of {counted(len(text), 'tensor')} has a name of {an(config.family)}, as config.json says: {some}"
     )
 
 
@@ -689,7 +691,7 @@ def _wrapper(raw: Mapping[str, Any], config: ModelConfig) -> Reason | None:
     if not isinstance(raw.get("text_config"), dict) or not isinstance(outer, str) or outer == config.model_type:
         return None
     return Reason(
-        f"ckconv does not know the architecture {outer!r} (model_type), whose text part is a {config.family}; "
+        f"ckconv does not know the architecture {outer!r} (model_type), whose text part is {an(config.family)}; "
         f"{known_by(outer, classes_of(raw))}",
         "--to safetensors copies it as it is",
     )

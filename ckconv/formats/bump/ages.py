@@ -12,7 +12,7 @@ from typing import Any
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import parse
-from ckconv.errors import InputError, counted
+from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER, Fields, listed, texts
@@ -578,5 +578,5 @@ def _said_of(age: Age, name: str, told: Family) -> str:
     if name in age.run:
         return f"right: {', '.join(age.run[name])}{condition}"
     if name != told.name:
-        return f"not run; entry for entry a {told.name}{condition}"
+        return f"not run; entry for entry {an(told.name)}{condition}"
     return f"not run{condition}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, parse, with_layer
+from ckconv.errors import an
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, beside_text, names_of, part_hint
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
@@ -259,7 +260,7 @@ class BumpPlanner(Planner):
     def unknown_to_us(self, engine: str) -> str:
         """Why a family without a row is refused."""
         kind = said(self.config, "family", format=self.index.format)
-        what = f"a {self.family.name}{kind} correctly: the family file has no row {engine}"
+        what = f"{an(self.family.name)}{kind} correctly: the family file has no row {engine}"
         return f"ckconv does not know whether the engine computes {what}"
 
     @abstractmethod

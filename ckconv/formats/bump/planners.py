@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
+from ckconv.errors import an
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
 from ckconv.families.sizes import added, used
@@ -414,7 +415,7 @@ class Bump5Planner(BumpPlanner):
         elif why := ages.no_circuit(self.age, self.family.gguf):
             self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slots and version != 5:
-            self.refuse(f"bump {version} has no place for the layers of a {self.family.name}")
+            self.refuse(f"bump {version} has no place for the layers of {an(self.family.name)}")
         elif "window" in self.row.reads:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))

@@ -12,7 +12,7 @@ from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, MAX_LAYERS, ModelConf
 from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import Checksum, Extent, TensorIndex, with_layer
-from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
     FAMILIES,
@@ -699,7 +699,7 @@ def _check_template(path: Path, model_type: str) -> None:
     row = row_family(family.name).engines.get(TEMPLATED) if family else None
     if row is not None and row.absent:
         why = f": {row.why}" if row.why else ""
-        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of a {model_type}{why}", path=path)
+        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of {an(model_type)}{why}", path=path)
 
 
 def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import EMBEDDING, HEAD, Dropped, Extent, StoredTensor, TensorIndex, parse
-from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.schema import Family
 from ckconv.families.sizes import always, switches, used
@@ -173,7 +173,9 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
     if lacking and row.biased:
         other = FAMILIES[row.biased]
         model = replace(model, family=other.name, model_type=other.model_type)
-        facts["note"] = f"{lacking[0]} is trained, and a {family.name} has no such bias: it is read as a {other.name}"
+        facts["note"] = (
+            f"{lacking[0]} is trained, and {an(family.name)} has no such bias: it is read as {an(other.name)}"
+        )
     return TensorIndex(
         format="bump",
         version=0,
@@ -352,7 +354,7 @@ class TrainedPlanner(BumpPlanner):
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if self.row is None or absent is not None:
             known = ", ".join(family.name for family in families_of_engine(TRAINED))
-            self.refuse(f"ckconv does not know how the engine trains a {self.family.name}; it knows {known}")
+            self.refuse(f"ckconv does not know how the engine trains {an(self.family.name)}; it knows {known}")
         if c.norm_eps and c.norm_eps != EPSILON and not self.options.allow_lossy:
             self.refuse(
                 f"the epsilon of its norms is {c.norm_eps:g}, the engine trains with {EPSILON:g} only",

@@ -42,7 +42,7 @@ from ckconv.core.tensors import (
     effective_scale,
     parse,
 )
-from ckconv.errors import InputError, quoted
+from ckconv.errors import InputError, an, quoted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import LLAMA_CPP, Family
@@ -288,7 +288,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         if module.name == _POSITIONS:
             self.refuse("llama.cpp does not change position embeddings")
         elif _unadapted(module, family) and self.index.format != "gguf":
-            why = f"llama.cpp computes {module.name} of a {family.gguf} without its adapter"
+            why = f"llama.cpp computes {module.name} of {an(family.gguf)} without its adapter"
             if self.adapter.task is None:
                 self.refuse(why, MERGED)
             else:  # of a model that is published with it; as llama.cpp's converter makes it

@@ -12,7 +12,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import EMBEDDING, GATE_UP, HEAD, PARTS, QKV, Tensor, TensorIndex, parse
-from ckconv.errors import counted
+from ckconv.errors import an, counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.schema import TRANSFORMERS, Family
@@ -424,7 +424,7 @@ class HuggingFaceWholePlanner(WholePlanner, HuggingFacePlanner):
         embedding = names_of(FAMILIES[config.family], HF).written.get(EMBEDDING)
         if embedding is None or not embedding.pattern.startswith("model."):  # its loader renames no others
             self.refuse(
-                f"the class loads text models whose tensors are called model.*, and a {config.family} has other names"
+                f"the class loads text models whose tensors are called model.*, and {an(config.family)} has other names"
             )
 
     @property

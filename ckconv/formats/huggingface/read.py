@@ -33,7 +33,7 @@ from ckconv.core.tensors import (
     plain_tensor,
     with_layer,
 )
-from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, counted, quoted
+from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, tower_known_by
 from ckconv.families.diffusion import canonical_diffusion, diffusion_of
@@ -637,7 +637,7 @@ def _starts(unknown: Sequence[StoredTensor]) -> Iterator[str]:
 def _prefixed(start: str, others: Sequence[str], family: str, path: Path) -> UnsupportedError:
     """Reason for names stored within another module's prefix."""
     every = " but ".join(["every name", *map(quoted, others)])
-    message = f"{every} starts with {quoted(start)}: without it they are those of a {family}"
+    message = f"{every} starts with {quoted(start)}: without it they are those of {an(family)}"
     hint = f"save the model itself, or its tensors under name.removeprefix({start!r})"
     return UnsupportedError("model.config", message, path=path, hint=hint)
 

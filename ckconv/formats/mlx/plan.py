@@ -15,7 +15,7 @@ from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart
-from ckconv.errors import InputError, UsageError
+from ckconv.errors import InputError, UsageError, an
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.parameters import nested, scope_of
@@ -385,7 +385,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         if self.index.format in CHECKPOINTS:
             text = "--drop tower writes the text model alone, for mlx-lm"
         if row is None:
-            self.refuse(f"ckconv does not know what mlx-vlm computes of a {self.within} (model_type)", text)
+            self.refuse(f"ckconv does not know what mlx-vlm computes of {an(self.within)} (model_type)", text)
             return
         if row.text and config.family not in row.text:
             self.refuse(f"mlx-vlm's {self.within} has no {config.family} within it ({', '.join(row.text)})", text)

@@ -29,7 +29,7 @@ from ckconv.core.tensors import (
     parse,
     plain_tensor,
 )
-from ckconv.errors import counted
+from ckconv.errors import an, counted
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.diffusion import diffuses
@@ -269,7 +269,7 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         if "position_embedding" in family.tensors:
             yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
         elif not family.parameters["context"].key_cells("hf"):
-            yield Reason(f"--context: no key of a {family.name}'s config.json says a context length")
+            yield Reason(f"--context: no key of {an(family.name)}'s config.json says a context length")
 
 
 def loader_reasons(
@@ -484,7 +484,7 @@ class CheckpointPlanner(Planner):
         told = self.family.experts or "L.ffn.gate" not in self.family.tensors
         for what in self.options.fuse:
             if FUSIONS[what] not in wholes and not (FUSIONS[what] == GATE_UP and told):
-                text = f"--fuse {what}: a {self.family.name} has no matrix that holds them under these names"
+                text = f"--fuse {what}: {an(self.family.name)} has no matrix that holds them under these names"
                 self.refuse(text, f"leave out --fuse {what}")
         self.types = self._types(entries)
         modules = []

@@ -15,7 +15,7 @@ from ckconv.core.config import ModelConfig, config_differences, same_factors_alw
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
-from ckconv.errors import InputError, UnsupportedError, UsageError, listed
+from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
 from ckconv.families.catalog import FAMILIES, TAKEN
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
@@ -134,7 +134,7 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> N
         found = read_otherwise(made, own, of=index.format, factors=False)
         other, row = huggingface_family(document), engine_of(FAMILIES[config.family], OF_CLASSES)
         if other is not None and other.name not in (config.family, row.written_as if row else ""):
-            found.insert(0, f"no key of config.json says that it is a {config.family}: it would be a {other.name}")
+            found.insert(0, f"no key of config.json says that it is {an(config.family)}: it would be {an(other.name)}")
     found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
         details = found if len(found) > 1 else ()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
-from ckconv.errors import InputError, UsageError, quoted
+from ckconv.errors import InputError, UsageError, an, quoted
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
@@ -303,8 +303,8 @@ class _Edits:
         assert index.config is not None
         seen = tower_of_document(self._before[CONFIG_NAME])
         sees = tower_of_document(self._after[CONFIG_NAME])
-        texts = f"a {index.config.family}", f"a {family.name if family else index.config.family}"
-        towers = tuple(f"a {found.name}" if found else "a model without a known tower" for found in (seen, sees))
+        texts = an(index.config.family), an(family.name if family else index.config.family)
+        towers = tuple(an(found.name) if found else "a model without a known tower" for found in (seen, sees))
         for was, made in (texts, towers):
             if was == made:
                 continue

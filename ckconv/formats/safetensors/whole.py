@@ -12,6 +12,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import EMBEDDING, PREFIX, StoredTensor, Tensor, TensorIndex, parse, parted
+from ckconv.errors import an
 from ckconv.families.parameters import differ, nested, write
 from ckconv.families.schema import TRANSFORMERS
 from ckconv.families.sizes import expected
@@ -77,7 +78,7 @@ class WholePlanner(CheckpointPlanner):
         families = self.seeing.in_huggingface.text[0]
         if families and config.family not in families:
             text, tower = self._halves()
-            self.refuse(f"{tower} is of a {self.within}, and {text} is a {config.family}")
+            self.refuse(f"{tower} is of {an(self.within)}, and {text} is {an(config.family)}")
         self.check_seen_by(config)
         width = self._tower.parameters["text_hidden"]
         if width != config.hidden_size:
