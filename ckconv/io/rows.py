@@ -178,8 +178,6 @@ class PackedRows:
             (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
             for packed in tensor.packed
         ]
-        readers = (reader for _, own in self._modules for reader in own if reader)
-        self.across = any(not reader.layout.in_order for reader in readers)  # they are read in strips, which are kept
         self._first = [0, *itertools.accumulate(packed.rows for packed in tensor.packed)]
         self._windows: dict[tuple[int, int], tuple[int, Rows]] = {}
         self._width = tensor.dtype.nbytes(self._columns)
@@ -353,7 +351,7 @@ class RowReader:
     def piece(self) -> int:
         """Bytes worth asking for at once: more for rows out of many runs."""
         if self._packed:
-            return SCRATCH // (16 if self._packed.across else 8)
+            return SCRATCH // 8
         return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
