@@ -116,6 +116,7 @@ def cases(place: Path) -> list[Case]:
     hash_in, hash_wide, bare = "openssl dgst of the input", "openssl dgst of the FP32 output", "bare Python"
     unsynced = [*UNSYNCED, *CONVERT]
     quick = [*unsynced, "--no-verify"]
+    alone = [*CKCONV, *CONVERT, "--no-source-record"]  # of which the input's digest is a part: a second hash
     return [
         Case(hash_in, ["openssl", "dgst", "-sha256", quantized], hash_in),
         Case("cp", ["cp", quantized, copy], hash_in, makes=new),
@@ -123,6 +124,7 @@ def cases(place: Path) -> list[Case]:
         Case("convert --no-verify, without fsync", [*quick, quantized, out], hash_in, 0.95, 0.85, new),
         Case("convert, without fsync", [*unsynced, quantized, out], hash_in, 1.1, 1.0, new),
         Case("GGUF -> bump 3", [*CKCONV, *CONVERT, quantized, out], hash_in, 1.25, 1.05, new),
+        Case("GGUF -> bump 3, no source record", [*alone, quantized, out], hash_in, 1.25, 1.05, new),
         Case("GGUF -> bump 5", [*CKCONV, "convert", "-q", quantized, out], hash_in, 1.25, 1.15, new),
         Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantized], hash_in, 1.1, 1.0),
         Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
