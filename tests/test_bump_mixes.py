@@ -85,6 +85,25 @@ def test_a_recipe_with_globs_is_refused_and_repeated_with_another_glob(tmp_path:
     assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, *again).code == 0
 
 
+@pytest.mark.parametrize(("head", "whose"), [("q4_k", " of July 2026"), ("q6_k", None), ("q8_0", None)])
+def test_a_head_that_needs_all_logits_says_so(head: str, whose: str | None, tmp_path: Path, ckconv) -> None:
+    """July's code for the last logits alone calls a function of Q4_K that is nowhere in its engine (run)."""
+    source = Model(arch="qwen2", hidden=256, ffn=256, head="own").write(tmp_path / "m.gguf")
+    made = ckconv(
+        "convert", source, tmp_path / "m.bump", "--bump-version", 5, "--quantize", f"q8_0,output.weight={head}"
+    )
+    said = f"the output head is {head.upper()}: the engine{whose} is built with --logits-layout full"
+    assert (made.code, "--logits-layout full" in made.out, said in made.out) == (0, bool(whose), bool(whose)), made.out
+
+
+def test_gate_and_up_that_are_asked_to_be_of_two_types_say_which(tmp_path: Path, ckconv) -> None:
+    source = Model(arch="llama", hidden=256, ffn=256, head="own").write(tmp_path / "m.gguf")
+    flags = ("--bump-version", 5, "--quantize", "q8_0,blk.0.ffn_up.weight=q6_k")
+    refused = ckconv("convert", source, tmp_path / "m.bump", *flags)
+    assert "blk.0.ffn_gate.weight becomes Q8_0 and blk.0.ffn_up.weight becomes Q6_K" in refused.err
+    assert ckconv("convert", source, tmp_path / "m.bump", *flags, *hinted(refused.err)[0]).code == 0
+
+
 #: Types of a qwen35 with which July's engine is right or not: of query, key and value, or of gate and up.
 HYBRID = {
     "attn_q attn_k attn_v": {

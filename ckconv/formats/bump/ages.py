@@ -30,7 +30,7 @@ from ckconv.plan.steps import Reason
 #: The age whose rules hold where none is asked for.
 DEFAULT = "april"
 
-_OF_BUMP5 = frozenset({"anywhere", "layers", "added_twice", "mixes", "templates", "fragments"})
+_OF_BUMP5 = frozenset({"anywhere", "layers", "full_logits", "added_twice", "mixes", "templates", "fragments"})
 
 _FOLDER = FOLDER / "engine_ages"
 
@@ -116,6 +116,7 @@ class Age(NamedTuple):
         older: types of matrices of bump 3.
         anywhere: types of bump 5 that are right in every matrix.
         layers: types that are right in the layers only.
+        full_logits: types of a head for which the engine is built with logits of every position.
         added_twice: matrix -> its bias: with a matrix of floats and a bias that is not zero it is wrong.
         mixes: those that are wrong in a layer, of templates that have none of their own.
         fragments: those that files of every template may need.
@@ -131,6 +132,7 @@ class Age(NamedTuple):
     older: tuple[str, ...]
     anywhere: tuple[str, ...]
     layers: tuple[str, ...]
+    full_logits: tuple[str, ...]
     added_twice: Mapping[str, str]
     mixes: tuple[Mix, ...]
     circuits: Mapping[str, Circuit]
@@ -177,6 +179,7 @@ class _Reader(Fields):
             self._types(older, "types"),
             self._types(newer, "anywhere"),
             self._types(newer, "layers"),
+            self._types(newer, "full_logits"),
             dict(newer.get("added_twice", {})),
             tuple(self._mixes(newer)),
             {name: self._circuit(name, item) for name, item in newer.get("templates", {}).items()},

@@ -50,7 +50,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
     """
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
-    mixed: dict[str, list[list[Tensor]]] = {}
+    mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
     spoiled: dict[str, list[str]] = {}
     kept: set[str] = set()
     for slot, layer in slots_of(planner.table, planner.config.num_layers):
@@ -79,14 +79,22 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             chosen = [F32] * len(chosen)  # floats of several types in one slot
         types[name] = chosen[0] if chosen else F32
         if len(set(chosen)) > 1:
-            mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
+            mixed.setdefault(f"gate and up share one type in {slot.name}", []).append([*zip(here, chosen, strict=True)])
     for why, names in spoiled.items():
         planner.refuse(f"{why}: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else ""), ORIGINAL)
     for why, tensors in refused.items():
         _refuse_blocks(planner, why, tensors, kept, tensors[0].source)
     for why, pairs in mixed.items():
-        both = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in pairs[0])
-        tensors = [tensor for pair in pairs for tensor in pair if tensor.dtype.block > 1]
+        both = " and ".join(
+            f"{tensor.source} {'becomes' if tensor.name in planner.quantized_as else 'is'} {dtype}"
+            for tensor, dtype in pairs[0]
+        )
+        tensors = [
+            tensor
+            for pair in pairs
+            for tensor, _ in pair
+            if tensor.dtype.block > 1 or tensor.name in planner.quantized_as
+        ]
         _refuse_blocks(planner, why, tensors, kept - {tensor.source for tensor in tensors}, both, len(pairs))
     return types
 

@@ -415,7 +415,7 @@ class Bump5Planner(BumpPlanner):
         elif why := ages.no_circuit(self.age, self.family.gguf):
             self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slots and version != 5:
-            self.refuse(f"bump {version} has no place for the layers of {an(self.family.name)}")
+            self.refuse(f"bump {version} has no place for the layers of {an(self.family.name)}", "--bump-version 5")
         elif "window" in self.row.reads:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
@@ -535,9 +535,9 @@ class Bump5Planner(BumpPlanner):
         content = tokenizer_of(self.index, keys, self.geometry.vocab) or {}
         table = with_optional(self.slots, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
-        self._note(content, types[HEAD if HEAD in self.present else "token_emb"])
         assert self._made is not None
         right = ages.right(self._made)
+        self._note(content, types[HEAD if HEAD in self.present else "token_emb"], right)
         self.notes.append(ages.said(right))
         facts = documents.Facts(
             config=self.config,
@@ -585,11 +585,14 @@ class Bump5Planner(BumpPlanner):
             ),
         )
 
-    def _note(self, content: Mapping[str, bytes], head: DType) -> None:
+    def _note(self, content: Mapping[str, bytes], head: DType, right: Sequence[str]) -> None:
         if not content:
             self.notes.append("the source has no tokenizer: none is embedded")
-        if head is F32:  # without it the generated code calls gemv_blocked_serial, which the library lacks
-            self.notes.append("the output head is FP32: the engine is built with --logits-layout full")
+        full = [age.title for age in ages.ages().values() if age.name in right and head.name in age.full_logits]
+        if full or head is F32:
+            whose = "" if head is F32 else f" of {' and of '.join(full)}"
+            word = "FP32" if head is F32 else head.name
+            self.notes.append(f"the output head is {word}: the engine{whose} is built with --logits-layout full")
         if self.version == 4:
             self.notes.append(FOR_V7_AND_V8)
         if self._template is None:
