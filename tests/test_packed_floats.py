@@ -669,3 +669,18 @@ def test_bits_of_another_configuration_are_said(tmp_path: Path, ckconv) -> None:
     result = ckconv("inspect", tmp_path / "packed")
     assert result.code == 3
     assert "affine quantization has 7 bits" in result.err
+
+
+def test_matrices_whose_scale_llama_cpp_has_no_place_for_are_one_reason(tmp_path: Path, ckconv) -> None:
+    """It multiplies by the scale where it adds no bias."""
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False), MODELOPT, mlp_bias=True)
+
+    def with_biases(tensors: Tensors, document: dict[str, Any]) -> None:
+        rows = {"gate": DECODER.ffn, "up": DECODER.ffn, "down": DECODER.hidden}
+        tensors |= {f"model.layers.0.mlp.{kind}_proj.bias": np.ones(n, np.float32) for kind, n in rows.items()}
+
+    rewritten(tmp_path / "packed", with_biases)
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales")
+    sentence = "llama.cpp has no place for the scale of the scales of blk.0.ffn_gate and 2 more"
+    assert (result.code, sentence in result.err) == (4, True), result.err
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--dequantize").code == 0

@@ -715,6 +715,8 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
     one only where it is asked for, or where the source has it.
     """
     found: list[Entry] = []
+    nowhere: list[str] = []
+    apart: list[str] = []
     unasked: list[str] = []
     rounded = False
     asked = planner.options.tensor_scales or planner.index.format == "gguf"
@@ -727,9 +729,9 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         kind = module.rpartition(".")[2]
         each = [planner.source.factors.get(part.name, _UNSEEN) for part in parts]
         if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
-            planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", DECODE)
+            nowhere.append(module)
         elif any(numbers != each[0] for numbers in each):
-            planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", DECODE)
+            apart.append(module)
         elif any(number != 1 for number in each[0]) and not asked:
             unasked.append(module)
         elif any(number != 1 for number in each[0]):
@@ -738,9 +740,13 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
             rounded |= _divides(parts[0].dtype) and not all(map(inverse, each[0]))
     if rounded:
         planner.notes.append(_ROUNDED)
-    if unasked:
-        more = f" and {len(unasked) - 1} more" if len(unasked) > 1 else ""
-        why = "the scales of NVFP4 matrices have a scale, without which a reader gets other numbers"
-        hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
-        planner.refuse(f"{why}: {unasked[0]}{more}", hint)
+    asking = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
+    for why, modules, hint in (
+        ("llama.cpp has no place for the scale of the scales of", nowhere, DECODE),
+        ("parts of one matrix have scales of their own, and llama.cpp has one for it:", apart, DECODE),
+        ("the scales of NVFP4 matrices have a scale, without which a reader gets other numbers:", unasked, asking),
+    ):
+        if modules:
+            more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+            planner.refuse(f"{why} {modules[0]}{more}", hint)
     return found
