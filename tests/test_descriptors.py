@@ -15,7 +15,7 @@ from models import Model
 
 from ckconv.errors import unreadable
 from ckconv.io.files import Files
-from ckconv.publish.directory import Directory
+from ckconv.publish.files import Directory
 from ckconv.publish.staging import Descriptors
 from ckconv.system import MAX_OPEN
 

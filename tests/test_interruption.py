@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gguf_builder import pair
 
-from ckconv.publish.directory import NAME as LOCK
+from ckconv.publish.files import LOCK
 
 resource = pytest.importorskip("resource")  # of POSIX
 

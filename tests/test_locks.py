@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.publish.directory import NAME as LOCK
-from ckconv.publish.directory import locked
+from ckconv.publish.files import LOCK, locked
 from ckconv.signals import interruptible
 
 

@@ -16,7 +16,7 @@ import pytest
 from outputs import descriptor, failing_at, names, no_links, one_file, refused, write
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.publish.directory import Directory
+from ckconv.publish.files import Directory
 from ckconv.signals import interruptible
 from ckconv.system import allocates
 
@@ -472,7 +472,7 @@ import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
 from ckconv.publish.staging import Outputs, Room, Small
-from ckconv.publish.directory import Directory
+from ckconv.publish.files import Directory
 from ckconv.signals import interruptible
 place = Path(sys.argv[1])
 data = bytes(range(256)) * 4096

@@ -14,7 +14,7 @@ from kills import HIT
 from outputs import failing_at, refused
 
 from ckconv.errors import OutputError
-from ckconv.publish.directory import NAME as LOCK
+from ckconv.publish.files import LOCK
 from ckconv.publish.journal import recover
 from ckconv.publish.staging import Outputs, Room, Small
 

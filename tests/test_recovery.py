@@ -18,8 +18,7 @@ from conftest import FIXTURES, Result
 from kills import HIT
 from outputs import refused
 
-from ckconv.publish.directory import NAME as LOCK
-from ckconv.publish.directory import Directory, locked
+from ckconv.publish.files import LOCK, Directory, locked
 from ckconv.publish.journal import REPLACED, recover
 from ckconv.publish.staging import Outputs, Room, Small
 
@@ -198,7 +197,7 @@ def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: s
 def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = Outputs({tmp_path / "m": Room(1)}, {})
     outputs.__enter__()
-    monkeypatch.setattr("ckconv.publish.directory.PATIENCE", 0.0)
+    monkeypatch.setattr("ckconv.publish.files.PATIENCE", 0.0)
     with locked([tmp_path]):
         with refused("output.busy", "another run of ckconv"):
             outputs.publish()

@@ -13,8 +13,7 @@ import pytest
 from conftest import FIXTURES, Result
 from kills import HIT
 
-from ckconv.publish.directory import NAME as LOCK
-from ckconv.publish.directory import Directory
+from ckconv.publish.files import LOCK, Directory
 from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
 from ckconv.publish.journal import NAME as JOURNAL
 

@@ -14,7 +14,7 @@ import pytest
 
 from ckconv import signals
 from ckconv.errors import Interrupted
-from ckconv.publish.directory import locked
+from ckconv.publish.files import locked
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import blocking, check, declare, interruptible, noted
 from ckconv.system import ENDING

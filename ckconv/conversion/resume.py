@@ -35,8 +35,7 @@ from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Plan
-from ckconv.publish.directory import Directory, locked
-from ckconv.publish.files import close_unwritten, failing, opened_regular
+from ckconv.publish.files import Directory, close_unwritten, failing, locked, opened_regular
 from ckconv.publish.journal import CONVERSION, discard, lasting_name, recover
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check, declare

@@ -32,9 +32,8 @@ from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.check import Checked, check, check_names, keys_of_mlx
 from ckconv.learning.keys import Keys, Question
-from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair
+from ckconv.learning.pair import FLOATS, Guess, Numbers, Pair, Traced, Tracer
 from ckconv.learning.rows import Rows, cells, opened_directory, prefix_of, ranked, same_values
-from ckconv.learning.trace import Traced, Tracer
 from ckconv.options import Options
 from ckconv.quant.convert import decodable
 

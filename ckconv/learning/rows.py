@@ -20,8 +20,25 @@ from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.schema import Cell, Family, TensorRow
 from ckconv.formats.detect import open_index
-from ckconv.learning.pair import FAILS, FLOATS, NO_LAYER, Guess, Numbers, Pair, by_pattern
-from ckconv.learning.trace import Form, Hit, Name, Traced, gguf_name, name_in, plainness, rows_of, sampled, written
+from ckconv.learning.pair import (
+    FAILS,
+    FLOATS,
+    NO_LAYER,
+    Form,
+    Guess,
+    Hit,
+    Name,
+    Numbers,
+    Pair,
+    Traced,
+    by_pattern,
+    gguf_name,
+    name_in,
+    plainness,
+    rows_of,
+    sampled,
+    written,
+)
 
 #: The head, which a model has or has not, whatever else it has.
 _HEAD = "output"

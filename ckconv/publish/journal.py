@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ckconv.errors import BROUGHT_BACK, OutputError
-from ckconv.publish.directory import Directory, locked
-from ckconv.publish.files import CUT, close_written, made_meanwhile
+from ckconv.publish.files import CUT, Directory, close_written, locked, made_meanwhile
 from ckconv.system import is_own
 
 #: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).

@@ -18,9 +18,9 @@ from typing import Any
 
 from ckconv.core.named import NamedTuple
 from ckconv.errors import CkconvError, Interrupted
-from ckconv.publish.directory import NAME as LOCK
-from ckconv.publish.directory import Directory, locked
 from ckconv.publish.files import (
+    LOCK,
+    Directory,
     SideFile,
     check_apart,
     check_directory,
@@ -33,6 +33,7 @@ from ckconv.publish.files import (
     failing,
     followed,
     holds,
+    locked,
     made_meanwhile,
     shared_with,
     syncing,
