@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.library import StrPath, SupportsWrite, check_argument, pythonic
 from ckconv.conversion.planning import make_plan, merged
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
@@ -323,8 +324,6 @@ def iter_tensors(
     Raises:
         UsageError, InputError, UnsupportedError, OutputError: as :func:`convert`.
     """
-    import numpy as np
-
     from ckconv.io.files import Files
     from ckconv.verification.tensors import Soundness
 
@@ -345,8 +344,6 @@ def iter_tensors(
 
 def _array(step: Step, plan: Plan, files: Files) -> NDArray[Any]:
     """Values of a step, in its target's shape; blocks as rows of bytes."""
-    import numpy as np
-
     from ckconv.conversion.write import Losses, bytes_of
 
     losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape

@@ -183,7 +183,6 @@ def unreadable(
     path: str | os.PathLike[str],
     *,
     doing: str = "cannot be read",
-    tensor: str | None = None,
     offset: int | None = None,
 ) -> InputError | OutputError:
     """The error of a file that cannot be read.
@@ -193,8 +192,8 @@ def unreadable(
     message = f"{doing}: {error.strerror or error}"
     if error.errno in (*NO_RESOURCES, errno.EIO):  # of a device that fails, no file is at fault
         hint = "the limit of open files is reached (ulimit -n)" if error.errno == errno.EMFILE else None
-        return OutputError("system", message, path=path, tensor=tensor, offset=offset, hint=hint)
-    return InputError("input.unreadable", message, path=path, tensor=tensor, offset=offset)
+        return OutputError("system", message, path=path, offset=offset, hint=hint)
+    return InputError("input.unreadable", message, path=path, offset=offset)
 
 
 def listed(faults: list[str]) -> tuple[str, ...]:

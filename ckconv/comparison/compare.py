@@ -108,8 +108,6 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
 
 def _without_signs_of_zeros(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Float32 values whose zeros are positive."""
-    import numpy as np
-
     bits = np.ascontiguousarray(data).view(np.uint32)
     return np.where(bits == _NEGATIVE_ZERO, np.uint32(0), bits).view(np.uint8)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, an
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -217,8 +217,6 @@ _TOLERANCE = 1e-6
 
 def same_factors(one: bytes, other: bytes) -> bool:
     """Whether two ``rope_freqs.weight`` are equal but for rounding."""
-    import numpy as np
-
     a, b = np.frombuffer(one, "<f4"), np.frombuffer(other, "<f4")
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=_TOLERANCE, atol=0))
 
@@ -611,8 +609,6 @@ def rope_factors(
     context: int = ORIGINAL_CONTEXT,
 ) -> Floats:
     """Divisors of the ``rotary_dim / 2`` frequencies, as float32."""
-    import numpy as np
-
     powers = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     frequencies = np.float32(1) / np.float32(theta) ** powers
     wavelengths = np.float32(2 * math.pi) / frequencies
@@ -633,8 +629,6 @@ def rope_scaling_of(factors: Floats, theta: float, rotary_dim: int) -> dict[str,
     ``s = (context / wavelength - low) / (high - low)``, so every factor between them gives the context, once the two
     constants are known: those of Llama 3 are tried first, then what a line through the factors says.
     """
-    import numpy as np
-
     if factors.shape != (rotary_dim // 2,) or not np.isfinite(factors).all() or factors.min() <= 0:
         return None
     if (factors == factors[0]).all():
@@ -657,8 +651,6 @@ def llama3_candidates(
     factors: NDArray[Any], theta: float, rotary_dim: int
 ) -> Iterator[tuple[float, float, float, int]]:
     """Factor, low, high and original context that may give these factors."""
-    import numpy as np
-
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotary_dim, 2) / rotary_dim)
     # The slowest frequency is divided by the whole factor, unless no frequency is that slow.
     factor = float(factors[-1])

@@ -8,10 +8,10 @@ import struct
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -204,8 +204,6 @@ BUMP_CODES: dict[str, dict[int, DType]] = {
 
 def round_to(values: Floats, dtype: DType) -> None:
     """Round float32 in place to ``dtype``, ties to even; NaN stays NaN."""
-    import numpy as np
-
     if dtype is F32:
         return
     bits = values.view(np.uint32)
@@ -232,8 +230,6 @@ def round_to(values: Floats, dtype: DType) -> None:
 
 def holds(values: Floats, dtype: DType) -> Flags:
     """A mask of values that ``dtype`` (F32, F16 or BF16) holds exactly."""
-    import numpy as np
-
     bits = values.view(np.uint32)
     if dtype is not F16:
         finite: Flags = np.isfinite(values)
@@ -253,8 +249,6 @@ def e2m1() -> Floats:
 
     Source: OCP Microscaling Formats v1.0, 5.3.3.
     """
-    import numpy as np
-
     positive = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     return np.array([*positive, *(-v for v in positive)], np.float32)
 
@@ -265,8 +259,6 @@ def e4m3() -> Floats:
 
     NaN at 0x7F and 0xFF. Source: OCP Microscaling Formats v1.0, 5.3.1.
     """
-    import numpy as np
-
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     value = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10))
@@ -281,8 +273,6 @@ def e5m2() -> Floats:
 
     Source: OCP 8-bit Floating Point Specification v1.0, 3.1.
     """
-    import numpy as np
-
     with np.errstate(invalid="ignore"):
         values: Floats = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
     return values
@@ -294,8 +284,6 @@ def e8m0() -> Floats:
 
     255, NaN in the standard, is 2**128 and so infinite in MLX.
     """
-    import numpy as np
-
     with np.errstate(over="ignore"):
         powers: Floats = np.ldexp(1.0, np.arange(256) - 127).astype(np.float32)
     return powers

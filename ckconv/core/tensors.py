@@ -306,6 +306,12 @@ def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
     return tuple(map(make, range(count))) if count <= KEPT else Made(count, make)
 
 
+def reordered(items: Sequence[T], order: Iterable[int]) -> Sequence[T]:
+    """The items at these places."""
+    places = array("I", order)
+    return made(len(places), lambda at: items[places[at]])
+
+
 def chained(parts: Sequence[Sequence[T]]) -> Sequence[T]:
     """The items of all parts, in order."""
     if len(parts) == 1:

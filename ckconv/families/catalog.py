@@ -28,7 +28,7 @@ from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import Expression, ExpressionError, parse
 from ckconv.families.keys import TAKERS
-from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, has_section, listed, read_file
+from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, is_family, listed, read_file
 from ckconv.families.names import Stored, names_of
 from ckconv.families.parameters import ParameterError
 from ckconv.families.schema import DRAFTS, Condition, Family, load
@@ -383,7 +383,7 @@ def _index() -> Index:
 def index_of_files() -> Index:
     """Make the index of families; fragments without a class are left out."""
     families = {name: load(FOLDER / f"{name}{_SUFFIX}") for name, text in _files().items()
-                if has_section(text, "huggingface")}  # fmt: skip
+                if is_family(text)}  # fmt: skip
     found: dict[str, dict[str, list[str]]] = {"family": {name: [name] for name in families}}
     found |= {key: {} for key in (*_SECTIONS, "engine")}
     for name, family in families.items():
@@ -641,16 +641,9 @@ _DRAFTERS = r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash
 TAKEN = ("target_hidden_size", "backbone_hidden_size")
 
 
-#: Part of the name of a drafter that llama.cpp's converter knows -> why ckconv has no rules for it.
-_WITHOUT_RULES = {
-    "deepseekv4": "nobody has written its file yet",
-}
-
-
 def without_rules(drafter: str) -> str:
-    """Clause on why a drafter has no rules; empty where nothing is known."""
-    found = (why for part, why in _WITHOUT_RULES.items() if part in drafter.lower())
-    return next((f": {why}" for why in found), "")
+    """Clause on why ckconv lacks a drafter that llama.cpp's converter knows."""
+    return ": nobody has written its file yet" if "deepseekv4" in drafter.lower() else ""
 
 
 def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:

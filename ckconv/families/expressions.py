@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckconv.core.config import LLAMA3_NUMBERS, MAX_LAYERS, llama3_candidates, shortest_float32, yarn_scale
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 
 # -- Functions for expressions of family files, pure in their parameters -----------------------------------------------
@@ -194,16 +195,6 @@ def moved(items: list[int], by: int) -> list[int]:
     return [item + by for item in items]
 
 
-def lines(items: list[str]) -> str:
-    """Join lines to a text, with line feeds between them."""
-    return "\n".join(items)
-
-
-def decimals(items: list[float]) -> list[float]:
-    """Shortest decimals of a list of float32."""
-    return [shortest_float32(0.0 + item) for item in items]  # of a word a TypeError, as of any other sum
-
-
 def counted(text: str) -> list[int]:
     """Whole numbers of a text, between commas."""
     return [int(number) for number in text.split(",") if number.strip()]
@@ -223,8 +214,6 @@ def llama3_factors(theta: float, turned: int, size: int, factor: float, low: flo
         turned: elements of a head that turn.
         size: number of divisors.
     """
-    import numpy as np
-
     powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
     made: list[float] = []
     for frequency in np.float32(1) / np.float32(theta) ** powers:
@@ -237,8 +226,6 @@ def llama3_factors(theta: float, turned: int, size: int, factor: float, low: flo
 
 def llama3_numbers(factors: list[float], theta: float, turned: int) -> dict[str, Any] | None:
     """Inverse of :func:`llama3_factors`; ``None`` of what is made otherwise."""
-    import numpy as np
-
     found = llama3_candidates(np.array(factors[: turned // 2]), theta, turned) if len({*factors}) > 1 else ()
     exact = (it for it in found if factors == llama3_factors(theta, turned, len(factors), *it))
     return next((dict(zip(LLAMA3_NUMBERS, numbers, strict=True)) for numbers in exact), None)
@@ -285,7 +272,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(cycle, leading, each, spelled, overlaid, upto, spread, of_kind, first, first_of, count, overridden),
-        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved, lines, decimals),
+        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved),
         *(counted, commas, llama3_factors, llama3_numbers, classifies, mentions, others, items, labels_of, indexed),
         *(indices, stride, letters, lettered, longrope_scale, yarn_scale, yarn_attention),
     )

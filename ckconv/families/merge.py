@@ -667,12 +667,12 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def has_section(text: str, name: str) -> bool:
-    """Whether TOML text has this table: inline, dotted or with a header.
+def is_family(text: str) -> bool:
+    """Whether TOML text has a table ``huggingface``: inline, dotted or a header.
 
-    A table of the same name inside of another one counts, too: the text is searched, not parsed.
+    One inside of another table counts, too: the text is searched, not parsed.
     """
-    return re.search(rf"^(\[{name}[.\]]|{name}(\.| = ))", text, re.MULTILINE) is not None
+    return re.search(r"^(\[huggingface[.\]]|huggingface(\.| = ))", text, re.MULTILINE) is not None
 
 
 def texts(value: Any) -> tuple[str, ...]:

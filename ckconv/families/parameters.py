@@ -206,7 +206,7 @@ class Values(Mapping[str, Any]):
         several = typed and isinstance(stored, list)  # a list of a GGUF may hold an infinity: Gemma 3n's does
         for number in stored if isinstance(stored, list) else [stored]:
             no_number = isinstance(number, float) and not math.isfinite(number) and not (several and math.isinf(number))
-            if no_number or (typed and cell.type == "f32" and isinstance(number, bool)):
+            if no_number or (typed and cell.type.startswith("f32") and isinstance(number, bool | str)):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if isinstance(stored, list) and parameter.is_single and (cell.read is None or "it" in cell.read.names):
             words = _TYPES.get(parameter.kind, ((), "one value"))[1]

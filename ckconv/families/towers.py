@@ -18,7 +18,7 @@ from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalize
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import TRANSFORMERS, Parameter
-from ckconv.families.merge import FOLDER, has_section
+from ckconv.families.merge import FOLDER, is_family
 from ckconv.families.names import names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
@@ -41,7 +41,7 @@ _NESTED = (("model.", ""),)
 @cache
 def _texts() -> Mapping[str, str]:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_TOWERS.glob("*.toml"))}
-    return {name: text for name, text in texts.items() if has_section(text, "huggingface")}
+    return {name: text for name, text in texts.items() if is_family(text)}
 
 
 @lru_cache

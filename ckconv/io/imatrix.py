@@ -11,13 +11,13 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.lazy import np
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
 from ckconv.publish.files import opened_regular
 from ckconv.system import read_at
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -49,8 +49,6 @@ def read_imatrix(path: Path) -> Imatrix:
     Raises:
         InputError: ``quantize.imatrix``; as :func:`opened_regular`.
     """
-    import numpy as np
-
     try:
         with readable(path), opened_regular(path) as fd:
             size = os.fstat(fd).st_size
@@ -73,7 +71,6 @@ def _fault(path: Path, message: str) -> InputError:
 
 def _of_gguf(path: Path) -> Imatrix:
     import gguf
-    import numpy as np
 
     reader: Any = gguf.GGUFReader(path)
     missing = [key for key in _KEYS if key not in reader.fields]
@@ -96,8 +93,6 @@ def _of_dat(fd: int, size: int) -> Imatrix:
 
     Nothing is read that a field before does not announce and the file has room for.
     """
-    import numpy as np
-
     at = 0
     found: dict[str, Floats] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ckconv.families.keys import Kind
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.learning.keys import same
-from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, value_of
+from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, squeezed, value_of
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import decode
@@ -319,15 +319,11 @@ def _alike(one: bytes | bytearray, other: bytes, dtype: DType) -> bool:
 def _dtype(there: TensorIndex, source: TensorIndex) -> str:
     """The type of most matrices; the source's, where they are quantized."""
     for index in (there, source):
-        kinds = Counter(tensor.dtype.name for tensor in index.stored if len(_squeezed(tensor.shape)) > 1)
+        kinds = Counter(tensor.dtype.name for tensor in index.stored if len(squeezed(tensor.shape)) > 1)
         found = kinds.most_common(1)[0][0] if kinds else "F32"
         if found in FLOATS:
             return found.lower()
     return "source"
-
-
-def _squeezed(shape: Iterator[int] | tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def _said(error: CkconvError) -> str:

@@ -593,7 +593,7 @@ class Tracer:
         one, other, experts = moves
         if len(ours) != experts or tuple(ours[0].shape) != tuple(one.stored):
             return False
-        if _squeezed(theirs.shape) != _squeezed(other.stored) or (theirs.shape[0] == 1) != (other.stored[0] == 1):
+        if squeezed(theirs.shape) != squeezed(other.stored) or (theirs.shape[0] == 1) != (other.stored[0] == 1):
             return False
         if not all(tensor.dtype.name in FLOATS for tensor in ours):
             return False
@@ -628,7 +628,8 @@ class Tracer:
         return self._known[key]
 
 
-def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    """Shape without axes of one."""
     return tuple(size for size in shape if size != 1)
 
 

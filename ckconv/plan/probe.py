@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
@@ -235,8 +236,6 @@ def products_are_exact(index: TensorIndex) -> bool:
 
 def _without_number(tensor: Tensor, files: Files) -> int:
     """Count the groups of a quantized matrix whose scale is not finite."""
-    import numpy as np
-
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.codec import to_float32
     from ckconv.quant.packed import numbers, scale_values, scheme_of
@@ -283,8 +282,6 @@ _LARGE = 2.0**119
 
 def _beyond(tensor: Tensor, files: Files) -> int:
     """Count the groups of a packed matrix whose products are not finite."""
-    import numpy as np
-
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.packed import E4M3, decode, numbers, scaled
 
@@ -315,8 +312,6 @@ def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] |
 
 
 def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
-    import numpy as np
-
     from ckconv.io.rows import RowReader
 
     numbers = RowReader(tensor, files).rows(0, 1).view(f"<i{tensor.dtype.size}").reshape(-1)
@@ -346,8 +341,6 @@ def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]
 
 def _factors(tensor: Tensor, files: Files) -> list[float]:
     """Factors of the scales of each stacked matrix."""
-    import numpy as np
-
     from ckconv.io.rows import RowReader
     from ckconv.quant.packed import scheme_of
 
@@ -363,8 +356,6 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
 
 
 def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
-    import numpy as np
-
     from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import integers
     from ckconv.quant.reexpress import integer_parts, of_triple

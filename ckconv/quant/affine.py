@@ -26,12 +26,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
+from ckconv.core.lazy import np
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.codec import from_float32
 from ckconv.quant.codes import pack
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ckconv.quant.mlx import Triple
@@ -113,8 +113,6 @@ def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
 
     A zero point has at most nine bits.
     """
-    import numpy as np
-
     with np.errstate(all="ignore"):
         exact = -bias.astype(np.float64) / scale
         zero = np.where(np.abs(exact) < 512, np.rint(exact), 0).astype(np.int16)
@@ -128,8 +126,6 @@ def unfit(parts: Affine, block: DType, *, whatever: bool = False) -> Flags:
     Args:
         whatever: count only those that do not fit whatever their codes are, else those too that may not.
     """
-    import numpy as np
-
     bits, offset = BLOCKS[block]
     fits = holds(parts.scale, F16)
     if offset is None:
@@ -145,8 +141,6 @@ def unfit(parts: Affine, block: DType, *, whatever: bool = False) -> Flags:
 
 def to_blocks(parts: Affine, block: DType) -> Repacked:
     """GGUF rows, and how many groups do not fit."""
-    import numpy as np
-
     bits, offset = BLOCKS[block]
     rows, groups = parts.scale.shape
     scale, codes, most = parts.scale, parts.codes.reshape(rows, groups, -1), parts.bits
@@ -193,8 +187,6 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
 
     Without codes the first plane is empty.
     """
-    import numpy as np
-
     q, number = triple.quantization, triple.number
     bias, exact = _biases(parts)
     fits = exact & holds(parts.scale, number) & holds(bias, number)
@@ -209,8 +201,6 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
 
 def integers(parts: Affine) -> tuple[Bytes, Flags]:
     """Zero points of as many bits as the codes, and which groups have one."""
-    import numpy as np
-
     zero, found = _zeros(parts, 1 << parts.bits - 1)
     fits = (zero >= 0) & (zero < 1 << parts.bits) & np.isfinite(parts.scale) & found
     return np.where(fits, zero, 0).astype(np.uint8), fits
@@ -226,16 +216,12 @@ def _zeros(parts: Affine, offset: int) -> tuple[Zeros, Flags | bool]:
 
     Where every value is 0 any will do.
     """
-    import numpy as np
-
     zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, _given(parts.bias))
     return np.where(parts.scale == 0, np.int16(offset), zero), found
 
 
 def _biases(parts: Affine) -> tuple[Floats, Flags | bool]:
     """Biases, and which of them are exact."""
-    import numpy as np
-
     if parts.zero is None:
         return _given(parts.bias), True
     with np.errstate(over="ignore", invalid="ignore"):
@@ -254,16 +240,12 @@ def _spread(numbers: Floats, count: int) -> Floats:
 
     They are repeated, or the first of those that are one.
     """
-    import numpy as np
-
     groups = numbers.shape[1]
     return np.repeat(numbers, count // groups, axis=1) if count >= groups else numbers[:, :: groups // count]
 
 
 def _same(scale: Floats, run: int) -> Flags:
     """Runs of groups ``[rows, groups / run]`` that are the same bits."""
-    import numpy as np
-
     bits = scale.view(np.uint32).reshape(scale.shape[0], -1, run)
     same: Flags = (bits == bits[..., :1]).all(axis=-1)
     return same

@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.core.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Rows = NDArray[np.uint8]
@@ -23,8 +23,6 @@ _AT_ONCE = 1 << 16
 
 def to_float32(rows: Rows, dtype: DType) -> Floats:
     """``[n, bytes]`` -> float32 ``[n, cols]``, exactly."""
-    import numpy as np
-
     if dtype is F32:
         return rows.view(np.float32)
     if dtype is F16:
@@ -60,8 +58,6 @@ def _lowest(rows: Rows, dtype: DType) -> Floats:
 
     ``d * (2 * code - 1)`` of one bit, ``d * (code - 1)`` of two.
     """
-    import numpy as np
-
     from ckconv.quant import ggml
 
     times, plus = _LOWEST[dtype.name]
@@ -98,8 +94,6 @@ def libgguf() -> ModuleType | None:
 
 def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
     """Decoded blocks; ``None`` where gguf has to decode them."""
-    import numpy as np
-
     library = libgguf()
     if library is None or rows.shape[1] % dtype.size:
         return None
@@ -116,8 +110,6 @@ def _float16_values() -> Floats:
 
     Looking them up is twice as fast as numpy's own widening.
     """
-    import numpy as np
-
     halves = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         values = halves.view(np.float16).astype(np.float32)
@@ -133,8 +125,6 @@ def looked_up(table: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
 
     numpy makes an index of eight bytes of each code first.
     """
-    import numpy as np
-
     values = np.empty(codes.shape, table.dtype)
     flat, out = codes.reshape(-1), values.reshape(-1)
     for start in range(0, flat.size, _AT_ONCE):
@@ -144,8 +134,6 @@ def looked_up(table: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
 
 def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
     """float32 ``[n, cols]`` -> ``[n, bytes]``, and how many were rounded."""
-    import numpy as np
-
     if dtype is F32:
         return np.ascontiguousarray(floats).view(np.uint8), 0
     bits = np.ascontiguousarray(floats).view(np.uint32)
@@ -158,8 +146,6 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
 
 def _to_bfloat16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> int:
     """Round to nearest even on the upper half; return how many were rounded."""
-    import numpy as np
-
     halves = bits.view(np.uint16).reshape(-1, 2)  # the lower one first
     rounded = int(np.count_nonzero(bits & np.uint32(0xFFFF)))
     if not rounded:
@@ -185,8 +171,6 @@ def _to_float16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> int:
     A power of two is added of which the last bit of the sum is the last one that a float16 of this size has, which
     rounds as float16 does: numpy's own narrowing looks at one number after the other.
     """
-    import numpy as np
-
     magnitude = bits & np.uint32(0x7FFFFFFF)
     if magnitude.max(initial=0) >= 0x477FF000:  # 65,520 becomes infinite
         return _beyond_float16(bits, out)
@@ -209,8 +193,6 @@ def _to_float16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> int:
 
 def _beyond_float16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> int:
     """The same where some are infinite then, or no number."""
-    import numpy as np
-
     floats = bits.view(np.float32)
     with np.errstate(over="ignore", under="ignore"):
         out[:] = floats.astype(np.float16).view(np.uint16)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.lazy import np
 from ckconv.errors import CkconvError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
@@ -38,8 +38,6 @@ def _lanes(bits: int) -> tuple[np.dtype[Any], int, tuple[tuple[int, Any, Any, An
         The lane's type, the packed bytes it is made from, and for each step, from coarse to fine: the shift, the
         mask of the lower halves, that of the upper halves when spread, and when packed.
     """
-    import numpy as np
-
     codes = 8 // math.gcd(bits, 8)
     lane = np.dtype(f"<u{codes}")
     steps = []
@@ -57,8 +55,6 @@ def unpack(weight: Bytes, bits: int) -> Bytes:
 
     With 8 bits the result may be ``weight`` itself.
     """
-    import numpy as np
-
     weight = np.ascontiguousarray(weight)
     if bits == 8:
         return weight
@@ -87,8 +83,6 @@ def pack(codes: Bytes, bits: int) -> Bytes:
     Raises:
         CkconvError: a code needs more bits.
     """
-    import numpy as np
-
     if bits == 8:
         return codes
     if codes.size and (largest := int(codes.max())) >> bits:
@@ -139,8 +133,6 @@ def along_rows(words: Bytes, bits: int, places: Sequence[int] = (), form: str = 
     Args:
         places: which code of every so many is each of those rows; in order, unless it is given.
     """
-    import numpy as np
-
     if bits not in FILLING:
         many = together(bits, form)
         codes = _codes(words, bits, form).reshape(len(words), -1, many).swapaxes(1, 2)
@@ -161,8 +153,6 @@ def along_columns(words: Bytes, bits: int, form: str = STREAM) -> Bytes:
 
     They have as many codes as the words hold, or some more.
     """
-    import numpy as np
-
     if bits in FILLING:
         return unpack(words, bits)
     short = -words.shape[1] % (4 * run(bits, form))
@@ -171,8 +161,6 @@ def along_columns(words: Bytes, bits: int, form: str = STREAM) -> Bytes:
 
 def _codes(words: Bytes, bits: int, form: str) -> Bytes:
     """Whole runs of words -> the codes of each run ``[n, together]``."""
-    import numpy as np
-
     runs = words.reshape(-1, 4 * run(bits, form))
     if form == STREAM:
         return unpack(runs, bits)
@@ -193,8 +181,6 @@ def of_rows(codes: Bytes, bits: int) -> Bytes:
 
     The inverse of :func:`along_rows` for whole words.
     """
-    import numpy as np
-
     each = codes.reshape(-1, 4, 8 // bits, codes.shape[1])  # words, bytes of a word, codes of a byte
     packed = each[:, :, 0].copy()
     for place in range(1, 8 // bits):

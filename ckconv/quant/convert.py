@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import COUNTED, EXPONENTIALS, ambiguous
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -21,7 +22,6 @@ from ckconv.quant.packed import scheme_of
 from ckconv.quant.quantize import missing_quantizer, planes_of, quantize
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ckconv.core.tensors import Tensor
@@ -43,8 +43,6 @@ def shifted(floats: Floats, shift: float) -> Floats:
 
     Exponentials and logarithms are computed in float64 and rounded once.
     """
-    import numpy as np
-
     with np.errstate(all="ignore"):
         if shift in EXPONENTIALS:
             return (EXPONENTIALS[shift] * np.exp(floats.astype(np.float64))).astype(np.float32)
@@ -59,8 +57,6 @@ def _shortest(exact: NDArray[np.float64], floats: Floats, shift: float) -> Float
 
     A bfloat16 is found again.
     """
-    import numpy as np
-
     mantissa, exponent = np.frexp(exact)
     found = exact.astype(np.float32)
     for digits in range(_MOST - 1, _FEWEST - 1, -1):
@@ -217,8 +213,6 @@ class Conversion(NamedTuple):
         return planes_of(floats, triple, number, codes=False)
 
     def _apply(self, rows: Rows) -> tuple[Rows, int]:
-        import numpy as np
-
         if self.source is self.target and not self.shift and self.factor == 1.0:
             return rows, 0
         if (way := self._way) is not None:
@@ -252,8 +246,6 @@ class Conversion(NamedTuple):
 
     def _of_doubles(self, doubles: NDArray[np.float64]) -> tuple[Rows, int]:
         """Rows of float64, which go through float32."""
-        import numpy as np
-
         singles = _singles(doubles)
         made, changed = self._replace(source=F32)._apply(singles.view(np.uint8))
         if self.shift or self.factor != 1.0:
@@ -262,8 +254,6 @@ class Conversion(NamedTuple):
 
     def _floats(self, rows: Rows) -> tuple[Floats, DType]:
         """Values that are quantized, and the float type that holds all of them."""
-        import numpy as np
-
         if self.source is F64:
             rows = _singles(rows.view(np.float64)).view(np.uint8)
             return self._replace(source=F32)._floats(rows)
@@ -274,8 +264,6 @@ class Conversion(NamedTuple):
 
     def _quantized(self, rows: Rows) -> tuple[Rows, int]:
         """Quantize some rows at a time, so that they stay in a cache."""
-        import numpy as np
-
         how, made, values = self.quantizing, [], 0
         columns = rows.shape[1] // self.source.size * self.source.block
         step = max(1, _QUANTIZED_AT_ONCE // max(1, columns))
@@ -372,8 +360,6 @@ def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
     Raises:
         UnsupportedError: ``plan.range``, a finite value is too large for ``target``: no flag makes infinity of it.
     """
-    import numpy as np
-
     made, changed = from_float32(floats, target)
     if changed:
         infinite = made.view(np.uint16) << np.uint16(1) == (0x7C00 if target is F16 else 0x7F80) << 1
@@ -391,8 +377,6 @@ def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
 
 def _singles(doubles: NDArray[np.float64]) -> Floats:
     """float64 rounded to float32."""
-    import numpy as np
-
     with np.errstate(over="ignore"):
         singles: Floats = np.ascontiguousarray(doubles.astype(np.float32))
     beyond = np.isinf(singles) & np.isfinite(doubles)
@@ -405,8 +389,6 @@ def _singles(doubles: NDArray[np.float64]) -> Floats:
 
 def _differ(floats: Floats, doubles: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Where values are not the same numbers, or not both NaN."""
-    import numpy as np
-
     differ: NDArray[np.bool_] = (floats != doubles) & ~(np.isnan(floats) & np.isnan(doubles))
     return differ
 
@@ -416,8 +398,6 @@ def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
 
     A power of two rounds nothing.
     """
-    import numpy as np
-
     with np.errstate(all="ignore"):
         products = floats.astype(np.float64) * factor
         made, _ = narrowed(products.astype(np.float32), target)

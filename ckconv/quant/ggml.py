@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.lazy import np
 from ckconv.quant.codes import pack, unpack
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ckconv.core.dtypes import DType
@@ -52,22 +52,16 @@ _FIFTHS = 0x1010101010101010
 
 def empty(rows: int, columns: int, dtype: DType) -> Blocks:
     """Blocks ``[rows, columns / block]`` to be filled."""
-    import numpy as np
-
     return np.empty((rows, columns // dtype.block), _struct(dtype))
 
 
 def of_bytes(raw: Bytes, dtype: DType) -> Blocks:
     """View rows ``[rows, bytes]`` as blocks ``[rows, bytes / dtype.size]``."""
-    import numpy as np
-
     return np.ascontiguousarray(raw).view(_struct(dtype))
 
 
 def to_bytes(blocks: Blocks) -> Bytes:
     """The inverse of :func:`of_bytes`."""
-    import numpy as np
-
     return blocks.view(np.uint8).reshape(blocks.shape[0], -1)
 
 
@@ -76,8 +70,6 @@ def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
 
     Those of Q8_0 are its signed numbers plus 128.
     """
-    import numpy as np
-
     if dtype.name == "TQ2_0":
         first, second, third, fourth = np.moveaxis(codes.reshape(*blocks.shape, 2, 4, 32), -2, 0)
         blocks["qs"] = first | second << np.uint8(2) | third << np.uint8(4) | fourth << np.uint8(6)
@@ -105,8 +97,6 @@ def get_codes(blocks: Blocks, dtype: DType) -> Bytes:
 
     The inverse of :func:`put_codes`.
     """
-    import numpy as np
-
     rows = blocks.shape[0]
     if bits := STREAMS.get(dtype.name):
         return unpack(blocks["qs"].reshape(rows, -1), bits)
@@ -142,6 +132,4 @@ def _names(dtype: DType) -> list[str]:
 
 
 def _struct(dtype: DType) -> np.dtype[Any]:
-    import numpy as np
-
     return np.dtype(_FIELDS[dtype.name])

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from ckconv.core.lazy import np
 from ckconv.system import c_function
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ckconv.core.dtypes import DType
     from ckconv.quant.codec import Floats, Rows
 
@@ -74,16 +73,12 @@ def checksum(dtype: DType) -> int:
 
 def _first_values() -> tuple[Floats, Floats]:
     """A row of 256 values, and as many weights: fractions that float32 holds."""
-    import numpy as np
-
     numbers = np.arange(256)
     values = ((numbers * 37 % 251 - 125) / 64).astype(np.float32)
     return values[np.newaxis], ((numbers * 11 % 17 + 1) / 16).astype(np.float32)
 
 
 def _quantized(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
-    import numpy as np
-
     library = _library()
     assert library is not None
     rows, columns = floats.shape

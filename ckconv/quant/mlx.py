@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
+from ckconv.core.lazy import np
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
@@ -14,7 +15,6 @@ from ckconv.quant.codes import pack, unpack
 if TYPE_CHECKING:
     import os
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ckconv.core.tensors import Tensor
@@ -191,8 +191,6 @@ def decode(
     Raises:
         InputError: ``mlx.quant``: the shapes do not belong together.
     """
-    import numpy as np
-
     rows, columns = checked_shape(weight, scales, biases, quantization, dtype)
     groups = columns // quantization.group_size
     target = dtype if arithmetic is None else arithmetic
@@ -225,8 +223,6 @@ def _products(mode: str, bits: int, target: DType) -> NDArray[Any]:
 
     Looking it up takes half the time of multiplying.
     """
-    import numpy as np
-
     values = (e2m1() if bits == 4 else e4m3())[unpack(np.arange(256, dtype=np.uint8)[:, None], bits)]
     scales = (e4m3() if mode == "nvfp4" else e8m0()).copy()
     # MLX casts the scale before it multiplies: in float16 it may be infinite where a product is not.
@@ -301,8 +297,6 @@ def split_planes(rows: Rows, triple: Triple) -> tuple[Rows, ...]:
 
     Contiguous; biases only where there are such.
     """
-    import numpy as np
-
     q: Quantization = triple.quantization
     dtype = triple_type(triple)
     columns = rows.shape[1] // dtype.size * dtype.block
@@ -358,8 +352,6 @@ def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: boo
         number: the type of the weights, all of whose values ``floats`` are.
         codes: ``False`` for scales and biases alone: the first is empty.
     """
-    import numpy as np
-
     q = triple.quantization
     grouped = floats.reshape(len(floats), -1, q.group_size)
     with np.errstate(all="ignore"):
@@ -379,8 +371,6 @@ def quantize_triple(floats: Floats, triple: Triple, number: DType, *, codes: boo
 
 def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
     """Scale and bias of each group."""
-    import numpy as np
-
     low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
     scale = np.maximum((high - low) / np.float32((1 << q.bits) - 1), np.float32(_LEAST_SCALE))
     if q.bits == 1:
@@ -394,8 +384,6 @@ def _pairs(grouped: Floats, q: Quantization) -> tuple[Floats, Floats]:
 
 def _scales(grouped: Floats, q: Quantization, number: DType) -> Rows:
     """The scale of each group as it is stored."""
-    import numpy as np
-
     scale = np.abs(grouped).max(-1) / np.float32(_LARGEST[q.bits])
     round_to(scale, number)
     if q.mode == "nvfp4":
@@ -410,8 +398,6 @@ def _scales(grouped: Floats, q: Quantization, number: DType) -> Rows:
 
 
 def _float_codes(values: Floats, bits: int) -> NDArray[np.uint8]:
-    import numpy as np
-
     if bits == 8:
         return _e4m3_codes(values)
     magnitude, codes = np.abs(values), np.zeros(values.shape, np.uint8)
@@ -423,8 +409,6 @@ def _float_codes(values: Floats, bits: int) -> NDArray[np.uint8]:
 
 def _e4m3_codes(values: Floats) -> NDArray[np.uint8]:
     """Rounded to nearest, ties to even, to 448 at most (``to_fp8`` of MLX)."""
-    import numpy as np
-
     bits = np.ascontiguousarray(values).view(np.uint32)
     sign = bits >> np.uint32(31) << np.uint32(7)
     magnitude = bits & np.uint32(0x7FFFFFFF)

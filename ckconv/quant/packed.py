@@ -21,11 +21,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e5m2, e8m0, round_to
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ckconv.quant.codec import Floats, Rows
@@ -179,8 +179,6 @@ class Numbers(NamedTuple):
 
 def numbers(rows: Rows, dtype: DType) -> Numbers:
     """Take rows ``[n, bytes]`` of a packed type apart; nothing is decoded."""
-    import numpy as np
-
     scheme = _SCHEMES[dtype]
     columns = rows.shape[1] // dtype.size * dtype.block
     groups = scheme.groups(columns)
@@ -212,8 +210,6 @@ def numbers(rows: Rows, dtype: DType) -> Numbers:
 
 def scale_values(scales: Rows, number: DType) -> Floats:
     """Bytes of scales -> their values; codes that are no number become NaN."""
-    import numpy as np
-
     if number is DTYPES["F8_E8M0"]:
         values: Floats = e8m0()[scales]
         values[scales == 0xFF] = np.nan
@@ -223,8 +219,6 @@ def scale_values(scales: Rows, number: DType) -> Floats:
 
 def rows_of(*parts: Rows) -> Rows:
     """Join contiguous arrays to the rows that :func:`numbers` takes apart."""
-    import numpy as np
-
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
 
 
@@ -251,8 +245,6 @@ def together(scheme: Scheme) -> int:
 
 def scaled(found: Numbers) -> Floats:
     """Scales times the factor of all, or divided by it."""
-    import numpy as np
-
     if found.factors is None:
         return found.scales
     with np.errstate(all="ignore"):
@@ -262,8 +254,6 @@ def scaled(found: Numbers) -> Floats:
 
 def decode(rows: Rows, dtype: DType) -> Floats:
     """The values of rows of a packed type, float32 ``[n, columns]``."""
-    import numpy as np
-
     found = numbers(rows, dtype)
     scheme, columns = found.scheme, found.codes.shape[1]
     scales, where = scaled(found), found.order
@@ -291,8 +281,6 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
 def _computed(found: Numbers, number: DType) -> Floats:
     """Values; difference and product are rounded to the type of the scales."""
-    import numpy as np
-
     assert found.zeros is not None
     values = found.codes.astype(np.float32)
     _each(values, scale_values(found.zeros, number), None, np.subtract)
@@ -305,8 +293,6 @@ def _computed(found: Numbers, number: DType) -> Floats:
 @cache
 def _table(codes: str) -> Floats:
     """Values of codes that are no integers."""
-    import numpy as np
-
     if codes in MAPS:
         return np.array(MAPS[codes], np.float32)
     return {E4M3: e4m3, E5M2: e5m2, E2M1: e2m1}[codes]()

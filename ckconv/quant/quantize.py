@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import ggml_python
@@ -90,8 +91,6 @@ class Errors:
 
     def add(self, dtype: DType, before: Floats, after: Floats) -> None:
         """Note some values."""
-        import numpy as np
-
         with np.errstate(all="ignore"):
             squares = after - before
             squares *= squares
@@ -188,8 +187,6 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     Raises:
         UnsupportedError: ``quantize.value``, a value is no finite number.
     """
-    import numpy as np
-
     triple = triple_of(dtype)
     if triple is not None:
         return np.concatenate(planes_of(floats, triple, number), axis=1)
@@ -221,16 +218,12 @@ def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = Tr
 
 
 def _check_finite(floats: Floats) -> None:
-    import numpy as np
-
     if not np.isfinite(floats).all():
         bad = floats[~np.isfinite(floats)].flat[0]
         raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantized", found=str(bad))
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
-    import numpy as np
-
     library = libgguf()
     assert library is not None
     weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, e4m3, holds
+from ckconv.core.lazy import np
 from ckconv.quant import affine, packed, repack
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
@@ -70,8 +71,6 @@ def whole(dtype: DType, unit: int) -> bool:
 
 def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     """Rows of a packed type of integers."""
-    import numpy as np
-
     found = packed.numbers(rows, dtype)
     assert found.zeros is not None  # of integers
     kept = found.codes if codes else found.codes[:, :0]
@@ -80,8 +79,6 @@ def of_packed(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
 
 def of_sums(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
     """Rows of integers with offsets; a bias that is no float32 is NaN."""
-    import numpy as np
-
     found = packed.numbers(rows, dtype)
     scheme = found.scheme
     assert found.zeros is not None
@@ -95,8 +92,6 @@ def of_sums(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
 
 def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = None) -> Affine:
     """Rows of the arrays of a triple; without codes the numbers alone."""
-    import numpy as np
-
     q = triple.quantization
     unpacked = np.empty((len(scales), 0), np.uint8) if codes is None else unpack(codes, q.bits)
     scale, bias = (to_float32(np.ascontiguousarray(plane), triple.number) for plane in (scales, biases))
@@ -108,8 +103,6 @@ def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
 
     Without ``codes`` the numbers alone.
     """
-    import numpy as np
-
     from ckconv.quant import ggml
 
     triple = triple_of(dtype)
@@ -137,8 +130,6 @@ def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 
 def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     from ckconv.quant import ggml
 
     blocks = ggml.of_bytes(rows, block)
@@ -148,8 +139,6 @@ def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
 
 
 def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -> Repacked:
-    import numpy as np
-
     found = integer_parts(rows, dtype)
     zeros, fits = affine.integers(found)
     fits = fits & holds(found.scale, scheme.number)
@@ -193,8 +182,6 @@ def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 
 def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     from ckconv.quant import ggml
 
     found = numbers(rows, dtype)
@@ -210,8 +197,6 @@ def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
 
     Bytes ``[rows, groups]``.
     """
-    import numpy as np
-
     found = numbers(rows, dtype)
     assert found.factors is not None
     table, factors = e4m3()[:0x7F].astype(np.float64), found.factors.astype(np.float64)[:, None]
@@ -231,8 +216,6 @@ def _to_triple(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 
 def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     found = numbers(rows, dtype)
     assert found.factors is not None
     with np.errstate(all="ignore"):
@@ -241,8 +224,6 @@ def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 
 def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     found = numbers(rows, dtype)
     assert found.factors is not None
     mantissas, exponents = np.frexp(found.factors)
@@ -254,8 +235,6 @@ def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 
 def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     from ckconv.quant import ggml
 
     if dtype is _NVFP4:
@@ -380,8 +359,6 @@ def beyond_bf16(scales: Rows, *, wide: bool = False) -> Flags:
 
     Codes of E4M3 are from 2**-9 to 448, ``wide`` ones of E5M2 from 2**-16 to 57,344.
     """
-    import numpy as np
-
     least, most = (10, 239) if wide else (3, 246)
     return np.asarray((scales < least) | (scales > most))
 
@@ -391,8 +368,6 @@ def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
 
     Both ``[rows, groups]``.
     """
-    import numpy as np
-
     bits = packed.numbers(rows, dtype).scales.view(np.uint32)
     exponent = bits >> np.uint32(23)
     # 2**-127 is a subnormal float32, of exponent 0; a sign makes the exponent 256 or more.
@@ -401,8 +376,6 @@ def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
 
 
 def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
     scales, sound = scale_bytes(rows, dtype)
     found = packed.numbers(rows, dtype).codes
     repeated = np.repeat(scales, found.shape[1] // scales.shape[1] // _MXFP8.group_size, axis=1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType, holds
+from ckconv.core.lazy import np
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks
@@ -15,7 +16,6 @@ from ckconv.quant.codes import pack, unpack
 from ckconv.quant.mlx import Quantization, Triple, checked_shape
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
@@ -84,8 +84,6 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
     Args:
         codes: ``False`` for the numbers alone.
     """
-    import numpy as np
-
     if raw.shape[1] % block.size:
         message = f"a row of {raw.shape[1]:,} bytes is not whole {block} blocks of {block.size} bytes"
         raise InputError("repack.row", message, found=raw.shape[1], allowed=block.size)
@@ -104,8 +102,6 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
 
 def _factors(packed: Bytes) -> tuple[Floats, Floats]:
     """Eight 6-bit factors of scales and of minima, of bytes ``[..., 12]``."""
-    import numpy as np
-
     low, high, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([low & 63, (rest & 15) | (low >> 6 << 4)], axis=-1)
     minima = np.concatenate([high & 63, (rest >> 4) | (high >> 6 << 4)], axis=-1)
@@ -114,16 +110,12 @@ def _factors(packed: Bytes) -> tuple[Floats, Floats]:
 
 def _runs(bytes_of_runs: Bytes, bits: int) -> Bytes:
     """Codes of runs of bytes ``[..., run]``, lowest bits first."""
-    import numpy as np
-
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes: Bytes = bytes_of_runs[..., None, :] >> shifts[:, None] & np.uint8((1 << bits) - 1)
     return codes
 
 
 def _k_codes(blocks: Blocks) -> Bytes:
-    import numpy as np
-
     codes = _runs(blocks["qs"], 4)
     if "qh" in (blocks.dtype.names or ()):
         codes |= (_runs(blocks["qh"], 1) << np.uint8(4)).reshape(codes.shape)
@@ -131,8 +123,6 @@ def _k_codes(blocks: Blocks) -> Bytes:
 
 
 def _q3_codes(blocks: Blocks) -> Bytes:
-    import numpy as np
-
     packed = blocks["scales"]
     low = _runs(packed[..., :8], 4).reshape(*blocks.shape, 16)
     high = _runs(packed[..., 8:], 2).reshape(*blocks.shape, 16)
@@ -144,8 +134,6 @@ def _q3_codes(blocks: Blocks) -> Bytes:
 
 
 def _nl_codes(blocks: Blocks) -> Bytes:
-    import numpy as np
-
     table = (np.array(_IQ4_NL, np.int16) + np.int16(128)).astype(np.uint8)
     return table[ggmlblocks.get_codes(blocks, DTYPES["IQ4_NL"])]
 
@@ -155,8 +143,6 @@ def _ternary_codes(blocks: Blocks) -> Bytes:
 
     A byte is the fraction ``byte / 256`` in base 3.
     """
-    import numpy as np
-
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     runs = ((blocks["qs"][..., :32], 5), (blocks["qs"][..., 32:], 5), (blocks["qh"], 4))
     digits = [(run[..., None, :] * powers[:n]).reshape(*blocks.shape, -1) for run, n in runs]
@@ -268,8 +254,6 @@ class Recipe(NamedTuple):
 
         ``scales`` and ``biases`` are raw bytes of some rows, of which every group fits, or says nothing by its scale.
         """
-        import numpy as np
-
         if biases is None:
             return np.zeros(scales.shape, np.bool_)
         fits, respelled = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
@@ -292,8 +276,6 @@ class Recipe(NamedTuple):
             InputError: ``mlx.quant``: the planes do not belong together.
             UnsupportedError: ``repack.block``: rows are not whole blocks.
         """
-        import numpy as np
-
         weight, scales = planes[:2]
         biases = planes[2] if len(planes) > 2 else None
         quantization = triple.quantization
@@ -338,8 +320,6 @@ class Recipe(NamedTuple):
             InputError: ``repack.row``: rows are not whole blocks.
             UnsupportedError: ``repack.block``: rows are not whole groups of ``triple``.
         """
-        import numpy as np
-
         if raw.shape[1] % self.block.size:
             message = f"a row of {raw.shape[1]:,} bytes is not whole {self.block} blocks of {self.block.size} bytes"
             raise InputError("repack.row", message, found=raw.shape[1], allowed=self.block.size)
@@ -385,8 +365,6 @@ class Recipe(NamedTuple):
 
     @staticmethod
     def _parts(scale: Floats, bias: Floats, triple: Triple, codes: Bytes | None = None) -> Affine:
-        import numpy as np
-
         q = triple.quantization
         unpacked = np.empty((len(scale), 0), np.uint8) if codes is None else codes
         return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
@@ -396,8 +374,6 @@ class Recipe(NamedTuple):
 
         Otherwise means: as other bits.
         """
-        import numpy as np
-
         with np.errstate(all="ignore"):
             fits = holds(scale / np.float32(self.step), F16)
             if self.offset is None:
@@ -440,8 +416,6 @@ def no_numbers(scales: Bytes, triple: Triple) -> int:
     """How many scales are codes that OCP's formats have for no number."""
     if triple.quantization.has_biases:
         return 0
-    import numpy as np
-
     mask = 0x7F if triple.quantization.mode == "nvfp4" else 0xFF  # a code of ones
     return int(np.count_nonzero(scales & mask == mask)) if scales.max(initial=0) >= mask else 0
 
@@ -475,8 +449,6 @@ def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
 
     ``[rows, blocks]`` float16 -> ``[rows, blocks / repeat]``.
     """
-    import numpy as np
-
     bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)
     same: Flags = (bits == bits[..., :1]).all(axis=-1)
     return same

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from ckconv.core.lazy import np
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, quoted
 from ckconv.formats import format_of, recorded
@@ -385,8 +386,6 @@ class _Returning:
 
     def _respelled(self, tensor: Tensor, recipe: Recipe, triple: Triple) -> tuple[list[int], bool]:
         """Rows whose numbers come back as other bits of equal values."""
-        import numpy as np
-
         from ckconv.io.rows import RowReader, canonical_pieces
 
         _, scales, *biases = (RowReader(array, self._files) for array in tensor.planes)

@@ -34,7 +34,7 @@ from ckconv.tokenizer.sentencepiece import (
     SentencePiece,
     TooManyPieces,
 )
-from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, LeftOut, TokenizerFiles
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, LeftOut, TokenizerFiles, encodable
 
 # What a checkpoint says around its words: special tokens, what ends a text, what is put around one, chat templates.
 #
@@ -220,7 +220,7 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
     One template, or the default one and others by name (``SpecialVocab.add_to_gguf``).
     """
     if isinstance(template, str):
-        return {"tokenizer.chat_template": scalar("str", _printable(template))}, ()
+        return {"tokenizer.chat_template": scalar("str", encodable(template))}, ()
     made: dict[str, Value] = {}
     others: list[str] = []
     lost: list[str] = []
@@ -229,16 +229,12 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
         if not isinstance(name, str) or not isinstance(text, str) or not _TEMPLATE_NAME.fullmatch(name):
             lost.append(repr(name))
         elif name == "default":
-            made["tokenizer.chat_template"] = scalar("str", _printable(text))
+            made["tokenizer.chat_template"] = scalar("str", encodable(text))
         elif name not in others:
             others.append(name)
-            made[f"tokenizer.chat_template.{name}"] = scalar("str", _printable(text))
+            made[f"tokenizer.chat_template.{name}"] = scalar("str", encodable(text))
     notes = (f"a GGUF has no place for the chat template {', '.join(lost[:3])}",) if lost else ()
     return ({"tokenizer.chat_templates": array("str", others), **made} if others else made), notes
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 # The words of a tokenizer by id, as a GGUF holds them.

@@ -13,7 +13,7 @@ from typing import Any
 from ckconv.core.metadata import root_of, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
-from ckconv.tokenizer.vocabulary import LeftOut, equal_tokens
+from ckconv.tokenizer.vocabulary import LeftOut, encodable, equal_tokens, value_in
 
 _CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"
@@ -97,9 +97,9 @@ def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None)
     """
     keys = index.metadata if keys is None and index.metadata_kind is MetadataKind.TYPED else keys or {}
     if _MODEL_KEY in keys or index.metadata_kind is MetadataKind.TYPED:
-        values = {ours: _value(keys, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
+        values = {ours: value_in(keys, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
         return {
-            key: _encodable(value) if isinstance(value, str) else value
+            key: encodable(value) if isinstance(value, str) else value
             for key, value in values.items()
             if type(value) is _GGUF_SPECIAL[key][1]
         }
@@ -125,7 +125,7 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
 
 
 def _token_count(index: TensorIndex) -> int:
-    count = getattr(_value(index.metadata, _TOKENS), "count", 0)
+    count = getattr(value_in(index.metadata, _TOKENS), "count", 0)
     return count if isinstance(count, int) else 0
 
 
@@ -152,7 +152,7 @@ def equal_tokens_of(index: TensorIndex) -> str:
 
     Empty where no two are of one text.
     """
-    tokens = _value(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
+    tokens = value_in(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
     return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""
 
@@ -160,10 +160,10 @@ def equal_tokens_of(index: TensorIndex) -> str:
 def texts_of(index: TensorIndex) -> dict[str, str]:
     """Chat template and what the model calls itself, where the source says."""
     if index.metadata_kind is MetadataKind.TYPED:
-        found = {key: _value(index.metadata, theirs) for key, theirs in _GGUF_TEXTS.items()}
+        found = {key: value_in(index.metadata, theirs) for key, theirs in _GGUF_TEXTS.items()}
     else:
         found = {"chat_template": _default_template(index)}
-    return {key: _encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
+    return {key: encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
 
 
 def _default_template(index: TensorIndex) -> object:
@@ -201,9 +201,9 @@ def special_texts(index: TensorIndex) -> dict[str, str]:
     """Texts of special tokens that the model names: ``bos_token``, ..."""
     found: dict[str, str] = {}
     if index.metadata_kind is MetadataKind.TYPED:
-        tokens, count = _value(index.metadata, _TOKENS), _token_count(index)
+        tokens, count = value_in(index.metadata, _TOKENS), _token_count(index)
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            number = _value(index.metadata, f"tokenizer.ggml.{key}_token_id")
+            number = value_in(index.metadata, f"tokenizer.ggml.{key}_token_id")
             if isinstance(number, int) and 0 <= number < count:
                 found[f"{name}_token"] = tokens.head(number + 1)[-1]
     elif index.metadata_kind is MetadataKind.DOCUMENT:
@@ -221,15 +221,6 @@ def settings_of(index: TensorIndex) -> Mapping[str, Any]:
         InputError: ``tokenizer.json``, it is malformed.
     """
     return _beside(index, _SETTINGS_FILE) or {}
-
-
-def _value(keys: Mapping[str, Any], key: str) -> Any:
-    return getattr(keys.get(key), "value", None)
-
-
-def _encodable(text: str) -> str:
-    """Bytes that are no UTF-8 cannot stand in JSON."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:

@@ -418,47 +418,49 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
 def _charsmap(metadata: Mapping[str, Any]) -> Any:
     """llama.cpp takes bytes of either sign."""
     key = "precompiled_charsmap"
-    found = _value(metadata, f"tokenizer.ggml.{key}")
+    found = value_in(metadata, f"tokenizer.ggml.{key}")
     return None if found is None else _array(metadata, key, "i8" if getattr(found, "type", "") == "i8" else "u8", 0)
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
     """The template, and those with names beside it."""
     key = "tokenizer.chat_template"
-    texts = {"default": _printable(metadata, key)} if key in metadata else {}
-    texts |= {k.removeprefix(f"{key}."): _printable(metadata, k) for k in metadata if k.startswith(f"{key}.")}
+    texts = {"default": encodable(_text(metadata, key))} if key in metadata else {}
+    texts |= {k.removeprefix(f"{key}."): encodable(_text(metadata, k)) for k in metadata if k.startswith(f"{key}.")}
     texts = {name: text for name, text in texts.items() if text}
     if texts.keys() <= {"default"}:
         return texts.get("default")
     return [{"name": name, "template": text} for name, text in texts.items()]
 
 
-def _printable(metadata: Mapping[str, Any], key: str) -> str:
-    return _text(metadata, key).encode("utf-8", "replace").decode()
+def encodable(text: str) -> str:
+    """Text in which bytes that are no UTF-8, as no JSON has, are replaced."""
+    return text.encode("utf-8", "replace").decode()
 
 
-def _value(metadata: Mapping[str, Any], key: str) -> Any:
+def value_in(metadata: Mapping[str, Any], key: str) -> Any:
+    """Value under a key; ``None`` where there is none."""
     return getattr(metadata.get(key), "value", None)
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str:
-    value = _value(metadata, key)
+    value = value_in(metadata, key)
     return value if isinstance(value, str) else ""
 
 
 def _number(metadata: Mapping[str, Any], key: str) -> int | None:
-    value = _value(metadata, f"tokenizer.ggml.{key}")
+    value = value_in(metadata, f"tokenizer.ggml.{key}")
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = _value(metadata, f"tokenizer.ggml.{key}")
+    value = value_in(metadata, f"tokenizer.ggml.{key}")
     return value if isinstance(value, bool) else default
 
 
 def _array(metadata: Mapping[str, Any], key: str, kind: str, least: int) -> Any:
     """An array of at least so many elements; llama.cpp reads no other type."""
-    found = _value(metadata, f"tokenizer.ggml.{key}")
+    found = value_in(metadata, f"tokenizer.ggml.{key}")
     if getattr(found, "type", None) != kind or found.count < least:
         raise NotFaithful(f"tokenizer.ggml.{key} is missing or too short")
     return found

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.dtypes import F32
+from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     PREFIX,
@@ -443,8 +444,6 @@ class TensorComparison:
         expected = llama3_factors(config)
         if (kind == "llama3") != (expected is not None and same_factors(bytes(stored), expected)):
             return False
-        import numpy as np
-
         from ckconv.verification.values import llama3_factors as again
 
         llama3 = kind == "llama3"

@@ -23,6 +23,7 @@ from ckconv.core.config import (
 )
 from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.lazy import np
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
@@ -132,8 +133,6 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
     numbers: dict[str, dict[int | None, float]] = {}
     lists: dict[str, Value] = {}
     if patterns:
-        import numpy as np
-
         from ckconv.io.rows import RowReader
         from ckconv.quant.codec import to_float32
 
@@ -693,8 +692,6 @@ def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
 
 
 def _unpack(tile: Tile) -> Rows:
-    import numpy as np
-
     from ckconv.quant.ggml import get_codes, of_bytes
 
     blocks = of_bytes(tile.own(0), _NVFP4)

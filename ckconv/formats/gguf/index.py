@@ -317,10 +317,9 @@ def _of_sliding(file: GgufFile, architecture: str, family: Family, config: Model
 
 
 def _decoded(file: GgufFile, name: str) -> Any:
-    """The value under a key: a list, or a short decimal of a float32."""
+    """The value under a key, or a list; of a float32 the shortest decimal."""
     found = value_of(file.metadata, name)
-    value = found.decode() if isinstance(found, ArrayRef) else found
-    return shortest_float32(value) if isinstance(value, float) else value
+    return [_number(item) for item in found.decode()] if isinstance(found, ArrayRef) else _number(found)
 
 
 def _rope_scaling(

@@ -93,9 +93,7 @@ def form_of(dtype: DType) -> Form:
     return Form("pack-quantized", ("weight_packed", _I32), None, weights)
 
 
-def packed_as(
-    layout: str, tensor: Tensor, mxfp4: Triple, number: DType | None = None, *, middle: bool = False
-) -> DType | None:
+def packed_as(layout: str, tensor: Tensor, number: DType | None = None, *, middle: bool = False) -> DType | None:
     """Type for every number of a quantized matrix; ``None`` if none.
 
     Args:
@@ -107,8 +105,8 @@ def packed_as(
         return packed_type(DIVISOR if layout == COMPRESSED else FACTOR, tensor.shape[-1])
     if layout != COMPRESSED:
         return None
-    if source in (_MXFP4_BLOCK, triple_type(mxfp4)):
-        return triple_type(mxfp4)
+    if source in (_MXFP4_BLOCK, triple_type(_MXFP4)):
+        return triple_type(_MXFP4)
     if source in INTEGERS:
         return packed_type(INTEGERS[source], tensor.shape[-1])
     if _is_symmetric(scheme_of(source), source):
@@ -304,7 +302,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         count, middle = 0, False
         if self.options.pack == COMPRESSED and with_zeros(tensor.dtype):
             count, middle = self.source.zeros.get(tensor.name, (count, middle))
-        dtype = packed_as(self.options.pack, tensor, _MXFP4, number, middle=middle)
+        dtype = packed_as(self.options.pack, tensor, number, middle=middle)
         why = (_NO_ZERO, DECODE) if count else self._unpackable(tensor, dtype)
         if why:
             self._fault(*why, tensor.source, count)
@@ -316,7 +314,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         if wrong := self.unsound(tensor):
             return wrong, ORIGINAL
         if dtype is None:
-            elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
+            elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor) is not None
             elsewhere = elsewhere and not (with_zeros(tensor.dtype) and self.source.zeros.get(tensor.name, (0,))[0])
             hint = f"--pack {COMPRESSED} keeps it; {DECODE}" if elsewhere else decode_hint(tensor.dtype)
             return f"{layout} has no type for the numbers of {tensor.dtype}", hint

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.layouts import plain
+from ckconv.core.lazy import np
 from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import (
     EMBEDDING,
@@ -422,8 +423,6 @@ class _Integers:
         self._source: FileSource | None = None
 
     def __call__(self, stored: StoredTensor) -> Any:
-        import numpy as np
-
         if stored.extent.nbytes > MAX_WHOLE:
             raise Unread(f"arrays of {stored.extent.nbytes:,} bytes for any row ({MAX_WHOLE:,} are read at once)")
         try:

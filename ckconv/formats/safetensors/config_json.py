@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.lazy import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
@@ -755,8 +756,6 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
 
 
 def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None:
-    import numpy as np
-
     from ckconv.core.config import rope_scaling_of
     from ckconv.io.rows import RowReader
     from ckconv.quant.codec import to_float32

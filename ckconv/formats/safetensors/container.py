@@ -6,7 +6,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.core.metadata import METADATA
-from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made
+from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
 from ckconv.io.files import lfs_pointer, open_source
 from ckconv.io.json import Document, kind, parse_object, repeated, shown
@@ -354,15 +353,10 @@ def check_extents(
         _check_size(tensor, needs, faults)
     faults.check()
     if any(one.extent.offset >= other.extent.offset for one, other in pairwise(tensors)):
-        order = sorted(range(len(tensors)), key=lambda at: tensors[at].extent[1:])
-        tensors = made(len(order), partial(_placed, tensors, array("I", order)))
+        tensors = reordered(tensors, sorted(range(len(tensors)), key=lambda at: tensors[at].extent[1:]))
     _check_cover(tensors, data_offset, source, faults)
     faults.check()
     return tensors
-
-
-def _placed(tensors: Sequence[StoredTensor], order: Sequence[int], at: int) -> StoredTensor:
-    return tensors[order[at]]
 
 
 def _check_size(tensor: StoredTensor, needs: dict[tuple[DType, tuple[int, ...]], int | None], faults: Faults) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.core.metadata import METADATA, as_read, root_of
-from ckconv.core.tensors import MetadataKind, TensorIndex, chained, made
+from ckconv.core.tensors import MetadataKind, TensorIndex, chained, made, reordered
 from ckconv.errors import VerifyError
 from ckconv.families.names import NAMES_KEY, REFERENCE
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
@@ -150,11 +150,7 @@ def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """
     order = sorted(range(len(pieces)), key=lambda at: pieces[at].name)
     order.sort(key=lambda at: -pieces[at].dtype.size)
-    return made(len(order), partial(_nth, pieces, array("I", order)))
-
-
-def _nth(pieces: Sequence[Piece], order: Sequence[int], at: int) -> Piece:
-    return pieces[order[at]]
+    return reordered(pieces, order)
 
 
 def _step(pieces: Sequence[Piece], places: Sequence[int], at: int) -> Step:

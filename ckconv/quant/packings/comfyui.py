@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import DTYPES, F32
 from ckconv.core.layouts import plain
+from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import E4M3, E5M2, INT, Scheme, rows_of
 from ckconv.quant.packings.module import (
@@ -147,8 +148,6 @@ def _fit_scaled(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
 
 
 def _unpack(tile: Tile) -> Rows:
-    import numpy as np
-
     codes = tile.own(0)
     return rows_of(codes ^ np.uint8(0x80) if tile.scheme.codes == INT else codes, tile.own(1))
 
@@ -172,8 +171,6 @@ def _fit_blocks(weight: StoredTensor, scale: StoredTensor, factor: StoredTensor 
 
 def _swapped(tile: Tile, *, unpack: Any) -> Rows:
     """Rows of codes whose first one is in the upper half of a byte."""
-    import numpy as np
-
     codes, *rest = tile.arrays
     assert codes is not None
     turned = codes << np.uint8(4) | codes >> np.uint8(4)
@@ -190,8 +187,6 @@ def _fit_alone(stored: Arrays, declared: Declared) -> Module:
 
 
 def _unpack_alone(tile: Tile) -> Rows:
-    import numpy as np
-
     codes = tile.own(0)
     return rows_of(codes, np.full((len(codes), 1), 127, np.uint8))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import plain
+from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codes import unpack
@@ -331,8 +332,6 @@ def _said_bitsandbytes(state: StoredTensor, declared: Declared) -> dict[str, Any
 
 
 def _check_map(stored: StoredTensor, codes: str, declared: Declared) -> None:
-    import numpy as np
-
     shaped(stored, (16,))
     found = declared.integers_of(stored)
     if found is not None and not np.array_equal(found.view("<f4"), np.array(MAPS[codes], np.float32)):
@@ -345,8 +344,6 @@ def _bytes(stored: StoredTensor, rows: int, width: int) -> Array:
 
 
 def _unpack_bitsandbytes(tile: Tile, *, size: int, many: int, offset: float) -> Rows:
-    import numpy as np
-
     packed = tile.own(0)
     codes = np.empty((len(packed), tile.columns), np.uint8)
     np.right_shift(packed, np.uint8(4), out=codes[:, ::2])
@@ -358,8 +355,6 @@ def _unpack_bitsandbytes(tile: Tile, *, size: int, many: int, offset: float) -> 
 
 
 def _scales(tile: Tile, blocks: Any, many: int, offset: float) -> Floats:
-    import numpy as np
-
     absmax, *nested = (tile.arrays[number] for number in (1, 4, 5) if number < len(tile.arrays))
     assert absmax is not None
     if not nested:
@@ -390,8 +385,6 @@ def _fit_parts(stored: Arrays, declared: Declared) -> Module:
 
 
 def _unpack_parts(tile: Tile) -> Rows:
-    import numpy as np
-
     return rows_of(tile.own(0) ^ np.uint8(0x80), tile.own(1))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import Layout, Strip, merged, plain
+from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import REAL, Scheme, rows_of
 from ckconv.quant.packings.module import (
@@ -128,8 +129,6 @@ def _over_and_over(times: int, rows: int, columns: int) -> Layout:
 
 
 def _unpack(tile: Tile, *, elements: int, unit: int) -> Rows:
-    import numpy as np
-
     bits, stored = tile.scheme.bits, np.ascontiguousarray(tile.own(0))
     words = stored.view("<u4") if unit == 4 else stored
     first, count = tile.start * tile.columns, words.size

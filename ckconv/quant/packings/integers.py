@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import plain
+from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import to_float32
@@ -186,8 +187,6 @@ def _fit_gptq(stored: Arrays, declared: Declared) -> Module:
 
 
 def _unpack_gptq(tile: Tile, *, less: bool, form: str, name: str) -> Rows:
-    import numpy as np
-
     weight, _, zeros, _ = tile.arrays
     assert weight is not None
     assert zeros is not None
@@ -252,8 +251,6 @@ def _fit_bitnet(stored: Arrays, declared: Declared) -> Module:
 
 
 def _unpack_bitnet(tile: Tile, *, quarter: int, number: DType, times: bool) -> Rows:
-    import numpy as np
-
     shifts = np.uint8(_BITS) * (np.arange(tile.start, tile.stop) // quarter).astype(np.uint8)
     codes = tile.own(0) >> shifts[:, None] & np.uint8(3)
     scales = to_float32(tile.own(1), number)
@@ -314,8 +311,6 @@ def _fit_quark(stored: Arrays, declared: Declared) -> Module:
 
 
 def _unpack_quark(tile: Tile, *, places: tuple[int, ...], signed: bool) -> Rows:
-    import numpy as np
-
     weight, _, zeros = tile.arrays
     assert weight is not None
     assert zeros is not None
@@ -475,8 +470,6 @@ def _unpack_words(tile: Tile, *, form: str) -> Rows:
 
 def _unpack_bytes(tile: Tile) -> Rows:
     """Signed numbers are 128 less than the codes that stand for them."""
-    import numpy as np
-
     sign = np.uint8(0x80)
     zeros = (tile.own(2) ^ sign,) if tile.scheme.zeros else ()
     return rows_of(tile.own(0) ^ sign, tile.own(1), *zeros)

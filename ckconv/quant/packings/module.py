@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
+from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS
 from ckconv.quant.packed import Scheme, scheme_of
@@ -98,8 +99,6 @@ class Tile(NamedTuple):
 
     def own(self, number: int) -> Rows:
         """The row of an array for each row of the tile."""
-        import numpy as np
-
         array, per = self.arrays[number], self.per[number]
         assert array is not None
         if per == 0:
@@ -260,8 +259,6 @@ def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups:
     """
     if index is None:
         return False
-    import numpy as np
-
     found = declared.integers_of(stored[suffix])
     if found is None:
         return True

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32
 from ckconv.core.layouts import Layout, Strip, merged
+from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codes import unpack
@@ -152,8 +153,6 @@ def _bits(declared: Declared) -> int:
 
 def _unpack(tile: Tile, *, name: str) -> Rows:
     """Signed numbers are so much less than the codes that stand for them."""
-    import numpy as np
-
     middle = np.uint8(1 << tile.scheme.bits - 1)
     parts = [tile.own(0) + middle, tile.own(2) + middle] if tile.scheme.zeros else [tile.own(0) + middle]
     if tile.scheme.bits < 8 and any(bool((part >> np.uint8(tile.scheme.bits)).any()) for part in parts):
@@ -187,8 +186,6 @@ def _fit_sums(weight: StoredTensor, scale: StoredTensor, zero: StoredTensor, dec
 
 
 def _unpack_sums(tile: Tile) -> Rows:
-    import numpy as np
-
     return rows_of(unpack(tile.own(0), 4) ^ np.uint8(8), tile.own(1), tile.own(2))
 
 
@@ -239,8 +236,6 @@ def _shape(declared: Declared, tall: int, wide: int) -> tuple[int, int]:
 
 
 def _unpack_tiles(tile: Tile) -> Rows:
-    import numpy as np
-
     lanes = np.ascontiguousarray(tile.own(0)).view("<u4").reshape(tile.stop - tile.start, -1, 4, 4)
     codes = np.empty((*lanes.shape, 8), np.uint8)
     for nibble in range(8):
