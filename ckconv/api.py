@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.library import StrPath, SupportsWrite, check_argument, pythonic
-from ckconv.conversion.planning import make_plan, merged
+from ckconv.conversion.planning import judged, make_plan, merged
 from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
-from ckconv.formats import ALIASES, format_of, named, names, whole_format
+from ckconv.formats import ALIASES, adapter_outputs, format_of, model_outputs, named, names, whole_format
 from ckconv.formats.destination import (
     ARCHIVED,
     STDOUT,
@@ -30,12 +30,13 @@ from ckconv.formats.destination import (
 )
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
-from ckconv.formats.model import check_alone, of_task, seen_alike, with_mmproj
+from ckconv.formats.model import Model, check_alone, of_task, seen_alike, with_mmproj
 from ckconv.io.addresses import as_path
-from ckconv.io.files import readable
+from ckconv.io.files import Files, head_is_embedding, readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
+from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Plan
 from ckconv.record import record_path
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from ckconv.comparison.verify import Verified
     from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
-    from ckconv.formats.model import Model
-    from ckconv.io.files import Files
     from ckconv.plan.steps import Late, Step
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
@@ -85,8 +84,6 @@ def open_model(
         index = open_index(as_path(path), format=format, follow_links=follow_links)
         if strict:
             noted(index, strict=True)
-        from ckconv.formats.model import Model
-
         return Model(index)
 
 
@@ -324,7 +321,6 @@ def iter_tensors(
     Raises:
         UsageError, InputError, UnsupportedError, OutputError: as :func:`convert`.
     """
-    from ckconv.io.files import Files
     from ckconv.verification.tensors import Soundness
 
     options = options or Options()
@@ -411,11 +407,6 @@ def targets(path: StrPath) -> dict[str, tuple[str, ...]]:
     Raises:
         InputError, UnsupportedError: as :func:`open_model`.
     """
-    from ckconv.conversion.planning import judged
-    from ckconv.formats import adapter_outputs, model_outputs
-    from ckconv.io.files import head_is_embedding
-    from ckconv.plan.probe import SourceFacts
-
     index = open_index(as_path(path))
     if index.adapter is not None:
         outputs, source = adapter_outputs(), SourceFacts()

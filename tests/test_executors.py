@@ -82,7 +82,7 @@ def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: objec
     """Processes that import everything once for all of them, where the system has that."""
     context = multiprocessing.get_context("forkserver" if MOVES_OPEN else "spawn")
     if MOVES_OPEN:
-        context.set_forkserver_preload([__name__, "ckconv.io.stored", "ckconv.verification.rows"])
+        context.set_forkserver_preload([__name__, "ckconv.io.stored", "ckconv.verification.tensors"])
         with patch.dict(
             os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))
         ):  # Python 3.11's server has none

@@ -82,7 +82,7 @@ PLANS_AGAIN = {
 
 #: Where rows are computed a second time with the functions that computed them. :mod:`ckconv.verification.values` looks
 #: at some rows with other ones, and has nothing of :mod:`ckconv.quant` but what a type stands for.
-COMPUTED_TWICE = {"verification/tensors", "verification/rows"}
+COMPUTED_TWICE = {"verification/tensors"}
 WORDS_OF_TYPES = {"scheme_of", "Scheme", "triple_of"}
 
 #: Module -> words in it that are the name of a format, too: a scheme of names, and a key of the source record.

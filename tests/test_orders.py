@@ -23,7 +23,7 @@ from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.stored import JoinedRows, stored_pieces
 from ckconv.quant.convert import Conversion, Run
-from ckconv.verification.rows import dirty_padding
+from ckconv.verification.tensors import dirty_padding
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
 from ckconv.core.version import __version__
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, UsageError
 
 #: verb -> what `ckconv --help` says of it. Its module has the verb's name and holds ``command``.
 VERBS: dict[str, str] = {
@@ -99,8 +99,6 @@ class Verbs(click.Group):
 
             near = get_close_matches(word, VERBS, n=1)
             if word in _ELSEWHERE:
-                from ckconv.errors import UsageError
-
                 raise UsageError("usage", f"ckconv has no command {word!r}", hint=_ELSEWHERE[word]) from None
             if not near:
                 raise

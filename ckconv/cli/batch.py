@@ -38,11 +38,15 @@ from ckconv.cli.render import (
 )
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
 from ckconv.core.version import __version__
-from ckconv.errors import CkconvError, InputError, Interrupted, UsageError, shown, unreadable
+from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, UsageError, shown, unreadable
+from ckconv.families.catalog import own_families
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io.addresses import as_path
+from ckconv.io.json import Document, read_document
 from ckconv.options import OPTIONS
+from ckconv.publish.files import followed
+from ckconv.signals import check, declare, interruptible
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -90,10 +94,8 @@ def command(
     terminal one for people.
     """
     from ckconv.conversion.run import make_folder
-    from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
     from ckconv.plan.choices import check_values
-    from ckconv.signals import interruptible
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
@@ -129,8 +131,6 @@ def command(
 
 def _listed(path: Path) -> Iterator[Path]:
     """Sources that a file names, one a line; empty lines count for nothing."""
-    from ckconv.io.json import Document, read_document
-
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("input.unreadable", "stdin is closed")
@@ -289,8 +289,6 @@ class Batch:
             self._lines.print({"schema": SCHEMA, **asdict(model), "source": shown(model.source)})
 
     def _failed(self, model: Model, error: Exception) -> None:
-        from ckconv.signals import check
-
         check()  # a signal's exception may come out of an import as an ImportError
         if self._settings.debug:
             raise error
@@ -318,7 +316,6 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
         OutputError: ``cluster.version``.
     """
     from ckconv.conversion.resume import check_version
-    from ckconv.families.catalog import own_families
     from ckconv.io.tiles import at_once
 
     check_version(job.version)
@@ -360,10 +357,7 @@ def convert(
     from ckconv.comparison.verify import found_there
     from ckconv.conversion.run import run
     from ckconv.conversion.sidefiles import Facts, late_files, recorded
-    from ckconv.errors import OutputError
-    from ckconv.publish.files import followed
     from ckconv.publish.journal import bring_back
-    from ckconv.signals import declare
 
     declare(None)  # what was true of the model before
     bring_back(Path(model.target))

@@ -39,10 +39,14 @@ from ckconv.cli.settings import (
 )
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
+from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, whole_format
-from ckconv.formats.destination import without_say_beside
+from ckconv.formats.destination import ON_STDOUT, named_by_directory, without_say_beside
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
+from ckconv.io.files import Files
 from ckconv.options import asked
+from ckconv.publish.files import write_code
+from ckconv.signals import interruptible, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,11 +131,8 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.conversion.run import outputs_of, run
     from ckconv.conversion.sidefiles import late_files
     from ckconv.conversion.upload import uploading
-    from ckconv.families.catalog import own_families
-    from ckconv.formats.destination import ON_STDOUT
     from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once
-    from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
     sources, dst = sources_and_output(context, paths, output)
@@ -324,7 +325,6 @@ def _executor(context: click.Context, address: str) -> Executor:
 def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:
     """Refuse a page that could not be written when the output is there."""
     from ckconv.cli.page import check_new
-    from ckconv.formats.destination import ON_STDOUT
 
     if dst in ON_STDOUT or flags["dry_run"] or flags["side_files_only"]:
         raise UsageError("usage.flag", "--html shows an output: it excludes -, --dry-run and --side-files-only")
@@ -351,8 +351,6 @@ def _print(report: Report, tower: Report | None, settings: Settings, *, err: boo
     except BrokenPipeError:
         raise
     except OSError as error:
-        from ckconv.publish.files import write_code
-
         message = f"the output is complete; only the report could not be printed: {error.strerror}"
         raise OutputError(write_code(error), message, path=report.target) from None
 
@@ -382,7 +380,6 @@ def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, o
             is not a directory.
     """
     from ckconv.api import prepare
-    from ckconv.formats.destination import named_by_directory
 
     to = to or (None if named_by_directory(dst) else whole_format())
     plan, place = prepare(src, dst, to=to, source_format=source_format, options=options)
@@ -416,7 +413,6 @@ def write_side_files(
     from ckconv.cli.report import print_plan, print_report
     from ckconv.conversion.run import Report
     from ckconv.conversion.sidefiles import check_leftovers, gone_notes, left_documents
-    from ckconv.io.files import Files
     from ckconv.publish.staging import Outputs, Small
 
     started = time.monotonic()

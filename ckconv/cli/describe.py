@@ -19,6 +19,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families.catalog import drafts_for
+from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import FILE_TYPES, directory_name
 from ckconv.families.schema import DRAFTS
 from ckconv.formats import Output, adapter_outputs, model_outputs
@@ -29,6 +30,7 @@ from ckconv.io.files import card_of, head_is_embedding
 from ckconv.plan import recipes
 from ckconv.plan.probe import SourceFacts, size_of
 from ckconv.plan.steps import Reason
+from ckconv.tokenizer.source import templates_of, texts_of
 
 if TYPE_CHECKING:
     from ckconv.comparison.compare import Hashes
@@ -523,8 +525,6 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer.ti
 
 
 def _template(index: TensorIndex) -> bool | None:
-    from ckconv.tokenizer.source import texts_of
-
     try:
         if index.metadata_kind is MetadataKind.OWN:
             return bool(index.metadata.get("chat_template")) if index.metadata else None
@@ -535,7 +535,6 @@ def _template(index: TensorIndex) -> bool | None:
 
 def _abilities(index: TensorIndex) -> Iterator[str]:
     """Roles, tools and thinking of each chat template, by its text."""
-    from ckconv.tokenizer.source import templates_of
     from ckconv.tokenizer.templates import abilities_of
 
     try:
@@ -562,7 +561,6 @@ def _heads(index: TensorIndex) -> Iterator[str]:
     if index.tower is not None:
         yield f"the tower of {an(index.tower.family)}: {counted(len(index.tensors), 'tensor')}"
     elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
-        from ckconv.families.names import is_beside_text
         from ckconv.families.towers import tower_of_document
 
         if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):

@@ -12,6 +12,7 @@ from ckconv.cli.flags import flag
 from ckconv.cli.render import ProgressLine, print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
 from ckconv.errors import counted, shown
+from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,6 @@ def command(
     from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
     from ckconv.formats.model import seen_alike
-    from ckconv.signals import interruptible
 
     settings = settings_of(context)
     if page is not None:

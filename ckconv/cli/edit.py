@@ -10,6 +10,8 @@ import click
 from ckconv.cli.flags import flag, pairs_of
 from ckconv.cli.render import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
+from ckconv.errors import UsageError
+from ckconv.signals import interruptible, noted
 
 
 @click.command("edit", context_settings=CONTEXT)
@@ -46,8 +48,6 @@ def command(
     from ckconv.api import prepare_edit
     from ckconv.cli.report import print_plan, print_report
     from ckconv.conversion.run import run
-    from ckconv.errors import UsageError
-    from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
     if is_default(context, "output") and (dst is not None or in_place):  # the command line names another place

@@ -16,6 +16,7 @@ from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, names
 from ckconv.io.addresses import as_path
+from ckconv.io.json import Document, read_document
 from ckconv.options import OPTIONS, Option, Options, Takes
 
 T = TypeVar("T")
@@ -276,8 +277,6 @@ def _key_value(text: str) -> tuple[str, str]:
 
 def _content(path: Path) -> str:
     """The text of a file."""
-    from ckconv.io.json import Document, read_document
-
     document = Document("value", "input.text", "input.text", _MAX_VALUE)
     try:
         return read_document(path, document).decode()

@@ -11,7 +11,9 @@ import click
 
 from ckconv.cli.flags import FormatName, flag
 from ckconv.cli.settings import CONTEXT, PATH, common_options, force_option, settings_of
+from ckconv.errors import UsageError
 from ckconv.io.addresses import as_path
+from ckconv.io.files import PipeSource
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
@@ -80,7 +82,6 @@ def command(
     from dataclasses import replace
 
     from ckconv.cli.describe import Description, describe
-    from ckconv.errors import UsageError
     from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
 
@@ -99,8 +100,6 @@ def command(
             "usage.flag", "--html excludes --hash and --metadata: the page always has the metadata, and never hashes"
         )
     if piped:
-        from ckconv.io.files import PipeSource
-
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:
         index = open_index(
@@ -172,7 +171,6 @@ def command(
 def _test_templates(index: TensorIndex, settings: Settings) -> None:
     """Print what every chat template makes of the samples."""
     from ckconv.cli.render import print_json, print_lines
-    from ckconv.errors import UsageError
     from ckconv.tokenizer.source import special_texts, templates_of
     from ckconv.tokenizer.templates import abilities_of, render
 

@@ -12,7 +12,7 @@ import click
 
 from ckconv.cli.render import print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, Whole, common_options, settings_of
-from ckconv.errors import shown
+from ckconv.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from ckconv.learning.learn import Learned
@@ -72,7 +72,6 @@ def command(
     refused in other models. Exit 0 if nothing is left open, 7 if the file leaves questions, 3 without a file.
     """
     from ckconv.api import convert
-    from ckconv.errors import UsageError
     from ckconv.families.catalog import FAMILIES
     from ckconv.learning.learn import learn
     from ckconv.publish.files import check_target, followed, write_whole

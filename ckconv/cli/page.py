@@ -19,6 +19,7 @@ from ckconv.cli.render import container, count, size
 from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
 from ckconv.formats.destination import STDOUT
+from ckconv.formats.detect import open_index
 from ckconv.plan.probe import size_of
 from ckconv.publish.files import check_parent, write_whole
 
@@ -526,7 +527,6 @@ def page_of_conversion(report: Report, *, directory: Path | None, config: Path |
         config: where ``config.json`` went, if not beside it.
     """
     from ckconv.cli.report import summary
-    from ckconv.formats.detect import open_index
 
     plan = report.plan
     out = open_index(directory or report.files[0].path, config_path=config, base=plan.options.base, follow_links=True)

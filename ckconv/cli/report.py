@@ -23,6 +23,8 @@ from ckconv.conversion.run import (
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import MAX_LISTED, counted
+from ckconv.families.catalog import FAMILIES
+from ckconv.families.names import key_patterns
 from ckconv.formats.destination import Destination
 from ckconv.plan.probe import size_of
 from ckconv.plan.steps import Plan, Step
@@ -69,9 +71,6 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
 
 def _in_keys(plan: Plan) -> int:
     """Tensors of the model that are keys of the output, and no tensors of it."""
-    from ckconv.families.catalog import FAMILIES
-    from ckconv.families.names import key_patterns
-
     family = FAMILIES.get(plan.index.config.family) if plan.index.config else None
     patterns = key_patterns(family) if family else {}
     return sum(parse(name).pattern in patterns for name in plan.index.tensors) if patterns else 0

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, F64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.layouts import COUNTED
+from ckconv.core.lazy import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import (
     HEAD,
@@ -330,8 +329,6 @@ def _without_derived(
     factors = llama3_factors(other.config) if other.config else None
     if factors is None:
         return has
-    from ckconv.io.rows import RowReader
-
     values = decode(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype)
     return _without(has, {ROPE_FREQUENCIES} if same_factors(values.tobytes(), factors) else ())
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from ckconv.core.metadata import CONFIG_NAME, document_of
-from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex, joined
+from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families.canonical import not_following
 from ckconv.families.catalog import FAMILIES
@@ -24,7 +24,7 @@ from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tow
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
 from ckconv.options import Options
-from ckconv.plan.planner import Planner, unknown_architecture
+from ckconv.plan.planner import Planner, foreign_names, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
 from ckconv.tokenizer.source import ids_beyond
@@ -161,8 +161,6 @@ def _keeping(plan: Plan) -> Plan:
 
 def _seen(step: Step) -> Step:
     """A step of a tower, under the names of tensors beside a text model."""
-    from ckconv.core.tensors import of_tower
-
     runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
     return step._replace(source=of_tower(step.source) if step.source else None, runs=runs)
 
@@ -229,8 +227,6 @@ def _plan(
         text = not_following(FAMILIES[index.config.family], error, said_of(index.config, index.format))
         plan = Plan(index, format_of(output.name).name, output.version, options, refusals=(Reason(text),))
     if plan.refusals and index.unknown:
-        from ckconv.plan.planner import foreign_names
-
         foreign = foreign_names(index)
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))

@@ -43,8 +43,9 @@ from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Wr
 from ckconv.publish.files import check_parent, check_place, failing
 from ckconv.publish.staging import Outputs, Room
 from ckconv.quant.convert import Action
+from ckconv.quant.quantize import GGML_TYPES, quantizer_of
 from ckconv.signals import noted
-from ckconv.system import sync, write_at
+from ckconv.system import peak_memory, sync, write_at
 from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared, Soundness
 
@@ -125,8 +126,6 @@ def errors_of(plan: Plan) -> Mapping[str, Error]:
 
 def made_by(name: str) -> str:
     """Package and version that made blocks of a type; empty for none."""
-    from ckconv.quant.quantize import GGML_TYPES, quantizer_of
-
     dtype = GGML_TYPES.get(name.lower())
     return quantizer_of(dtype) if dtype else ""
 
@@ -196,8 +195,6 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of ``ckconv convert --json`` as plain values for :mod:`json`."""
-        from ckconv.system import peak_memory
-
         return {
             "target": self.target,
             "side_files": [str(path) for path in self.side_files],

@@ -32,7 +32,7 @@ from ckconv.plan.steps import Along, Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, digest_of, failing, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
-from ckconv.record.conversion import SCHEMA, sealed
+from ckconv.record.conversion import SCHEMA, read_record, sealed
 from ckconv.system import sync, write_at
 
 if TYPE_CHECKING:
@@ -571,6 +571,4 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
 
 
 def _outputs_of(record: Path) -> list[str]:
-    from ckconv.record.conversion import read_record
-
     return [name for name, _ in read_record(record).outputs]

@@ -16,6 +16,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Extent
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
+from ckconv.io.tiles import SideBySide, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.publish.files import SideFile, pieces_of, write_code
 from ckconv.quant.convert import Action, Conversion
@@ -237,7 +238,6 @@ def _copied(extents: Iterable[Extent], files: Files) -> Iterator[memoryview]:
 def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
     """Rows that are put together or converted, several pieces at once."""
     from ckconv.io.stored import JoinedRows, reader_of, stored_pieces
-    from ckconv.io.tiles import SideBySide, is_light
 
     assert step.conversion is not None
     assert step.source is not None

@@ -668,7 +668,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_family(text: str) -> bool:
-    """Whether TOML text has a table ``huggingface``: inline, dotted or a header.
+    """Whether TOML text has a table ``huggingface``.
 
     One inside of another table counts, too: the text is searched, not parsed.
     """

@@ -14,8 +14,10 @@ from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import beside_text, names_of
+from ckconv.families.parameters import directory_name
 from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
+from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.formats.safetensors.files import read_shard_index
 from ckconv.options import OPTIONS, Options, asked
 from ckconv.plan.quantizing import parsed
@@ -317,9 +319,7 @@ def _name(source: Path) -> str:
 
     A directory as it is (of a download cache, the repository), a file without suffix.
     """
-    from ckconv.families.parameters import directory_name
     from ckconv.formats.gguf.values import parse_shard_name
-    from ckconv.formats.safetensors.container import INDEX_SUFFIX
 
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return directory_name(source) or "model"

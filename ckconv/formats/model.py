@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import Identity, Tensor, TensorIndex
+from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
@@ -115,8 +116,6 @@ class ModelTensor:
 
     def _decoded(self, start: int, stop: int) -> NDArray[np.float32]:
         """Values of outermost rows ``start`` to ``stop``."""
-        from ckconv.core.dtypes import WIDENS_TO_F32
-        from ckconv.errors import UnsupportedError
         from ckconv.quant.convert import decodable, decode
 
         dtype = self.tensor.dtype
@@ -241,7 +240,6 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
     tower = other.facts.get("kind") == "mmproj"
     if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
-    from ckconv.core.tensors import joined
     from ckconv.formats.huggingface.read import tower_index
 
     found = tower_index(index)
@@ -269,8 +267,6 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
         UnsupportedError: ``plan.refused``, both are towers; ``tower.unknown``.
         InputError: ``model.config``, the tower's tensors have other shapes than its keys give them.
     """
-    from ckconv.core.tensors import joined
-
     tower = open_index(as_path(mmproj))
     _check_one_tower([index, tower])
     if tower.tower is None or tower.config is not None:

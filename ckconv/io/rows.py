@@ -7,18 +7,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.lib.stride_tricks import as_strided
-
 from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, Kind, float32
 from ckconv.core.layouts import Box, Layout, Strip, boxes
+from ckconv.core.lazy import np
 from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import made_at_once
 from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
-from ckconv.quant.packings.module import Tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
+    from ckconv.quant.packings.module import Tile
 
     Cells = NDArray[Any]
     Index = NDArray[np.int64]
@@ -121,8 +119,10 @@ def _read_runs(read: Callable[[int, Cells], None], first: int, axes: Sequence[Mo
     size, run = out.itemsize, _span(inner)
     many = max(1, min(n, limit // (run * size)))
     buffer = np.empty((many, run), out.dtype)
-    tile = as_strided(buffer, [many, *(n for n, _, _ in inner)], [run * size, *(step * size for _, step, _ in inner)])
-    view = as_strided(out, [n for n, _, _ in axes], [to * size for _, _, to in axes])
+    tile = np.lib.stride_tricks.as_strided(
+        buffer, [many, *(n for n, _, _ in inner)], [run * size, *(step * size for _, step, _ in inner)]
+    )
+    view = np.lib.stride_tricks.as_strided(out, [n for n, _, _ in axes], [to * size for _, _, to in axes])
     for low in range(0, n, many):
         high = min(low + many, n)
         for index in range(low, high):
@@ -141,7 +141,9 @@ def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) ->
         first += low * stride
         axes.append((not of_rows, (high - low) // unit, stride * unit // block * cells.itemsize))
     axes.sort(key=lambda axis: axis[0])
-    return as_strided(cells[first // block :], [n for _, n, _ in axes], [step for _, _, step in axes])
+    return np.lib.stride_tricks.as_strided(
+        cells[first // block :], [n for _, n, _ in axes], [step for _, _, step in axes]
+    )
 
 
 def indices(strip: Strip, box: Box, *, of_rows: bool) -> Index:
@@ -160,7 +162,6 @@ _PIECE = 1 << 20
 #: Bytes that all threads keep of a matrix whose rows are columns of the file: they are read in strips as broad as that.
 _WINDOW = 8 << 20
 
-_NO_ROWS = np.empty((0, 0), np.uint8)
 
 #: As many times the rows that are wanted are made at once, rather than those alone one by one.
 _SPARSE = 4
@@ -206,6 +207,8 @@ class PackedRows:
         return np.concatenate([self.gather(wanted[:half]), self.gather(wanted[half:])])
 
     def _tile(self, number: int, packed: Packed, start: int, stop: int) -> Tile:
+        from ckconv.quant.packings.module import Tile
+
         arrays: list[Rows | None] = []
         ahead = start + _WINDOW // (2 * made_at_once()) // self._stored_width(number, packed)
         for position, (array, reader) in enumerate(zip(packed.arrays, self._modules[number][1], strict=True)):
@@ -231,9 +234,10 @@ class PackedRows:
         """
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
-        first, rows = self._windows.get(key, (0, _NO_ROWS))
+        nothing = np.empty((0, 0), np.uint8)
+        first, rows = self._windows.get(key, (0, nothing))
         if low < first or high > first + len(rows):
-            rows = _NO_ROWS  # what there was is gone before there is more
+            rows = nothing  # what there was is gone before there is more
             self._windows.pop(key, None)
             self._windows = {other: window for other, window in self._windows.items() if other[0] == key[0]}
             first, rows = low, reader.rows(low, min(reader.layout.rows, max(high, until)))
@@ -286,7 +290,7 @@ _QUICK_BLOCK = 32
 # glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
 # is done with it. Once a block of this size was freed, it keeps as much (mallopt(3), "dynamic mmap threshold"). Nothing
 # touches the block, so it costs no memory, and elsewhere it does nothing.
-np.empty(2 * SCRATCH, np.uint8)
+bytes(2 * SCRATCH)
 
 
 class Reader(Protocol):
@@ -444,7 +448,7 @@ class RowReader:
         self._read(first, run[:nbytes])
         if pitch == width:
             return taken(run.reshape(count, pitch), index)
-        picked: Rows = as_strided(run, (count, width), (pitch, 1))[index]
+        picked: Rows = np.lib.stride_tricks.as_strided(run, (count, width), (pitch, 1))[index]
         return picked
 
     def _read(self, start: int, out: Rows) -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import Layout, plain
+from ckconv.core.lazy import np
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
 from ckconv.io.tiles import is_handed_over

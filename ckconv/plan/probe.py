@@ -14,14 +14,18 @@ from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex, is_bias, parse
+from ckconv.core.tensors import MetadataKind, Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import tables_of
 from ckconv.families.schema import EXPERTS
 from ckconv.io.files import Files, head_is_embedding, runs
-from ckconv.quant.convert import side_by_side
-from ckconv.quant.mlx import triple_of, triple_type
+from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone, same_values
+from ckconv.quant.codec import to_float32
+from ckconv.quant.convert import decode, side_by_side
+from ckconv.quant.mlx import split_planes, triple_of, triple_type
+from ckconv.quant.packed import E4M3, inverse, is_scaled, numbers, scale_values, scaled, scheme_of
+from ckconv.quant.packed import decode as decode_packed
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -154,9 +158,6 @@ def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
     signs = [(one, sign) for one in index.tensors.values() if (sign := EXPONENTIALS.get(one.layout.shift, 0))]
     if not signs:
         return
-    from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.convert import decode
-
     with Files(index.identities) as files:
         for tensor, sign in signs:
             for _, rows in canonical_pieces(RowReader(tensor, files)):
@@ -175,8 +176,6 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
         return SourceFacts()
-    from ckconv.core.tensors import Role
-
     pairs = [
         (f"{module.name}.{role.value}", f"{module.name}.{kind}")
         for module in adapter.modules.values()
@@ -189,8 +188,6 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         pairs = [(mine, _EMBEDDING if theirs == _HEAD else theirs) for mine, theirs in pairs]
     if not pairs:
         return SourceFacts()
-    from ckconv.io.rows import same_values
-
     with Files({**base.identities, **index.identities}) as files:
         same = (
             mine
@@ -223,8 +220,6 @@ def numberless(index: TensorIndex) -> str:
 
 def products_are_exact(index: TensorIndex) -> bool:
     """Whether all factors of scales are powers of two, which round nothing."""
-    from ckconv.quant.packed import inverse, scheme_of
-
     scaled = [
         tensor
         for tensor in index.everything.values()
@@ -236,9 +231,6 @@ def products_are_exact(index: TensorIndex) -> bool:
 
 def _without_number(tensor: Tensor, files: Files) -> int:
     """Count the groups of a quantized matrix whose scale is not finite."""
-    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
-    from ckconv.quant.codec import to_float32
-    from ckconv.quant.packed import numbers, scale_values, scheme_of
     from ckconv.quant.repack import no_numbers
 
     triple, count = triple_of(tensor.dtype), 0
@@ -282,15 +274,12 @@ _LARGE = 2.0**119
 
 def _beyond(tensor: Tensor, files: Files) -> int:
     """Count the groups of a packed matrix whose products are not finite."""
-    from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.packed import E4M3, decode, numbers, scaled
-
     count = 0
     for _, rows in canonical_pieces(RowReader(tensor, files)):
         found = numbers(rows, tensor.dtype)
         if found.factors is not None and np.isfinite(found.factors).all() and (np.abs(scaled(found)) <= _LARGE).all():
             continue  # without decoding a whole model while it is planned
-        values = decode(rows, tensor.dtype)
+        values = decode_packed(rows, tensor.dtype)
         # a code may be NaN, where its scale is a number
         beyond = np.isinf(values) if found.scheme.codes == E4M3 else ~np.isfinite(values)
         groups = np.logical_or.reduceat(beyond, np.arange(0, beyond.shape[1], found.scheme.group), axis=1)
@@ -301,8 +290,6 @@ def _beyond(tensor: Tensor, files: Files) -> int:
 
 
 def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] | None:
-    from ckconv.io.rows import RowReader, canonical_pieces
-
     for start, rows in canonical_pieces(RowReader(tensor, files)):
         numbers = rows.view("<i8")
         beyond = (numbers < 0) | (numbers >= experts) if experts else numbers != numbers.astype("<i4")
@@ -312,8 +299,6 @@ def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] |
 
 
 def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
-    from ckconv.io.rows import RowReader
-
     numbers = RowReader(tensor, files).rows(0, 1).view(f"<i{tensor.dtype.size}").reshape(-1)
     ids = numbers + np.arange(len(numbers), dtype=np.int64)
     for place in ((ids < 0) | (ids >= words)).nonzero()[0][:1].tolist():
@@ -324,9 +309,6 @@ def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
 
 def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]:
     """Rows of the scales of a triple, and of its biases, in pieces."""
-    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
-    from ckconv.quant.mlx import split_planes
-
     triple = triple_of(tensor.dtype)
     assert triple is not None
     if tensor.packed:
@@ -341,9 +323,6 @@ def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]
 
 def _factors(tensor: Tensor, files: Files) -> list[float]:
     """Factors of the scales of each stacked matrix."""
-    from ckconv.io.rows import RowReader
-    from ckconv.quant.packed import scheme_of
-
     scheme, found = scheme_of(tensor.dtype), []
     assert scheme is not None
     for packed in tensor.packed:
@@ -356,7 +335,6 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
 
 
 def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
-    from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone
     from ckconv.quant.affine import integers
     from ckconv.quant.reexpress import integer_parts, of_triple
 
@@ -375,8 +353,6 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
-    from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.packed import is_scaled
     from ckconv.quant.reexpress import MXFP8, TRIPLE, blocks_for, is_fp8, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
@@ -399,9 +375,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
 
     Their numbers alone decide.
     """
-    from ckconv.io.rows import RowReader, numbers_alone
     from ckconv.quant.affine import unfit
-    from ckconv.quant.packed import is_scaled
     from ckconv.quant.reexpress import beyond_bf16, is_wide_fp8, numbers_of, products, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 

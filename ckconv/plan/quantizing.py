@@ -16,6 +16,7 @@ from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model, Picture
 from ckconv.quant import ggml_python
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
+from ckconv.quant.mlx import MODES
 from ckconv.quant.quantize import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
@@ -66,8 +67,6 @@ def names(glob: str, written: str, *tensors: Tensor) -> bool:
 
 def parsed(text: str) -> Asked:
     """Parse the value of the flag."""
-    from ckconv.quant.mlx import MODES
-
     first, *rest = text.split(",")
     rules = []
     for item in rest:

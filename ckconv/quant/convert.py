@@ -15,6 +15,7 @@ from ckconv.core.layouts import COUNTED, EXPONENTIALS, ambiguous
 from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
+from ckconv.quant import mlx as mlxquant
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.mlx import plane_types, split_planes, triple_of
@@ -348,8 +349,6 @@ def decode(rows: Rows, dtype: DType) -> Floats:
     triple = triple_of(dtype)
     if triple is None:
         return to_float32(rows, dtype)
-    from ckconv.quant import mlx as mlxquant
-
     weight, scales, *biases = split_planes(rows, triple)
     return mlxquant.decode(weight, scales, biases[0] if biases else None, triple.quantization, triple.number)
 

@@ -14,13 +14,13 @@ from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
 from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import ggml_python
 from ckconv.quant.codec import from_float32, libgguf
-from ckconv.quant.mlx import triple_of
+from ckconv.quant.mlx import quantize_triple, triple_of
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -207,9 +207,6 @@ def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = Tr
 
     ``codes=False`` leaves the first empty.
     """
-    from ckconv.core.dtypes import round_to
-    from ckconv.quant.mlx import quantize_triple
-
     _check_finite(floats)
     if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before
         floats, number = floats.copy(), triple.number

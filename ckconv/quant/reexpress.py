@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, e4m3, holds
 from ckconv.core.lazy import np
-from ckconv.quant import affine, packed, repack
+from ckconv.quant import affine, ggml, packed, repack
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
@@ -103,8 +103,6 @@ def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
 
     Without ``codes`` the numbers alone.
     """
-    from ckconv.quant import ggml
-
     triple = triple_of(dtype)
     if triple is not None:
         weight, scales, biases = split_planes(rows, triple)
@@ -130,8 +128,6 @@ def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 
 def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
-    from ckconv.quant import ggml
-
     blocks = ggml.of_bytes(rows, block)
     scales = np.ascontiguousarray(blocks["d"])
     unfit = ~np.isfinite(scales)
@@ -182,8 +178,6 @@ def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 
 def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    from ckconv.quant import ggml
-
     found = numbers(rows, dtype)
     blocks = ggml.empty(len(rows), found.codes.shape[1], _NVFP4)
     ggml.put_codes(blocks, found.codes, _NVFP4)
@@ -235,8 +229,6 @@ def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 
 def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
-    from ckconv.quant import ggml
-
     if dtype is _NVFP4:
         blocks = ggml.of_bytes(rows, _NVFP4)
         found, scales = ggml.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)

@@ -17,6 +17,7 @@ from ckconv.errors import OutputError, quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces, head_is_embedding
+from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options, Records, asked
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
@@ -36,6 +37,7 @@ from ckconv.record.read import (
     Run,
     SourceFile,
     plain_name,
+    record_beside,
 )
 
 # The bytes of a source record.
@@ -220,7 +222,6 @@ def _prepare(plan: Plan) -> PendingRecord:
 def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     """Record of a bump source, for the bump made from it."""
     from ckconv.record.conversion import recorded_options
-    from ckconv.record.read import record_beside
 
     index = plan.index
     opened = record_beside(index)
@@ -374,8 +375,6 @@ class _Returning:
 
     def _shift_comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
         """Whether adding and taking away 1 gives every float32 back."""
-        from ckconv.io.rows import RowReader, canonical_pieces
-
         back = Conversion(conversion.target, conversion.source, -conversion.shift)
         for _, rows in canonical_pieces(RowReader(tensor, self._files)):
             stored, _ = conversion.apply(rows)
@@ -386,8 +385,6 @@ class _Returning:
 
     def _respelled(self, tensor: Tensor, recipe: Recipe, triple: Triple) -> tuple[list[int], bool]:
         """Rows whose numbers come back as other bits of equal values."""
-        from ckconv.io.rows import RowReader, canonical_pieces
-
         _, scales, *biases = (RowReader(array, self._files) for array in tensor.planes)
         found, moved = [], False
         for start, rows in canonical_pieces(scales):

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.metadata import root_of, tokenizer_root
+from ckconv.core.metadata import as_read, root_of, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
-from ckconv.tokenizer.vocabulary import LeftOut, encodable, equal_tokens, value_in
+from ckconv.tokenizer.vocabulary import LeftOut, encodable, equal_tokens, gguf_entries, huggingface_entries, value_in
 
 _CODE = "tokenizer.json"
 _MODEL_KEY = "tokenizer.ggml.model"
@@ -51,7 +51,6 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
     """
     if index.metadata_kind is MetadataKind.TYPED:
         return index.metadata
-    from ckconv.core.metadata import as_read
     from ckconv.tokenizer.checkpoint import tokenizer_files
     from ckconv.tokenizer.gguf import keys_of_words
 
@@ -73,8 +72,6 @@ def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -
         InputError: ``tokenizer.json``, the file is malformed.
         UnsupportedError: as :func:`ckconv.tokenizer.vocabulary.tokenizer_entries`.
     """
-    from ckconv.tokenizer.vocabulary import gguf_entries, huggingface_entries
-
     if _MODEL_KEY in keys:
         return gguf_entries(keys, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)

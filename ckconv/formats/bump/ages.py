@@ -18,6 +18,7 @@ from ckconv.families.expressions import Expression
 from ckconv.families.merge import FOLDER, Fields, listed, texts
 from ckconv.families.schema import Condition, Family, condition
 from ckconv.formats.bump.slots import TEMPLATED, TYPE_WORDS
+from ckconv.io.json import Document, read_object
 from ckconv.options import Options
 from ckconv.plan.steps import Reason
 
@@ -237,8 +238,6 @@ ROPE_WORDS: dict[str, bool] = {
 
 def read_template(path: Path, architecture: str) -> dict[str, Any]:
     """Read the template at ``path``, or ``ARCHITECTURE.json`` in it."""
-    from ckconv.io.json import Document, read_object
-
     file = path / f"{architecture}.json" if path.is_dir() else path
     if file is not path and not file.is_file():
         raise InputError("template.missing", f"there is no {file.name} in it", path=path)

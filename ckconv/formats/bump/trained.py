@@ -54,7 +54,7 @@ from ckconv.formats.bump.slots import (
     place,
     with_optional,
 )
-from ckconv.io.files import ByteSource
+from ckconv.io.files import ByteSource, open_source
 from ckconv.io.json import shown
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -120,8 +120,6 @@ def is_trained(path: Path) -> bool:
 
     Its first numbers may look like anything.
     """
-    from ckconv.io.files import open_source
-
     with open_source(path) as source:
         return trained_manifest(path, source.read_at(0, HEADER_BYTES)) is not None
 

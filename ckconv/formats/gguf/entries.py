@@ -65,9 +65,11 @@ from ckconv.families.sizes import (
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
+from ckconv.io.rows import RowReader
 from ckconv.plan.planner import Planner, drop_hint, modifier_reason, no_epsilon, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
+from ckconv.quant.codec import to_float32
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:
@@ -133,9 +135,6 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
     numbers: dict[str, dict[int | None, float]] = {}
     lists: dict[str, Value] = {}
     if patterns:
-        from ckconv.io.rows import RowReader
-        from ckconv.quant.codec import to_float32
-
         with Files(index.identities) as files:
             for tensor in index.tensors.values():
                 name = parse(tensor.name)

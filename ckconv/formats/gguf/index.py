@@ -33,7 +33,7 @@ from ckconv.core.metadata import Value
 from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import family_of_gguf
+from ckconv.families.catalog import family_of_gguf, projector_known_by
 from ckconv.families.diffusion import ORIGINAL_SHAPE, Diffusion, canonical_diffusion, diffuses, diffusion_of
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
@@ -606,8 +606,6 @@ def unknown_tower(path: Path) -> str:
     Raises:
         InputError: ``model.config``, a tensor has another shape than the file's keys give it.
     """
-    from ckconv.families.catalog import projector_known_by
-
     file = read_gguf(path)
     try:
         found, _ = _known_tower(path, file)

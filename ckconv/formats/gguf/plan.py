@@ -99,6 +99,7 @@ from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, 
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
 from ckconv.tokenizer.source import equal_tokens_of
+from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
 # The type that each tensor of a GGUF gets, or why it gets none.
 
@@ -561,8 +562,6 @@ class GgufPlanner(Planner):
 
     def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
-        from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
-
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
         name = own_texts(self.index).get("name") or display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text

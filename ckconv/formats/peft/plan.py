@@ -19,6 +19,7 @@ from ckconv.formats.safetensors.adapter import container
 from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.files import Files
+from ckconv.io.rows import same_values
 from ckconv.plan.steps import Piece, Plan
 
 
@@ -73,8 +74,6 @@ class PeftPlanner(AdapterPlanner):
 
     def _one_change(self, modules: Sequence[AdapterModule]) -> bool:
         """Whether parts share ``lora_a`` and scale."""
-        from ckconv.io.rows import same_values  # numpy, which planning does without
-
         first, *others = modules
         one = self.tensor(first, Role.A)
         with Files(self.index.identities) as files:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.config import ModelConfig, config_differences, same_factors_always, scaled
+from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.lazy import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
@@ -37,9 +37,11 @@ from ckconv.families.words import (
     without_noted,
 )
 from ckconv.io.files import Files, open_source
+from ckconv.io.rows import RowReader
 from ckconv.options import Options
 from ckconv.plan.planner import engine_of
 from ckconv.plan.steps import Reason
+from ckconv.quant.codec import to_float32
 
 # A document that goes from one library's hands into the other's: both must read the same out of it.
 #
@@ -756,10 +758,6 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
 
 
 def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None:
-    from ckconv.core.config import rope_scaling_of
-    from ckconv.io.rows import RowReader
-    from ckconv.quant.codec import to_float32
-
     tensor = index.tensors[ROPE_FREQUENCIES]
     if tensor.dtype.name != "F32" or tensor.shape != (config.rotary_dim // 2,) or config.rope_theta is None:
         return None
