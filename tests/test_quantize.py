@@ -24,7 +24,7 @@ import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError
 from ckconv.io.imatrix import read_imatrix
-from ckconv.quant import ggml_python, quantize
+from ckconv.quant import quantize
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
 #: Rows that are whole blocks of K-quants.
@@ -355,7 +355,7 @@ def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.needs("ggml_python")
-@pytest.mark.parametrize("name", sorted(ggml_python.CHECKSUMS))
+@pytest.mark.parametrize("name", sorted(quantize.CHECKSUMS))
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
@@ -366,7 +366,7 @@ def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monke
     assert quantize.quantizer_of(dtype).startswith("ggml-python ")
     made = quantize.quantize(rows, dtype, importance)
 
-    monkeypatch.setattr(ggml_python, "quantize", lambda *_: None)
+    monkeypatch.setattr(quantize, "by_ggml_python", lambda *_: None)
 
     assert quantize.quantize(rows, dtype, importance).tobytes() == made.tobytes()
 
@@ -374,10 +374,10 @@ def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monke
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is known of ggml-python is looked at anew, and again behind the test."""
-    for cached in (ggml_python._library, ggml_python._makes):
+    for cached in (quantize._ggml_python, quantize._makes):
         cached.cache_clear()
     yield
-    for cached in (ggml_python._library, ggml_python._makes):
+    for cached in (quantize._ggml_python, quantize._makes):
         cached.cache_clear()
 
 
@@ -388,8 +388,8 @@ def test_a_library_that_makes_other_blocks_is_not_used_and_a_note_says_so(
     pytest.importorskip("libgguf")
     source = checkpoint(tmp_path / "hf", WIDE)
     ckconv.convert(source, tmp_path / "right.gguf", options=Options(quantize="q4_k"))
-    ggml_python._makes.cache_clear()
-    monkeypatch.setattr(ggml_python, "_library", lambda: lambda *_: 0)  # one that leaves blocks as they are
+    quantize._makes.cache_clear()
+    monkeypatch.setattr(quantize, "_ggml_python", lambda: lambda *_: 0)  # one that leaves blocks as they are
 
     report = ckconv.convert(source, tmp_path / "made.gguf", options=Options(quantize="q4_k"))
 
@@ -408,8 +408,8 @@ def test_a_library_that_does_not_load_is_not_used(
         (tmp_path / "ggml" / "lib" / "libggml-base.so").write_bytes(broken)
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert not ggml_python.differs(quantize.GGML_TYPES["q4_k"])
-    assert ggml_python.quantize(np.ones((1, 256), np.float32), quantize.GGML_TYPES["q4_k"], None) is None
+    assert not quantize.ggml_python_differs(quantize.GGML_TYPES["q4_k"])
+    assert quantize.by_ggml_python(np.ones((1, 256), np.float32), quantize.GGML_TYPES["q4_k"], None) is None
 
 
 def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[..., Result]) -> None:

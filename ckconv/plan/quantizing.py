@@ -14,7 +14,6 @@ from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model, Picture
-from ckconv.quant import ggml_python
 from ckconv.quant.convert import Conversion, Run, decodable, of_values
 from ckconv.quant.mlx import MODES
 from ckconv.quant.quantize import (
@@ -24,6 +23,7 @@ from ckconv.quant.quantize import (
     UNLIKE,
     Errors,
     Quantizing,
+    ggml_python_differs,
     has_library,
     missing_quantizer,
     needs_library,
@@ -209,7 +209,7 @@ class Quantized:
         for text, told in fallen.items():
             planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
         for dtype in {dtype.name: dtype for dtype in self.types.values()}.values():
-            if ggml_python.differs(dtype):
+            if ggml_python_differs(dtype):
                 planner.notes.append(
                     f"ggml-python makes other blocks of {dtype} than llama.cpp, and libgguf makes them"
                 )

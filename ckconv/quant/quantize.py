@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
 from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
-from ckconv.quant import ggml_python
 from ckconv.quant.codec import from_float32, libgguf
 from ckconv.quant.mlx import quantize_triple, triple_of
+from ckconv.system import c_function
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -172,7 +174,7 @@ def quantizer_of(dtype: DType) -> str:
     from importlib.metadata import version
 
     if has_library():
-        return ggml_python.quantizer_of(dtype) or f"libgguf {version('libgguf')}"
+        return f"ggml-python {version('ggml_python')}" if _makes(dtype) else f"libgguf {version('libgguf')}"
     import gguf
 
     return f"{gguf.__name__} {version(gguf.__name__)}"
@@ -224,9 +226,89 @@ def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows
     library = libgguf()
     assert library is not None
     weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    if (faster := ggml_python.quantize(floats, dtype, weights)) is not None:
+    if (faster := by_ggml_python(floats, dtype, weights)) is not None:
         return faster
     made = np.empty((len(floats), dtype.nbytes(floats.shape[1])), np.uint8)
     if made.size:
         library.quantize_rows_into_raw(dtype.ggml, floats, made, len(floats), floats.shape[1], weights)
     return made
+
+
+# -- ggml-python: libgguf's blocks, some in half the time --------------------------------------------------------------
+
+# libgguf is built for every processor of a kind; ggml-python is built where it is installed, with the instructions that
+# the processor has. The blocks are equal, which is looked at before a type is made: of a first block by its checksum.
+
+#: Types that it makes faster -> CRC-32 of the blocks that llama.cpp's library makes of :func:`_first_values`, without
+#: and with an importance matrix. It makes tables for IQ1, IQ2 and IQ3 first, which take longer than a small model.
+CHECKSUMS = {
+    "Q2_K": 0x87F01D79,
+    "Q3_K": 0xC8138000,
+    "Q4_K": 0xD5D21C21,
+    "Q5_K": 0xAA9C9589,
+    "Q6_K": 0x9D16FA54,
+    "IQ4_NL": 0x552A2C6F,
+    "IQ4_XS": 0x330AF4B6,
+    "MXFP4": 0x96C80682,
+}
+
+
+def ggml_python_differs(dtype: DType) -> bool:
+    """Whether ggml-python is installed and its blocks are not llama.cpp's."""
+    return dtype.name in CHECKSUMS and _ggml_python() is not None and not _makes(dtype)
+
+
+def by_ggml_python(floats: Floats, dtype: DType, importance: Floats | None) -> Rows | None:
+    """float32 ``[n, cols]`` -> ``[n, bytes]``, ``None`` for libgguf to make.
+
+    The values lie one after the other.
+
+    Args:
+        importance: ``[cols]`` contiguous float32, how much the error of each column counts.
+    """
+    return _quantized(floats, dtype, importance) if floats.size and _makes(dtype) else None
+
+
+@cache
+def _makes(dtype: DType) -> bool:
+    if dtype.name not in CHECKSUMS or _ggml_python() is None:
+        return False
+    return checksum(dtype) == CHECKSUMS[dtype.name]
+
+
+def checksum(dtype: DType) -> int:
+    """CRC-32 of the first blocks."""
+    values, importance = _first_values()
+    without, weighted = (_quantized(values, dtype, weights) for weights in (None, importance))
+    return crc32(weighted.tobytes(), crc32(without.tobytes()))
+
+
+def _first_values() -> tuple[Floats, Floats]:
+    """A row of 256 values, and as many weights: fractions that float32 holds."""
+    numbers = np.arange(256)
+    values = ((numbers * 37 % 251 - 125) / 64).astype(np.float32)
+    return values[np.newaxis], ((numbers * 11 % 17 + 1) / 16).astype(np.float32)
+
+
+def _quantized(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
+    library = _ggml_python()
+    assert library is not None
+    rows, columns = floats.shape
+    made = np.empty((rows, dtype.nbytes(columns)), np.uint8)
+    library(dtype.ggml, _at(floats), _at(made), 0, rows, columns, None if importance is None else _at(importance))
+    return made
+
+
+def _at(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int:
+    return int(array.ctypes.data)
+
+
+@cache
+def _ggml_python() -> Callable[..., int] | None:
+    """Load ``ggml_quantize_chunk`` of ``ggml.h`` by ctypes.
+
+    The package's own module takes longer to import.
+    """
+    spec = find_spec("ggml")
+    folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
+    return c_function(folder, "ggml-base", "ggml_quantize_chunk", "iPPqqqP")
