@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.library import StrPath, SupportsWrite, check_argument, pythonic
 from ckconv.conversion.planning import judged, make_plan, merged
-from ckconv.core.lazy import np
+from ckconv.core.arrays import NDArray, np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
@@ -42,8 +42,6 @@ from ckconv.record import record_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified

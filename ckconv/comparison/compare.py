@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
+from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, F64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.layouts import COUNTED
-from ckconv.core.lazy import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import (
     HEAD,
@@ -56,10 +56,7 @@ from ckconv.verification.content import (
 from ckconv.verification.statements import ENOUGH, required_keys
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.codec import Floats, Rows
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks

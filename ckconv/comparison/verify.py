@@ -17,6 +17,7 @@ from ckconv.conversion.follow import Watcher, check_frame, check_kept, watching
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, in_one_run
+from ckconv.core.arrays import Floats
 from ckconv.core.dtypes import Kind
 from ckconv.core.metadata import Content, beside
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.plan.steps import Frame, OutputFile
-    from ckconv.quant.codec import Floats
 
 
 # Plan the source again as it was converted, to know what an output should hold.

@@ -7,16 +7,11 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import Floats, NDArray, np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, an
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
 
 
 class Cause(Enum):

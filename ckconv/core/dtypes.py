@@ -6,17 +6,9 @@ import enum
 import math
 import struct
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import Flags, Floats, np
 from ckconv.core.named import NamedTuple
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
-    Flags = NDArray[np.bool_]
-
 
 # Element and block types: one table for every format.
 #

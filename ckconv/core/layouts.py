@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from ckconv.core.arrays import Index
 
-    Index = NDArray[np.int64]
+if TYPE_CHECKING:
+    pass
+
 
 #: The number of a row, or of many.
 Row = TypeVar("Row", int, "Index")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.arrays import NDArray
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import WIDENS_TO_F32
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
@@ -19,7 +20,6 @@ from ckconv.io.files import Files
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
     from ckconv.core.dtypes import DType
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import Floats, np
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
 from ckconv.publish.files import opened_regular
 from ckconv.system import read_at
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ckconv.core.arrays import Cells, Floats, Index, Rows, np
 from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, Kind, float32
 from ckconv.core.layouts import Box, Layout, Strip, boxes
-from ckconv.core.lazy import np
 from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files
@@ -18,16 +18,10 @@ from ckconv.quant.codec import from_float32
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Packed
     from ckconv.io.tiles import Tiles
-    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
     from ckconv.quant.packings.module import Tile
-
-    Cells = NDArray[Any]
-    Index = NDArray[np.int64]
 
 
 # Boxes of a strip: elements that stay in order along every axis, between stored bytes and canonical rows.

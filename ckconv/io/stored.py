@@ -7,23 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.arrays import Cells, Index, Rows, np
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import Layout, plain
-from ckconv.core.lazy import np
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
 from ckconv.io.tiles import is_handed_over
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
-    from ckconv.io.rows import Cells
     from ckconv.io.tiles import Tiles
-    from ckconv.quant.codec import Rows
     from ckconv.quant.convert import Conversion, Run
-
-    Index = NDArray[np.int64]
 
 
 # Canonical rows that a target stores as one: of several tensors or a part of one, or several rows as one row.

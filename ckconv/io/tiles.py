@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event, Lock, local
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ckconv.core.arrays import Floats, Rows
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
@@ -22,7 +23,6 @@ from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from ckconv.core.arrays import Floats, Rows, np
 from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
-from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
@@ -26,9 +26,6 @@ from ckconv.quant.convert import decode, side_by_side
 from ckconv.quant.mlx import split_planes, triple_of, triple_type
 from ckconv.quant.packed import E4M3, inverse, is_scaled, numbers, scale_values, scaled, scheme_of
 from ckconv.quant.packed import decode as decode_packed
-
-if TYPE_CHECKING:
-    from ckconv.quant.codec import Floats, Rows
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ckconv.core.arrays import Floats
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor
@@ -32,7 +33,6 @@ from ckconv.quant.quantize import (
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
     from ckconv.plan.planner import Planner
-    from ckconv.quant.codec import Floats
 
 #: Float types that a tensor named by a glob may keep, or be rounded to.
 FLOATS = {"f32": F32, "f16": F16, "bf16": BF16}

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ckconv.core.arrays import Floats
 from ckconv.core.dtypes import DType
 from ckconv.core.layouts import Layout
 from ckconv.core.named import NamedTuple
@@ -24,7 +25,6 @@ from ckconv.quant.convert import Run as Run
 
 if TYPE_CHECKING:
     from ckconv.publish.files import SideFile
-    from ckconv.quant.codec import Floats
     from ckconv.quant.quantize import Errors
 
 

@@ -25,21 +25,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckconv.core.arrays import Bytes, Flags, Floats, Zeros, np
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
-from ckconv.core.lazy import np
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.codec import from_float32
 from ckconv.quant.codes import pack
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.quant.mlx import Triple
-
-    Bytes = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
-    Flags = NDArray[np.bool_]
-    Zeros = NDArray[np.int16]
 
 
 class Affine(NamedTuple):

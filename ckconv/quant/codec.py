@@ -6,17 +6,11 @@ import os
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.dtypes import BF16, F16, F32, DType
-from ckconv.core.lazy import np
 from ckconv.quant import ggml
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Rows = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
 
 #: Codes whose values are looked up at once.
 _AT_ONCE = 1 << 16

@@ -13,16 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import Bytes, np
 from ckconv.errors import CkconvError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
-
 
 # -- Pack and unpack rows of codes of a few bits: one bit stream a row -------------------------------------------------
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import COUNTED, EXPONENTIALS, ambiguous
-from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant
@@ -23,10 +23,7 @@ from ckconv.quant.packed import scheme_of
 from ckconv.quant.quantize import missing_quantizer, planes_of, quantize
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.quantize import Quantizing
     from ckconv.quant.reexpress import Way
 

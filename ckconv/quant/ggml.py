@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import Blocks, Bytes, np
 from ckconv.quant.codes import pack, unpack
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.dtypes import DType
 
-    Bytes = NDArray[np.uint8]
-    Blocks = NDArray[np.void]
 
 #: Fields of one block, in order: ``d`` the scale, ``m`` the minimum, ``qs`` the lower four bits (or all eight) of the
 #: codes, ``qh`` their fifth bits. ``qs`` is a run of bytes, here in words of eight.

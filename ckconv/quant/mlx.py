@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.arrays import Bytes, Floats, NDArray, Rows, np
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
-from ckconv.core.lazy import np
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
@@ -15,12 +15,7 @@ from ckconv.quant.codes import pack, unpack
 if TYPE_CHECKING:
     import os
 
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.codec import Floats, Rows
-
-    Bytes = NDArray[np.uint8]
 
 
 # -- Decode MLX's quantized matrices, as arrays of raw bytes -----------------------------------------------------------

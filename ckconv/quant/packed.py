@@ -18,19 +18,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
+from ckconv.core.arrays import Floats, Index, Rows, np
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e5m2, e8m0, round_to
-from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ckconv.quant.codec import Floats, Rows
-
-    Index = NDArray[np.int64]
 
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
 #: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type; of ``SUM`` those are added to the

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from ckconv.core.arrays import Floats, Rows, np
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
-from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32, libgguf
@@ -25,7 +25,6 @@ from ckconv.quant.mlx import quantize_triple, triple_of
 from ckconv.system import c_function
 
 if TYPE_CHECKING:
-    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.mlx import Triple
 
 #: Types that gguf's package quantizes to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from ckconv.core.arrays import Flags, Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, e4m3, holds
-from ckconv.core.lazy import np
 from ckconv.quant import affine, ggml, packed, repack
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
@@ -28,11 +28,6 @@ from ckconv.quant.packed import (
     scheme_of,
 )
 from ckconv.quant.repack import SUPERBLOCKS, parts_of
-
-if TYPE_CHECKING:
-    from ckconv.quant.affine import Flags
-    from ckconv.quant.codec import Rows
-
 
 # -- Re-packings of integers of 4 and 8 bits with scales and zero points -----------------------------------------------
 # A group of a triple or of Q4_1 has a bias instead. It is ``-zero * scale`` exactly, with a zero point that is a code,

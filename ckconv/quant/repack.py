@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
+from ckconv.core.arrays import Blocks, Bytes, Flags, Floats, NDArray, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType, holds
-from ckconv.core.lazy import np
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks
@@ -14,15 +14,6 @@ from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
 from ckconv.quant.mlx import Quantization, Triple, checked_shape
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
-    Blocks = NDArray[Any]
-    Flags = NDArray[np.bool_]
-
 
 # -- Codes and numbers of GGUF's superblocks, which only go one way ----------------------------------------------------
 # ======  =========================================================  ================================

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from ckconv.core.lazy import np
+from ckconv.core.arrays import np
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, quoted
 from ckconv.formats import format_of, recorded

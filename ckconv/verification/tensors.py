@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.dtypes import F32
 from ckconv.core.layouts import plain
-from ckconv.core.lazy import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     PREFIX,
@@ -55,11 +55,8 @@ from ckconv.quant.quantize import Quantizing, missing_quantizer
 from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
     from ckconv.io.tiles import Tiles
-    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.config import (
     LLAMA3_NUMBERS,
     MAX_FLOAT32,
@@ -23,7 +24,6 @@ from ckconv.core.config import (
 )
 from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.lazy import np
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
@@ -73,7 +73,6 @@ from ckconv.quant.codec import to_float32
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:
-    from ckconv.quant.codec import Rows
     from ckconv.quant.packings.module import Tile
 
 

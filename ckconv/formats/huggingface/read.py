@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from ckconv.core.arrays import np
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.layouts import plain
-from ckconv.core.lazy import np
 from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import (
     EMBEDDING,

@@ -28,9 +28,9 @@ from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import DTYPES, F32
 from ckconv.core.layouts import plain
-from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import E4M3, E5M2, INT, Scheme, rows_of
 from ckconv.quant.packings.module import (
@@ -54,7 +54,6 @@ from ckconv.quant.packings.torchao import fit_mx
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ckconv.quant.codec import Rows
 
 FP8_WIDE = DTYPES["F8_E5M2"]
 _CODES = {FP8: E4M3, FP8_WIDE: E5M2, I8: INT}

@@ -7,9 +7,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.arrays import Floats, Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codes import unpack
@@ -35,8 +35,6 @@ from ckconv.quant.packings.module import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ckconv.quant.codec import Floats, Rows
 
 
 # -- MLX triples under other names, whose rows are the same bytes ------------------------------------------------------

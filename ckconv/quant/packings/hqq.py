@@ -17,11 +17,10 @@ the difference and the product are each rounded to the type of the scales. Sourc
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import Layout, Strip, merged, plain
-from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.quant.packed import REAL, Scheme, rows_of
 from ckconv.quant.packings.module import (
@@ -39,9 +38,6 @@ from ckconv.quant.packings.module import (
     laid_out,
     shaped,
 )
-
-if TYPE_CHECKING:
-    from ckconv.quant.codec import Rows
 
 #: Bits of a code, codes of an element, and bytes of an element.
 _PACKINGS = {

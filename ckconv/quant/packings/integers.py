@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import to_float32
@@ -34,10 +34,6 @@ from ckconv.quant.packings.module import (
     said,
     shaped,
 )
-
-if TYPE_CHECKING:
-    from ckconv.quant.codec import Rows
-
 
 # -- AWQ for GEMM: stored ``[in, out]``, interleaved words along the output --------------------------------------------
 # ``qweight``  I32 ``[C, R / 8]``: bits ``4 * i`` and on of word ``w`` are output

@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
-from ckconv.core.lazy import np
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.quant.mlx import MAX_COLUMNS
 from ckconv.quant.packed import Scheme, scheme_of
 
 if TYPE_CHECKING:
-    from ckconv.quant.codec import Rows
     from ckconv.quant.mlx import Triple
 
 

@@ -29,11 +29,11 @@ What ``act_pre_scale`` multiplies the activations of is named and not read. Sour
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32
 from ckconv.core.layouts import Layout, Strip, merged
-from ckconv.core.lazy import np
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codes import unpack
@@ -60,9 +60,6 @@ from ckconv.quant.packings.module import (
     laid_out,
     shaped,
 )
-
-if TYPE_CHECKING:
-    from ckconv.quant.codec import Rows
 
 _CODES, _SCALE, _ZERO, _FACTOR = (f"._weight_{name}" for name in ("qdata", "scale", "zero_point", "per_tensor_scale"))
 #: Types of the codes of MX, and what the metadata calls them.
