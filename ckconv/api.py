@@ -37,7 +37,7 @@ from ckconv.io.tiles import at_once
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Plan
+from ckconv.plan.steps import Late, Plan, Step
 from ckconv.record import record_path
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ckconv.comparison.verify import Verified
     from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
-    from ckconv.plan.steps import Late, Step
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 

@@ -44,15 +44,13 @@ from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
 from ckconv.io.addresses import as_path
 from ckconv.io.json import Document, read_document
-from ckconv.options import OPTIONS
+from ckconv.options import OPTIONS, Options
+from ckconv.plan.steps import Written
 from ckconv.publish.files import followed
 from ckconv.signals import check, declare, interruptible
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    from ckconv.options import Options
-    from ckconv.plan.steps import Written
 
 
 #: Exit statuses, the one that counts most first; those of signals come before all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,23 +42,18 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, whole_format
-from ckconv.formats.destination import ON_STDOUT, named_by_directory, without_say_beside
+from ckconv.formats.destination import ON_STDOUT, Destination, named_by_directory, without_say_beside
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files
-from ckconv.options import asked
-from ckconv.publish.files import write_code
+from ckconv.options import Options, asked
+from ckconv.plan.steps import Plan
+from ckconv.publish.files import SideFile, write_code
 from ckconv.signals import interruptible, noted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from ckconv.cli.settings import Settings
     from ckconv.conversion.run import Report
-    from ckconv.formats.destination import Destination
-    from ckconv.options import Options
-    from ckconv.plan.steps import Plan
-    from ckconv.publish.files import SideFile
 
 
 #: Side file -> the flag that says where it goes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from ckconv.errors import counted, shown
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckconv.comparison.compare import Comparison, Difference
 
 _NOT_TRANSITIVE = (

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ckconv.cli.flags import FormatName, flag
-from ckconv.cli.settings import CONTEXT, PATH, common_options, force_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, settings_of
+from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.io.addresses import as_path
 from ckconv.io.files import PipeSource
 from ckconv.signals import interruptible
-
-if TYPE_CHECKING:
-    from ckconv.cli.settings import Settings
-    from ckconv.core.tensors import TensorIndex
 
 
 @click.command("inspect", context_settings=CONTEXT)

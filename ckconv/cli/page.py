@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.cli.describe import OUTSIDE, VECTORS, Description, layer_map, marks, norms_of, overview, role_of, runs
 from ckconv.cli.render import container, count, size
+from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor, TensorIndex, parse
-from ckconv.errors import CkconvError, OutputError, UsageError, counted, shown
+from ckconv.errors import CkconvError, OutputError, UsageError, VerifyError, counted, shown
 from ckconv.formats.destination import STDOUT
 from ckconv.formats.detect import open_index
 from ckconv.plan.probe import size_of
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ckconv.api import Checked
     from ckconv.comparison.compare import Comparison, Difference
     from ckconv.conversion.run import Report
-    from ckconv.core.config import ModelConfig
-    from ckconv.errors import VerifyError
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
 #: character besides. What is written on them stands out by 7:1 at least.

@@ -22,6 +22,7 @@ from ckconv.cli.settings import (
     CONTEXT,
     PATH,
     Sections,
+    Settings,
     Whole,
     common_options,
     force_option,
@@ -30,15 +31,14 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
+from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
+from ckconv.options import Options
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
-    from ckconv.cli.settings import Settings
     from ckconv.comparison.verify import Rebuilt
-    from ckconv.core.tensors import TensorIndex
     from ckconv.formats.destination import Destination
-    from ckconv.options import Options
     from ckconv.plan.steps import Plan
 
 #: Side file -> the flag that says where it is.

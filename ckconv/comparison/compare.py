@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.arrays import Floats, NDArray, Rows, np
@@ -54,9 +54,6 @@ from ckconv.verification.content import (
     parameter_differences,
 )
 from ckconv.verification.statements import ENOUGH, required_keys
-
-if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks

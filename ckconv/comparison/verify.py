@@ -36,7 +36,7 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, readable
 from ckconv.io.json import parse_object, read_document
 from ckconv.options import Options, asked
-from ckconv.plan.steps import Container, Plan, Written
+from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
 from ckconv.publish.files import holds, opened_regular, pieces_of, there
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
@@ -48,8 +48,6 @@ from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from ckconv.plan.steps import Frame, OutputFile
 
 
 # Plan the source again as it was converted, to know what an output should hold.

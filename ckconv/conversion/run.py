@@ -43,7 +43,7 @@ from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Wr
 from ckconv.publish.files import check_parent, check_place, failing
 from ckconv.publish.staging import Outputs, Room
 from ckconv.quant.convert import Action
-from ckconv.quant.quantize import GGML_TYPES, quantizer_of
+from ckconv.quant.quantize import GGML_TYPES, Error, quantizer_of
 from ckconv.signals import noted
 from ckconv.system import peak_memory, sync, write_at
 from ckconv.verification.statements import check_statements
@@ -51,7 +51,6 @@ from ckconv.verification.tensors import Compared, Soundness
 
 if TYPE_CHECKING:
     from ckconv.conversion.resume import SharedFiles
-    from ckconv.quant.quantize import Error
 
 
 # -- Counts of a conversion for the report, its JSON and programs ------------------------------------------------------

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckconv.conversion.write import NO_DIGEST
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
@@ -28,16 +28,12 @@ from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import open_source, readable
 from ckconv.options import Records, asked
-from ckconv.plan.steps import Along, Container, Late, Plan, Written
+from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, digest_of, failing, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
 from ckconv.record.conversion import SCHEMA, read_record, sealed
 from ckconv.system import sync, write_at
-
-if TYPE_CHECKING:
-    from ckconv.plan.steps import Beside
-
 
 # -- Files beside a model: places, checksum lists, the conversion record -----------------------------------------------
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckconv.conversion.follow import watching
 from ckconv.conversion.library import StrPath, pythonic
@@ -25,9 +24,7 @@ from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Late, Plan
 from ckconv.publish.files import check_target, followed
-
-if TYPE_CHECKING:
-    from ckconv.verification.tensors import Progress
+from ckconv.verification.tensors import Progress
 
 
 def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tuple[Plan, Destination]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.follow import Progress, Stopped, Watcher
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import Extent
+from ckconv.core.tensors import Extent, Tensor
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
-from ckconv.io.tiles import SideBySide, is_light
+from ckconv.io.tiles import SideBySide, Tiles, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
 from ckconv.publish.files import SideFile, pieces_of, write_code
 from ckconv.quant.convert import Action, Conversion
@@ -25,9 +25,6 @@ from ckconv.system import read_at, wait_for_reader, write_at, write_some
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from ckconv.core.tensors import Tensor
-    from ckconv.io.tiles import Tiles
 
 
 # What steps of a plan could not keep, counted, and refused where nobody asked for it.

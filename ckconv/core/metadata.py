@@ -7,15 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct, pack, unpack_from
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckconv.core.dtypes import Kind
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import TensorIndex
-
-if TYPE_CHECKING:
-    from ckconv.core.tensors import StoredTensor
-
+from ckconv.core.tensors import StoredTensor, TensorIndex
 
 # Metadata values that say their type, and their bytes: those of GGUF.
 #

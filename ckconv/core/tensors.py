@@ -15,14 +15,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ckconv.core.dtypes import Kind, float32
+from ckconv.core.dtypes import DType, Kind, float32
 from ckconv.core.layouts import Layout, plain, stored_order
 from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
-    from ckconv.core.dtypes import DType
 
 
 # Canonical tensor names: patterns, and names taken apart.

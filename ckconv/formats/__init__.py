@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.named import NamedTuple
+from ckconv.core.tensors import Tensor
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 
 if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
     from ckconv.options import Options
 
 #: Module and name in it: imported when there is something for it to do.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.arrays import NDArray
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.core.dtypes import WIDENS_TO_F32, DType
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of
@@ -20,8 +20,6 @@ from ckconv.io.files import Files
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ckconv.core.dtypes import DType
 
 
 # An open model as programs see it: tensors and metadata by name, read when they are asked for.

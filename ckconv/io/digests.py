@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import Self
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import unreadable
@@ -13,9 +13,6 @@ from ckconv.io.tiles import threads
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
-
-if TYPE_CHECKING:
-    from typing import Self
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.

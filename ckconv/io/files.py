@@ -8,21 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from ckconv.core.metadata import NAME_KEY, OWN_KEYS, Card, card_of_keys, card_of_text, own_in_card
-from ckconv.core.tensors import Extent, Identity, MetadataKind, TensorIndex, cut, identity
+from ckconv.core.tensors import Extent, Identity, MetadataKind, Tensor, TensorIndex, cut, identity
 from ckconv.errors import CkconvError, InputError, OutputError, unreadable
 from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
 from ckconv.signals import State, check
 from ckconv.system import MAX_OPEN, read_at, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from typing_extensions import Buffer
-
-    from ckconv.core.tensors import Tensor
 
 
 # Where a reader gets bytes from: a regular file, or a pipe that is read once and remembered.

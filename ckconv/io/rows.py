@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckconv.core.arrays import Cells, Floats, Index, Rows, np
 from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType, Kind, float32
 from ckconv.core.layouts import Box, Layout, Strip, boxes
-from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, blocks_apart
+from ckconv.core.tensors import Delta, Merge, Packed, Replacement, Rescale, Tensor, blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import CHUNK, Files
-from ckconv.io.tiles import made_at_once
+from ckconv.io.tiles import Tiles, made_at_once
 from ckconv.quant.codec import from_float32
-from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
+from ckconv.quant.convert import Action, Conversion, decodable, decode, narrowed, side_by_side
 
 if TYPE_CHECKING:
-    from ckconv.core.tensors import Packed
-    from ckconv.io.tiles import Tiles
-    from ckconv.quant.convert import Conversion
     from ckconv.quant.packings.module import Tile
 
 

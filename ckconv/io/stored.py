@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.arrays import Cells, Index, Rows, np
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import Layout, plain
+from ckconv.core.tensors import Tensor
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth
-from ckconv.io.tiles import is_handed_over
-
-if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
-    from ckconv.io.tiles import Tiles
-    from ckconv.quant.convert import Conversion, Run
-
+from ckconv.io.tiles import Tiles, is_handed_over
+from ckconv.quant.convert import Conversion, Run
 
 # Canonical rows that a target stores as one: of several tensors or a part of one, or several rows as one row.
 

@@ -11,20 +11,16 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event, Lock, local
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ckconv.core.arrays import Floats, Rows
 from ckconv.core.named import NamedTuple
+from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
-from ckconv.quant.convert import Action
+from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.quantize import noted_aside
 from ckconv.system import THREADS, processors
-
-if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
-    from ckconv.quant.convert import Conversion
-
 
 # Pieces of one tensor made side by side, and given in their order: what is computed does not depend on how many.
 #

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckconv.core.arrays import Floats
+from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor
@@ -31,7 +32,6 @@ from ckconv.quant.quantize import (
 )
 
 if TYPE_CHECKING:
-    from ckconv.core.config import ModelConfig
     from ckconv.plan.planner import Planner
 
 #: Float types that a tensor named by a glob may keep, or be rounded to.

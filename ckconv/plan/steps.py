@@ -22,10 +22,10 @@ from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
 from ckconv.quant.convert import Action, Conversion, decodable
 from ckconv.quant.convert import Run as Run
+from ckconv.quant.quantize import Errors
 
 if TYPE_CHECKING:
     from ckconv.publish.files import SideFile
-    from ckconv.quant.quantize import Errors
 
 
 # The bytes that a format adds around the tensors: headers, entries and side files.

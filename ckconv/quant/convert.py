@@ -20,11 +20,10 @@ from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.mlx import plane_types, split_planes, triple_of
 from ckconv.quant.packed import scheme_of
-from ckconv.quant.quantize import missing_quantizer, planes_of, quantize
+from ckconv.quant.quantize import Quantizing, missing_quantizer, planes_of, quantize
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.quantize import Quantizing
     from ckconv.quant.reexpress import Way
 
 

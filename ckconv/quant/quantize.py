@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from ckconv.core.arrays import Floats, Rows, np
@@ -21,11 +21,8 @@ from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32, libgguf
-from ckconv.quant.mlx import quantize_triple, triple_of
+from ckconv.quant.mlx import Triple, quantize_triple, triple_of
 from ckconv.system import c_function
-
-if TYPE_CHECKING:
-    from ckconv.quant.mlx import Triple
 
 #: Types that gguf's package quantizes to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
 IN_NUMPY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
@@ -48,17 +47,11 @@ from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
-from ckconv.io.tiles import SideBySide, is_handed_over, is_light
-from ckconv.quant.convert import Action, between, of_values, writable
+from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
+from ckconv.quant.convert import Action, Conversion, between, of_values, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.quant.quantize import Quantizing, missing_quantizer
 from ckconv.verification.content import parameter_differences
-
-if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
-    from ckconv.io.tiles import Tiles
-    from ckconv.quant.convert import Conversion
-
 
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------
 

@@ -11,25 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.adapters.model import changes_of
+from ckconv.adapters.model import Change, changes_of
 from ckconv.core.arrays import Doubles, Index, NDArray, Rows
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import COUNTED, EXP, NEG_EXP, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
-from ckconv.core.tensors import Role
+from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
+from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
 from ckconv.quant.mlx import triple_of
 from ckconv.quant.packed import Scheme, scheme_of
-
-if TYPE_CHECKING:
-    from ckconv.adapters.model import Change
-    from ckconv.core.tensors import Packed, Tensor, TensorIndex
-    from ckconv.io.files import Files
-
 
 #: Rows from the first on, and rows between them and the last, that are looked at.
 FIRST, BETWEEN = 4, 8

@@ -30,7 +30,7 @@ from ckconv.core.config import (
 )
 from ckconv.core.dtypes import F32
 from ckconv.core.metadata import Value
-from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex
+from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf, projector_known_by
@@ -47,7 +47,6 @@ from ckconv.formats.gguf.values import GGUF_KIND, header
 from ckconv.io.files import ByteSource
 
 if TYPE_CHECKING:
-    from ckconv.core.tensors import Tower
     from ckconv.formats.safetensors.adapter import Opener
 
 

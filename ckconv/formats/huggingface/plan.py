@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType
@@ -28,15 +28,11 @@ from ckconv.formats.safetensors.arrays import (
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.formats.safetensors.whole import WholePlanner
-from ckconv.plan.planner import ORIGINAL
+from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
 from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
 from ckconv.quant.reexpress import INTEGERS, TRIPLE, with_zeros
-
-if TYPE_CHECKING:
-    from ckconv.plan.planner import Planner
-
 
 # Quantized matrices as other quantizers lay them out: which of their types holds one, its arrays, and what says so.
 #

@@ -9,18 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
-from ckconv.io.files import lfs_pointer, open_source
+from ckconv.io.files import ByteSource, lfs_pointer, open_source
 from ckconv.io.json import Document, kind, parse_object, repeated, shown
-
-if TYPE_CHECKING:
-    from ckconv.io.files import ByteSource
-
 
 # -- Safetensors containers in bytes; file names of checkpoints --------------------------------------------------------
 

@@ -25,8 +25,9 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import DTYPES, F32
@@ -50,10 +51,6 @@ from ckconv.quant.packings.module import (
     laid_out,
 )
 from ckconv.quant.packings.torchao import fit_mx
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
 
 FP8_WIDE = DTYPES["F8_E5M2"]
 _CODES = {FP8: E4M3, FP8_WIDE: E5M2, I8: INT}

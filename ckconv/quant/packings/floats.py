@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckconv.core.arrays import Floats, Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
@@ -32,10 +33,6 @@ from ckconv.quant.packings.module import (
     in_rows,
     shaped,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # -- MLX triples under other names, whose rows are the same bytes ------------------------------------------------------
 # ====================  =============================  ==============================  ================================

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
-from ckconv.quant.mlx import MAX_COLUMNS
+from ckconv.quant.mlx import MAX_COLUMNS, Triple
 from ckconv.quant.packed import Scheme, scheme_of
-
-if TYPE_CHECKING:
-    from ckconv.quant.mlx import Triple
-
 
 # -- Arrays of a packed module, its declared settings, and its layout --------------------------------------------------
 
