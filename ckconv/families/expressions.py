@@ -195,6 +195,11 @@ def moved(items: list[int], by: int) -> list[int]:
     return [item + by for item in items]
 
 
+def lines(items: list[str]) -> str:
+    """Join lines to a text, with line feeds between them."""
+    return "\n".join(items)
+
+
 def counted(text: str) -> list[int]:
     """Whole numbers of a text, between commas."""
     return [int(number) for number in text.split(",") if number.strip()]
@@ -272,7 +277,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(cycle, leading, each, spelled, overlaid, upto, spread, of_kind, first, first_of, count, overridden),
-        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved),
+        *(numbered, numbers, among, every, from_first, period_of, slide_pattern, slides, moved, lines),
         *(counted, commas, llama3_factors, llama3_numbers, classifies, mentions, others, items, labels_of, indexed),
         *(indices, stride, letters, lettered, longrope_scale, yarn_scale, yarn_attention),
     )
