@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event, Lock, local
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.arrays import Floats, Rows
 from ckconv.core.named import NamedTuple
@@ -21,6 +20,9 @@ from ckconv.io.files import Files
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.quantize import noted_aside
 from ckconv.system import THREADS, processors
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # Pieces of one tensor made side by side, and given in their order: what is computed does not depend on how many.
 #
@@ -69,6 +71,8 @@ def threads(count: int) -> ThreadPoolExecutor | None:
     """
     if not THREADS:
         return None
+    from concurrent.futures import ThreadPoolExecutor
+
     pool, begun = ThreadPoolExecutor(count), Event()
     try:
         for _ in range(count):
