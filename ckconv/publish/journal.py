@@ -10,6 +10,7 @@ document: it holds plain names, and what it names is moved within the directory 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -118,8 +119,6 @@ class Journal:
                 status = folder.status(name)
                 assert status is not None
                 self.give.append((place, status.st_ino))
-        import json
-
         document = {"take": self.take, "give": self.give, "folders": self.folders, "group": [*group]}
         self._replaced = self.staged.make(REPLACED)
         for folder_name in sorted({place[0] for place in take if len(place) > 1}):
@@ -399,8 +398,6 @@ def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal
 
 def _read(staged: Directory) -> tuple[Journal, list[str]] | None:
     """Journal and group in a staging directory; ``None`` if none makes sense."""
-    import json
-
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         document = json.loads(staged.read(NAME, _MOST))
         journal = Journal(staged, staged)

@@ -23,6 +23,7 @@ from ckconv.core.arrays import Floats, Index, Rows, np
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e5m2, e8m0, round_to
 from ckconv.core.named import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
+from ckconv.quant.codes import of_rows, pack
 
 #: What codes are; ``INT`` of as many bits as the scheme says, ``PARTS`` of eight: signed parts of 127 of the scale.
 #: ``REAL`` as ``INT``, with zero points that are numbers of the scales' type; of ``SUM`` those are added to the
@@ -221,8 +222,6 @@ def plane(rows: Rows, dtype: DType, number: int) -> Rows:
         number: 0 for the codes, one stream of bits a row with the lowest first; 1 for the scales; 2 for the zero
             points, in words that are for :func:`together` rows each.
     """
-    from ckconv.quant.codes import of_rows, pack
-
     found = numbers(rows, dtype)
     if number < 2:
         return found.stored_scales if number else pack(found.codes, found.scheme.bits)

@@ -5,6 +5,7 @@ And where each slot lies.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -211,8 +212,6 @@ def canonical_json(document: Any) -> bytes:
 
     Sorted keys, no spaces, ASCII escapes.
     """
-    import json
-
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 

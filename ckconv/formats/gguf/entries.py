@@ -70,6 +70,7 @@ from ckconv.plan.planner import Planner, drop_hint, modifier_reason, no_epsilon,
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
 from ckconv.quant.codec import to_float32
+from ckconv.quant.ggml import get_codes, of_bytes
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:
@@ -690,8 +691,6 @@ def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
 
 
 def _unpack(tile: Tile) -> Rows:
-    from ckconv.quant.ggml import get_codes, of_bytes
-
     blocks = of_bytes(tile.own(0), _NVFP4)
     return rows_of(get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]), tile.own(1))
 

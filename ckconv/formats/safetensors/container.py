@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import Counter
@@ -88,8 +89,6 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], meta
         tensors: name, safetensors' name of the type, shape, bytes; one after the other in the file.
         metadata: ``__metadata__``, which stands first and sorted, so that the same model gives the same bytes.
     """
-    import json
-
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     made = BytesIO(bytes(LENGTH_BYTES))  # of a million tensors it has 100 MB
     made.seek(LENGTH_BYTES)
