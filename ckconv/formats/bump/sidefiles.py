@@ -24,7 +24,7 @@ from ckconv.errors import InputError, UnsupportedError, VerifyError, listed, quo
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import canonical_pattern
-from ckconv.families.parameters import ParameterError, Values
+from ckconv.families.parameters import ConfigSource, ParameterError, Values
 from ckconv.families.schema import Family, TensorRow
 from ckconv.families.sizes import Scope, layers_with
 from ckconv.formats.bump.slots import (
@@ -170,29 +170,10 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
     return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))
 
 
-class Described:
+class Described(ConfigSource):
     """The engine's own configuration as the rows of a family read it."""
 
     format = "bump"
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def value(self, key: str) -> Any:
-        """Value under a key."""
-        return self._config.get(key)
-
-    def has(self, key: str) -> bool:
-        """The key is there."""
-        return key in self._config
-
-    def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Return ``None``, as there are no tensors."""
-        return None
-
-    def numbers(self, tensor: str) -> list[float] | None:
-        """Return ``None``, as there are no tensors."""
-        return None
 
 
 def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
