@@ -385,14 +385,7 @@ if TYPE_CHECKING or MOVES_OPEN:
         poll.poll()
 
 else:
-    from ckconv.portable import (
-        become_directory,
-        is_own,
-        peak_memory,
-        sync_directory,
-        try_lock,
-        wait_for_reader,
-    )
+    from ckconv.portable import become_directory, is_own, peak_memory, sync_directory, try_lock, wait_for_reader
 
 
 def share_heap() -> None:

@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.core.tensors import Identity, identity
-from ckconv.errors import (
-    NO_RESOURCES,
-    CkconvError,
-    InputError,
-    OutputError,
-    VerifyError,
-    quoted,
-    shown,
-    unreadable,
-)
+from ckconv.errors import NO_RESOURCES, CkconvError, InputError, OutputError, VerifyError, quoted, shown, unreadable
 from ckconv.signals import check, noted
 from ckconv.system import (
     CLOEXEC,

@@ -26,13 +26,7 @@ from ckconv.core.tensors import Adapter, Dropped, Role, StoredTensor, TensorInde
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import TOKENS, PeftConfig, add_experts, read_peft_config
 from ckconv.formats.safetensors.adapter import Base, Opener, adapter_index, check_fits, with_base
-from ckconv.formats.safetensors.container import (
-    ADAPTER_CONFIG,
-    PEFT_NAME,
-    PEFT_PICKLE,
-    PEFT_PREFIX,
-    SafetensorsFile,
-)
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX, SafetensorsFile
 from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.

@@ -52,15 +52,7 @@ from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
 from ckconv.families.words import copied_by, layers_said, of_source, said, tensors_said, tie_word
-from ckconv.formats.safetensors.arrays import (
-    BLOCKS,
-    Entry,
-    Spelling,
-    copied_piece,
-    decoded_piece,
-    module_of,
-    spare_of,
-)
+from ckconv.formats.safetensors.arrays import BLOCKS, Entry, Spelling, copied_piece, decoded_piece, module_of, spare_of
 from ckconv.formats.safetensors.config_json import (
     CHECKPOINTS,
     Said,

@@ -20,12 +20,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 from __future__ import annotations
 
 from ckconv.quant.packings import comfyui, hqq, torchao
-from ckconv.quant.packings.floats import (
-    BITSANDBYTES_PACKINGS,
-    FP8_PACKINGS,
-    MX_PACKINGS,
-    NVFP4_PACKINGS,
-)
+from ckconv.quant.packings.floats import BITSANDBYTES_PACKINGS, FP8_PACKINGS, MX_PACKINGS, NVFP4_PACKINGS
 from ckconv.quant.packings.integers import (
     AWQ_PACKINGS,
     BITNET_PACKINGS,
