@@ -237,9 +237,14 @@ MAX_DIMENSION = 1 << 31
 
 
 class Number(NamedTuple):
-    """A field that is a number, and whether no model is without it."""
+    """A field that is a number, and whether no model is without it.
+
+    Attributes:
+        parameter: what family files call it.
+    """
 
     field: str
+    parameter: str = ""
     integer: bool = True
     required: bool = False
 
@@ -248,21 +253,21 @@ class Number(NamedTuple):
 NUMBERS: Mapping[str, Number] = {
     number.field: number
     for number in (
-        Number("num_layers", required=True),
-        Number("hidden_size", required=True),
-        Number("ffn_size"),
-        Number("num_heads", required=True),
-        Number("num_kv_heads"),
-        Number("head_dim"),
-        Number("vocab_size"),
-        Number("context_length"),
-        Number("norm_eps", integer=False),
-        Number("rope_theta", integer=False),
-        Number("rotary_dim"),
-        Number("sliding_window"),
-        Number("num_experts"),
-        Number("experts_used"),
-        Number("expert_ffn_size"),
+        Number("num_layers", "layers", required=True),
+        Number("hidden_size", "hidden", required=True),
+        Number("ffn_size", "ffn"),
+        Number("num_heads", "heads", required=True),
+        Number("num_kv_heads", "kv_heads"),
+        Number("head_dim", "head_dim"),
+        Number("vocab_size", "vocabulary"),
+        Number("context_length", "context"),
+        Number("norm_eps", "norm_eps", integer=False),
+        Number("rope_theta", "rope_theta", integer=False),
+        Number("rotary_dim", "rope_dim"),
+        Number("sliding_window", "window"),
+        Number("num_experts", "experts"),
+        Number("experts_used", "experts_used"),
+        Number("expert_ffn_size", "expert_ffn"),
     )
 }
 
@@ -274,26 +279,9 @@ DEFAULT_ROPE_THETA = 10_000.0
 
 #: Parameter of the family files -> the field that holds it.
 FIELD_OF: Mapping[str, str] = {
-    "layers": "num_layers",
-    "context": "context_length",
-    "hidden": "hidden_size",
-    "ffn": "ffn_size",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "vocabulary": "vocab_size",
-    "norm_eps": "norm_eps",
-    "rope_theta": "rope_theta",
-    "rope_dim": "rotary_dim",
-    "window": "sliding_window",
-    "layer_types": "layer_types",
+    **{number.parameter: number.field for number in NUMBERS.values()},
+    **{name: name for name in ("layer_types", "final_cap", "query_scalar", "tied")},
     "local_theta": "local_rope_theta",
-    "final_cap": "final_cap",
-    "query_scalar": "query_scalar",
-    "experts": "num_experts",
-    "experts_used": "experts_used",
-    "expert_ffn": "expert_ffn_size",
-    "tied": "tied",
 }
 
 #: Parameters of what every reader leaves out: layers behind the last, which predict further tokens; the padding token,
