@@ -15,12 +15,11 @@ from orders import to_canonical, to_stored
 
 from ckconv.core.dtypes import F32
 from ckconv.errors import InputError
-from ckconv.families import keys, schema
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalog import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
-from ckconv.families.merge import FOLDER, ROW_FIELDS, SECTIONS, merged, misformed
+from ckconv.families.merge import ENGINE_FIELDS, FOLDER, KEY_FIELDS, ROW_FIELDS, SECTIONS, merged, misformed
 from ckconv.families.schema import load
 from ckconv.families.sizes import Kind, stored_layout
 
@@ -317,7 +316,7 @@ def words_of_files() -> set[str]:
     """Every field that a family file may have: those whose form is checked, and those of its rows."""
     forms = (FOLDER / "merge.py").read_text().partition("\ndef _layer")[2].partition("def misformed")[0]
     sections = SECTIONS - {"axes", "gguf", "layers", "prefix", "tensors"}  # which are fields, too
-    words = ROW_FIELDS | schema._KNOWN | schema._OF_BUMP | keys._CELL | set(re.findall(r'"([a-z_]+)"', forms))
+    words = {*ROW_FIELDS, *ENGINE_FIELDS, *KEY_FIELDS} | set(re.findall(r'"([a-z_]+)"', forms))
     return (words | {"drafts"}) - sections
 
 

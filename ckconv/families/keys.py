@@ -41,7 +41,17 @@ from typing import Any
 from ckconv.core.config import FIELD_OF
 from ckconv.core.named import NamedTuple
 from ckconv.families.expressions import Expression
-from ckconv.families.merge import EVERY, FOLDER, NOBODY, PARAMETER_CELLS, Fields, is_carried, listed
+from ckconv.families.merge import (
+    EVERY,
+    FOLDER,
+    KEY_FIELDS,
+    NOBODY,
+    PARAMETER_CELLS,
+    PARAMETER_FIELDS,
+    Fields,
+    is_carried,
+    listed,
+)
 
 # -- Role of each configuration and metadata key for its readers -------------------------------------------------------
 
@@ -296,12 +306,6 @@ class Parameter(NamedTuple):
         return bool(typed) and not several and self.name not in FIELD_OF
 
 
-_CELL = frozenset(
-    {
-        "key", "read", "write", "when", "alias", "instead", "map", "only", "fixed", "folded", "else",
-        "present", "absent", "shape", "tensor",
-    }
-)  # fmt: skip
 _KINDS = ("key", "fixed", "present", "absent", "shape", "tensor")
 
 
@@ -313,7 +317,7 @@ class ParameterRows(Fields):
         self.where = f"parameters.{name}"
         if not isinstance(row, dict):
             return Parameter(name, value=self.expression(row))
-        fields = self.fields(row, frozenset({*PARAMETER_CELLS, "default", "value", "optional", "aid"}))
+        fields = self.fields(row, PARAMETER_FIELDS.keys())
         cells = {
             format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in PARAMETER_CELLS
         }
@@ -348,7 +352,7 @@ class ParameterRows(Fields):
         return {who: expression for who, expression in found.items() if expression}
 
     def _cell(self, cell: object) -> ParameterCell:
-        row = self.fields({"key": cell} if isinstance(cell, str) else cell, _CELL)
+        row = self.fields({"key": cell} if isinstance(cell, str) else cell, KEY_FIELDS.keys())
         common: dict[str, Any] = {
             "read": self.expression(row.get("read")),
             "write": self.expression(row.get("write")),

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
@@ -127,61 +127,47 @@ _CELL_FIELDS: dict[str, Form] = {
     "by": _scalar,
 }
 _CELL = _many(_cell)
-_ROW = _or_table(
-    lambda value: None if value == "absent" else ": a table or 'absent' expected",
-    {
-        "axes": _text,
-        **dict.fromkeys(("bias", "when", "layers", "spare"), _scalar),
-        **dict.fromkeys(("hf", "gguf", "mlx"), _CELL),
-    },
-)
-_KEY = _many(
-    _or_table(
-        _text,
-        {
-            **dict.fromkeys(("key", "only", "present", "absent", "tensor", "else"), _text),
-            **dict.fromkeys(("read", "write", "when", "fixed"), _scalar),
-            **dict.fromkeys(("alias", "instead", "folded"), _flag),
-            "shape": _shape,
-            "map": _table_of(_scalar),
-        },
-    )
-)
-_PARAMETER = _or_table(
-    _scalar,
-    {
-        "hf": _KEY,
-        "gguf": _KEY,
-        "bump": _KEY,
-        "default": _or_table(_scalar, dict.fromkeys(("transformers", "mlx_lm", "llama_cpp"), _scalar)),
-        "value": _scalar,
-        "optional": _flag,
-        "aid": _flag,
-    },
-)
+
+#: What every tensor row may say; a cell of a parameter; a parameter; an engine.
+ROW_FIELDS: dict[str, Form] = {
+    "axes": _text,
+    **dict.fromkeys(("bias", "when", "layers", "spare"), _scalar),
+    **dict.fromkeys(("hf", "gguf", "mlx"), _CELL),
+}
+KEY_FIELDS: dict[str, Form] = {
+    **dict.fromkeys(("key", "only", "present", "absent", "tensor", "else"), _text),
+    **dict.fromkeys(("read", "write", "when", "fixed"), _scalar),
+    **dict.fromkeys(("alias", "instead", "folded"), _flag),
+    "shape": _shape,
+    "map": _table_of(_scalar),
+}
+PARAMETER_FIELDS: dict[str, Form] = {
+    **dict.fromkeys(("hf", "gguf", "bump"), _many(_or_table(_text, KEY_FIELDS))),
+    "default": _or_table(_scalar, dict.fromkeys(("transformers", "mlx_lm", "llama_cpp"), _scalar)),
+    "value": _scalar,
+    **dict.fromkeys(("optional", "aid"), _flag),
+}
 _KEYS: dict[str, Form] = {
     "modifiers": _table_of(_or_table(_plain, {"neutral": _plain, "only": _text, "written": _flag})),
     "harmless": _list(_text),
     "seen": _table_of(_plain),
 }
 _CONDITION = _or_table(_scalar, {"if": _scalar, "else": _text, "of": _many(_text), "hint": _text})
-_ENGINE = _or_table(
-    lambda value: None if value == "absent" else ": a table or 'absent' expected",
-    {
-        **dict.fromkeys(("model_type", "head", "rotates", "rope"), _text),
-        **dict.fromkeys(("slots", "names"), _table_of(_text)),
-        "says": _table_of(_scalar),
-        "written": _table_of(_plain),
-        **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
-        **dict.fromkeys(
-            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "text"),
-            _many(_text),
-        ),
-        **dict.fromkeys(("as", "absent", "unmeasured", "drafts"), _text),
-        "biases": _many(_text),
-        **dict.fromkeys(("scaled", "transposed", "unnamed", "at_top"), _flag),
-    },
-)
+ENGINE_FIELDS: dict[str, Form] = {
+    **dict.fromkeys(("model_type", "head", "rotates", "rope", "as", "absent", "unmeasured", "drafts", "biased"), _text),
+    **dict.fromkeys(("slots", "names"), _table_of(_text)),
+    "says": _table_of(_scalar),
+    "written": _table_of(_plain),
+    **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
+    **dict.fromkeys(("needs", "reads", "ignores", "scaling", "optional", "required", "tensors"), _many(_text)),
+    **dict.fromkeys(("unadapted", "text", "biases", "narrow"), _many(_text)),
+    **dict.fromkeys(("scaled", "transposed", "unnamed", "at_top"), _flag),
+}
+
+
+def _or_absent(fields: Mapping[str, Form]) -> Form:
+    return _or_table(lambda value: None if value == "absent" else ": a table or 'absent' expected", fields)
+
 
 #: Section -> what it is.
 _FORMS: dict[str, Form] = {
@@ -202,9 +188,9 @@ _FORMS: dict[str, Form] = {
     "axes": _table_of(_scalar),
     "layers": _table_of(_scalar),
     "stacks": _table_of(_table(dict.fromkeys(("canonical", "count", "hf", "gguf", "mlx"), _scalar))),
-    "tensors": _table_of(_ROW),
+    "tensors": _table_of(_or_absent(ROW_FIELDS)),
     "fused": _table_of(_table_of(_text)),
-    "parameters": _table_of(_PARAMETER),
+    "parameters": _table_of(_or_table(_scalar, PARAMETER_FIELDS)),
     "defaults": _table_of(_table_of(_scalar)),
     "config": _table(
         {
@@ -215,7 +201,7 @@ _FORMS: dict[str, Form] = {
         }
     ),
     "metadata": _table(_KEYS),
-    "engines": _table_of(_ENGINE),
+    "engines": _table_of(_or_absent(ENGINE_FIELDS)),
 }
 
 
@@ -243,18 +229,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 Table = dict[str, Any]
 
-SECTIONS = frozenset(
-    {
-        "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "stacks", "tensors", "fused",
-        "parameters", "defaults", "config", "metadata", "engines",
-    }
-)  # fmt: skip
+SECTIONS = frozenset(_FORMS)
 
 #: Fields of a tensor row that are one format's cell.
 FORMATS = ("hf", "gguf", "mlx")
-
-#: What every tensor row may say besides its cells.
-ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "spare", *FORMATS})
 
 #: Neutral value of a modifier that stands for all.
 EVERY = "any"
@@ -645,7 +623,7 @@ class Fields:
         except ExpressionError as error:
             raise self.fault(str(error)) from None
 
-    def fields(self, row: object, known: frozenset[str]) -> Mapping[str, Any]:
+    def fields(self, row: object, known: Set[str]) -> Mapping[str, Any]:
         """The row as a table that has no other field than these."""
         if not isinstance(row, dict):
             raise self.fault("a table expected")

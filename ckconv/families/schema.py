@@ -36,7 +36,7 @@ from ckconv.families import axes as shapes
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.keys import MLX_ROPE, ROPE_KEYS, Document, KeyRows, Keys, Parameter, ParameterRows
-from ckconv.families.merge import FORMATS, Fields, listed, merged, texts
+from ckconv.families.merge import ENGINE_FIELDS, FORMATS, Fields, listed, merged, texts
 
 # -- Engines with a row in family files, which load what is written ----------------------------------------------------
 
@@ -206,13 +206,7 @@ class Engine(NamedTuple):
     drafts: str = ""
 
 
-_KNOWN = frozenset(
-    {
-        "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head", "optional", "required",
-        "unadapted", "narrow", "scaled", "transposed", "absent", "unmeasured", "as", "rope", "written",
-        "text", "names", "says", "at_top", "drafts",
-    }
-)  # fmt: skip
+#: Fields of bump engines alone.
 _OF_BUMP = frozenset({"tensors", "rotates", "biased", "biases", "unnamed", "slots"})
 
 
@@ -222,7 +216,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
     reader.where = f"engines.{name}"
     if row == "absent":
         return Engine(name, absent=True)
-    fields = reader.fields(row, _KNOWN | (_OF_BUMP if name.startswith("bump") else frozenset()))
+    fields = reader.fields(row, ENGINE_FIELDS.keys() - (set() if name.startswith("bump") else _OF_BUMP))
     scaling, slots = fields.get("scaling"), fields.get("slots", {})
     if "absent" in fields:
         return Engine(name, absent=True, why=str(fields["absent"]), scaling=scaling and texts(scaling))
