@@ -22,6 +22,7 @@ from ckconv.families.catalog import drafts_for
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import FILE_TYPES, directory_name
 from ckconv.families.schema import DRAFTS
+from ckconv.families.towers import tower_of_document
 from ckconv.formats import Output, adapter_outputs, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
@@ -560,13 +561,10 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         yield drafts.removeprefix("it ") + read
     if index.tower is not None:
         yield f"the tower of {an(index.tower.family)}: {counted(len(index.tensors), 'tensor')}"
-    elif index.metadata_kind is MetadataKind.DOCUMENT and index.unknown:
-        from ckconv.families.towers import tower_of_document
-
-        if beside := sum(is_beside_text(document, stored.name) for stored in index.unknown):
-            family = tower_of_document(document)
-            whose = f"the tower of {an(family.name)}" if family else "a tower that ckconv does not know"
-            yield f"{whose}: {counted(beside, 'tensor')}"
+    elif index.metadata_kind is MetadataKind.DOCUMENT:
+        family, beside = tower_of_document(document), sum(is_beside_text(document, one.name) for one in index.unknown)
+        whose = f"the tower of {an(family.name)}" if family else "a tower that ckconv does not know"
+        yield from [f"{whose}: {counted(beside, 'tensor')}"] if beside else []
 
 
 def _caches(index: TensorIndex) -> tuple[Cache, ...]:

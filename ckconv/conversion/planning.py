@@ -19,6 +19,7 @@ from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import TOWER
+from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.families.words import said_of
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
@@ -113,7 +114,6 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     Raises:
         InputError: ``model.config``, a tensor of the tower has another shape than the configuration gives it.
     """
-    from ckconv.families.towers import tower_of_document
     from ckconv.formats.huggingface.read import tower_index
 
     family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
@@ -243,8 +243,6 @@ def _parts_noted(plan: Plan) -> Plan:
     nested = any(isinstance(part, dict) and name.endswith("_config") for name, part in config.raw.items())
     if not (left or nested):
         return plan
-    from ckconv.families.towers import tower_of_document
-
     if not left:
         document = plan.index.metadata_kind is MetadataKind.DOCUMENT and plan.format != plan.index.format
         if not document or tower_of_document(config.raw) is None:
@@ -275,8 +273,6 @@ def _noted(plan: Plan) -> Plan:
         names = ", ".join(listed([*config.unread]))
         notes.append(f"no known class of {config.model_type} reads these keys of config.json: {names}")
     if config.overruled:
-        from ckconv.families.towers import reader_of
-
         keys, reader = "; ".join(listed([*config.overruled])), reader_of(CONSUMERS[index.format], config.raw)
         notes.append(f"{reader} does not read everything that config.json says: {keys}")
     return replace(plan, notes=tuple(notes))

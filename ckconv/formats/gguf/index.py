@@ -40,6 +40,7 @@ from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
 from ckconv.families.parameters import PER_LAYER, ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
+from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
 from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
@@ -623,8 +624,6 @@ def _projector(file: GgufFile) -> str:
 
 
 def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
-    from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
-
     def has(name: str) -> bool:
         if name.startswith("="):
             return any(tensor.name == name[1:] for tensor in file.tensors)
