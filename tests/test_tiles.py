@@ -16,7 +16,7 @@ from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
 from ckconv.quant import convert, mlx
-from ckconv.verification.rows import QUANTIZED_TWICE
+from ckconv.verification.tensors import QUANTIZED_TWICE
 
 SOURCE = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 DECODE = Options(dequantize=True)
