@@ -553,7 +553,8 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
     if labels := own.get("labels"):
         yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
-    document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
+    is_document = index.metadata_kind is MetadataKind.DOCUMENT
+    document, left = (document_of(index.metadata), index.unknown) if is_document else ({}, ())
     if drafts := drafts_for(document, index.architecture):
         read = (
             f", of whose layers it reads {', '.join(map(str, own['target_layers']))}" if "target_layers" in own else ""
@@ -561,10 +562,10 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         yield drafts.removeprefix("it ") + read
     if index.tower is not None:
         yield f"the tower of {an(index.tower.family)}: {counted(len(index.tensors), 'tensor')}"
-    elif index.metadata_kind is MetadataKind.DOCUMENT:
-        family, beside = tower_of_document(document), sum(is_beside_text(document, one.name) for one in index.unknown)
+    elif beside := sum(is_beside_text(document, stored.name) for stored in left):
+        family = tower_of_document(document)
         whose = f"the tower of {an(family.name)}" if family else "a tower that ckconv does not know"
-        yield from [f"{whose}: {counted(beside, 'tensor')}"] if beside else []
+        yield f"{whose}: {counted(beside, 'tensor')}"
 
 
 def _caches(index: TensorIndex) -> tuple[Cache, ...]:
