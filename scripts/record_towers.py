@@ -45,7 +45,7 @@ _HEARD = {"feature_size": 8}
 _GLM = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "image_size": 16,
         "out_hidden_size": 24}  # fmt: skip
 _GEMMA4 = {**_TEXT, "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
-           "vocab_size_per_layer_input": 384, "sliding_window": 8,
+           "vocab_size_per_layer_input": 384, "sliding_window": 8, "use_bidirectional_attention": "vision",
            "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"]}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 

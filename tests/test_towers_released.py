@@ -97,6 +97,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("ultravox-f16", {"audio_latency_block_size": 100}, r"hears in blocks of 100 frames \(audio_latency_block_size\)"),
     ("internvl_chat-bf16", {"force_image_size": 32}, r"cut to 32 elements \(force_image_size\)"),
     ("pixtral-f16", {"multimodal_projector_bias": False}, r"there is a projector.up.bias, and the class has none"),
+    ("gemma4-f16", {"text_config.use_bidirectional_attention": None}, "but for E2B and E4B, and .* is None"),
     ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 
@@ -120,6 +121,97 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+#: What released documents say in words of transformers 4 -> how a class of transformers 5 says the same.
+SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("gemma4-f16", {"vision_config.rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}, {}),
+    ("mistral3-f16", {"vision_config.rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, {}),
+    ("qwen3_vl-f16", {"vision_config.rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, {}),
+    ("gemma4-f16", {}, {"do_normalize": False, "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]}),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "prepared"), SAME)
+def test_what_released_documents_say_is_no_other_model(
+    name: str, keys: dict[str, Any], prepared: dict[str, Any], tmp_path: Path
+) -> None:
+    made = []
+    for place, said, pixels in (("one", {}, {**prepared, "do_normalize": True}), ("other", keys, prepared)):
+        recorded = json.loads(json.dumps(RECORDED[name]))
+        for path, value in said.items():
+            table, _, key = path.rpartition(".")
+            recorded["config"][table][key] = value
+        recorded["prepared"] |= pixels
+        (tmp_path / place).mkdir()
+        convert_tower(with_tokens(recorded, tmp_path / place / "source"), tmp_path / f"{place}.gguf")
+        made.append((tmp_path / f"{place}.gguf").read_bytes())
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
+def test_heads_of_a_size_that_mlx_vlm_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["config"]["text_config"]["head_dim"] = 8
+    for tensor, (_, shape) in recorded["tensors"].items():
+        if ".text_model." in tensor and ".self_attn." in tensor:
+            axis = int(".o_proj." in tensor)
+            shape[axis] = shape[axis] // 6 * 8
+
+    with pytest.raises(CkconvError, match=r"takes hidden / heads of the text model for the size of a head, not 8"):
+        convert(with_tokens(recorded, tmp_path / "source"), f"{tmp_path}/out/", to="mlx")
+
+
+def test_a_checkpoint_of_a_gemma_4s_files_attends_as_llama_cpp_does_within_a_picture(tmp_path: Path) -> None:
+    source = with_tokens(RECORDED["gemma4-f16"], tmp_path / "source")
+    convert(source, tmp_path / "text.gguf")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "mmproj.gguf")
+
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said["text_config"]["use_bidirectional_attention"] == "vision"
+
+
+@pytest.mark.parametrize("stale", [None, 7])
+def test_ids_of_a_text_config_are_not_those_of_the_whole(stale: int | None, tmp_path: Path) -> None:
+    """Qwen 2.5 VL as transformers 4.52 and later saved it."""
+    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-f32"]))
+    recorded["config"]["text_config"] |= {"image_token_id": stale, "video_token_id": stale}
+    source = with_tokens(recorded, tmp_path / "source")
+
+    convert(source, f"{tmp_path}/out/", to="mlx")
+
+    made, wanted = (json.loads((root / "config.json").read_text()) for root in (tmp_path / "out", source))
+    assert made["image_token_id"] == wanted["image_token_id"] is not None
+
+
+def test_a_flat_document_is_known_to_have_a_tower(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-f32"]))
+    recorded["config"] |= recorded["config"].pop("text_config") | {"model_type": "qwen2_5_vl"}
+
+    report = convert(checkpoint(recorded, tmp_path / "source"), tmp_path / "text.gguf")
+
+    assert [note for note in report.plan.notes if "no known class" in note] == []
+
+
+@pytest.mark.parametrize("kind", ["yarn", "default"])
+def test_a_ministral_3_turns_by_yarn_in_mlx_vlm(kind: str, tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["mistral3-bf16"]))
+    yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    yarn |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16, "type": "yarn"}
+    more = yarn if kind == "yarn" else {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
+    recorded["config"]["text_config"] |= {"model_type": "ministral3", "head_dim": 6}
+    recorded["config"]["text_config"]["rope_parameters"] = {"rope_theta": 1e6, "rope_type": kind, **more}
+    source = with_tokens(recorded, tmp_path / "source")
+
+    if kind == "yarn":
+        convert(source, f"{tmp_path}/out/", to="mlx")
+        said = json.loads((tmp_path / "out" / "config.json").read_text())["text_config"]
+        assert {**said["rope_parameters"], **yarn} == said["rope_parameters"]
+    else:
+        with pytest.raises(CkconvError, match=r"YaRN|llama_4_scaling_beta|rope_parameters"):
+            convert(source, f"{tmp_path}/out/", to="mlx")
 
 
 @pytest.mark.parametrize(

@@ -668,8 +668,8 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     not known: of a class that is not the family's, of ``auto_map``, under a ``model_type`` that transformers does not
     know, and of a family whose file is closed (``unknown``), as one's own are.
     """
-    unknown = family.document.keys.unknown(_said_of_text(config))
-    own = text_config(config)
+    stated = {key: value for key, value in _said_of_text(config).items() if value is not None}
+    unknown, own = family.document.keys.unknown(stated), text_config(config)
     code, foreign = _code_of(config) if consumer == TRANSFORMERS else "", ""
     named = code or next(iter(_texts_of(own.get("architectures"))), "")
     if own is config and named and not _is_class_of(named, family):
@@ -680,9 +680,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     said = "no model_type" if own.get("model_type") is None else "model_type, architectures"
     whose = f"{family.name} ({said})"
     refused = [
-        Modifier(f"{key} = {own[key]!r}, {Cause.UNKNOWN_KEY.value} {whose}", Cause.UNKNOWN_KEY)
-        for key in unknown
-        if own[key] is not None
+        Modifier(f"{key} = {own[key]!r}, {Cause.UNKNOWN_KEY.value} {whose}", Cause.UNKNOWN_KEY) for key in unknown
     ]
     if code and foreign:
         text = f"auto_map names {foreign}, {Cause.FOREIGN_CLASS.value} {family.name} (architectures, model_type)"

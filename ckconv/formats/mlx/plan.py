@@ -430,8 +430,9 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
                 whole[name] = {**said, **whole.get(name, {})}
         if self.doubles_head(self.loader) and config.tied:
             whole["tie_word_embeddings"] = made["tie_word_embeddings"] = True  # of the model: the class has a copy
-        if row.at_top:
-            whole = {**whole, **made, "model_type": whole["model_type"]}
+        if row.at_top:  # but for tokens of pictures, which the class has of the whole
+            kept = {"model_type", *self.seeing.in_huggingface.tokens} & whole.keys()
+            whole |= {name: value for name, value in made.items() if name not in kept}
         if key:
             whole[key] = made
         scope = self._scope(config)
