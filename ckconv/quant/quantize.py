@@ -235,9 +235,14 @@ def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows
 # libgguf is built for every processor of a kind; ggml-python is built where it is installed, with the instructions that
 # the processor has. The blocks are equal, which is looked at before a type is made: of a first block by its checksum.
 
-#: Types that it makes faster -> CRC-32 of the blocks that llama.cpp's library makes of :func:`_first_values`, without
-#: and with an importance matrix. It makes tables for IQ1, IQ2 and IQ3 first, which take longer than a small model.
+#: Types that it makes faster (Q4_0 to Q5_1: with an importance matrix) -> CRC-32 of the blocks that llama.cpp's library
+#: makes of :func:`_first_values`, without and with one. It makes tables for IQ1, IQ2 and IQ3 first, which take longer
+#: than a small model.
 CHECKSUMS = {
+    "Q4_0": 0xA4788F69,
+    "Q4_1": 0x97A0500E,
+    "Q5_0": 0x4A19EBC0,
+    "Q5_1": 0x1595725D,
     "Q2_K": 0x87F01D79,
     "Q3_K": 0xC8138000,
     "Q4_K": 0xD5D21C21,
