@@ -271,6 +271,17 @@ DRAFTERS = [
         {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
         "for another model (Gemma4DSparkModel), and has that model's tokenizer",
     ),
+    *(
+        (
+            {"architectures": [name], "model_type": kind},
+            f"for another model ({name}), and ckconv has no rules for such a drafter",
+        )
+        for name, kind in (
+            ("DominoDraftModel", "qwen3"),
+            ("PEagleDraftModel", "llama"),
+            ("LlamaForCausalLMEagle", "llama"),
+        )
+    ),
     (
         {"architectures": ["DeepseekV4DSparkModel"], "model_type": "deepseek_v4"},
         "for another model (DeepseekV4DSparkModel), and ckconv has no rules for such a drafter: nobody has written "

@@ -634,8 +634,12 @@ def classes_of(document: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
-#: Classes that draft tokens for another model: those of llama.cpp's ``conversion/``, and its architectures of GGUFs.
-_DRAFTERS = r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|^(eagle3|dflash|dspark|.*-assistant)$"
+#: Classes that draft tokens for another model: those of llama.cpp's ``conversion/``, of SpecForge (Domino, P-EAGLE) and
+#: SGLang (EAGLE), and architectures of GGUFs.
+_DRAFTERS = (
+    r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|DraftModel$|ForCausalLMEagle$|"
+    r"^(eagle3|dflash|dspark|.*-assistant)$"
+)
 
 #: Keys that say of what size the hidden states are which a drafter takes from its model.
 TAKEN = ("target_hidden_size", "backbone_hidden_size")
