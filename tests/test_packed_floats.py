@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import consumers
+import family_cases
 import gguf
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from packed_checkpoints import fp8, fp8_values, model, rewritten
 from safetensors import safe_open
 
 from ckconv.families.catalog import FAMILIES
+from ckconv.formats.gguf.entries import _SCALED
 
 DECODER = Decoder(layers=1, hidden=64, ffn=128)
 
@@ -403,9 +405,31 @@ def test_nvfp4_is_kept_for_families_whose_matrices_llama_cpp_all_multiplies() ->
     """
     rows = {name: FAMILIES[name].engines.get("llama_cpp") for name in FAMILIES}
     assert {name for name, row in rows.items() if row and row.scaled} == {
-        "cohere2", "gemma4_text", "gemma4_unified", "llama", "ministral3", "mistral", "mixtral", "nemotron_h",
-        "nemotron_h_moe", "qwen3", "qwen3_reranker", "qwen3_5", "qwen3_5_moe", "qwen3moe",
+        "cohere2", "falcon_mamba", "gemma4_text", "gemma4_unified", "llama", "mamba", "mamba2", "mellum", "ministral3",
+        "mistral", "mixtral", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen3_reranker", "qwen3_5", "qwen3_5_moe",
+        "qwen3moe",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["cohere2", "falcon_mamba", "mamba", "mamba2", "mellum", "nemotron_h_moe"])
+def test_llama_cpp_multiplies_every_matrix_of_a_layer_by_the_scale_beside_it(
+    tmp_path: Path, ckconv, llama_cpp: consumers.Consumer, family: str
+) -> None:
+    """Half of a matrix and a scale of 2 are the same numbers, of floats too; the head's is for NVFP4 alone."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--dtype", "f32").code == 0
+    halves = {}
+    for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors:
+        module, kind = tensor.name.removesuffix(".weight"), tensor.name.split(".")[-2]
+        if kind in _SCALED - {"output"} and len(tensor.shape) > 1:
+            experts = len(tensor.data) if tensor.data.ndim == 3 else 1
+            halves |= {tensor.name: tensor.data / 2, f"{module}.scale": np.full(experts, 2, np.float32)}
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "halves.gguf", tensors=halves)
+
+    whole, scaled = (llama_cpp.logits(tmp_path / f"{name}.gguf", (1, 5, 9, 3)) for name in ("m", "halves"))
+    assert np.array_equal(whole, scaled)
+    assert len(halves) >= 4
 
 
 @pytest.mark.parametrize("model_type", ["llama", "ministral3", "mistral", "mixtral", "qwen3", "qwen3_moe"])
