@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import adapter_builder
+import family_cases
 import gguf
 import numpy as np
 import pytest
@@ -404,3 +406,31 @@ def test_float64_has_a_way_out(tmp_path: Path, ckconv) -> None:
     assert (refused.code, "ckconv convert BASE DST/ --to hf --dtype f32" in refused.err) == (4, True)
     assert ckconv("convert", base, "--to", "hf", f"{tmp_path / 'b'}/", "--dtype", "f32").code == 0
     assert ckconv("convert", tmp_path / "b", tmp_path / "m.gguf", "--adapter", ADAPTER).code == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "to"),
+    [
+        ("longcat_flash", "model.layers.1.self_attn.1.o_proj", "mlx"),
+        ("longcat_flash", "model.layers.0.mlps.1.up_proj", "mlx"),
+        ("minimax", "model.layers.0.self_attn.qkv_proj", "gguf"),
+    ],
+)
+def test_modules_whose_names_have_two_numbers_or_are_one_of_three(
+    family: str, path: str, to: str, tmp_path: Path, ckconv
+) -> None:
+    """mlx-lm's and llama.cpp's logits with these adapters were those of the merged model."""
+    case = next(iter(family_cases.cases(family)))
+    base = family_cases.checkpoint(case.recorded, tmp_path / "base", case.tokenizer)
+    rows, cols = load_file(base / "model.safetensors")[f"{path}.weight"].shape
+    tensors, module = adapter_builder.pair(path, rows=rows, cols=cols), path.rpartition(".")[2]
+    source = adapter_builder.peft(tmp_path / "lora", tensors, target_modules=[module])
+    made, back = tmp_path / ("a.gguf" if to == "gguf" else "a"), tmp_path / "back"
+    assert ckconv("convert", source, made if to == "gguf" else f"{made}/", "--to", to, "--base", base).code == 0
+    if to == "mlx":
+        keys = json.loads((made / "adapter_config.json").read_text())["lora_parameters"]["keys"]
+        assert keys == [path.split(".", 3)[3]]
+    assert ckconv("convert", made, f"{back}/", "--to", "peft", "--base", base).code == 0
+    first, second = (load_file(one / "adapter_model.safetensors") for one in (source, back))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)

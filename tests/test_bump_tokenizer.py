@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from conftest import FIXTURES
+from gguf_copies import gguf_copy
 
 import ckconv
 from ckconv import Options
@@ -69,3 +71,17 @@ def test_a_tokenizer_that_no_gguf_holds_says_that_its_letters_are_bytes(tmp_path
     special, entries = said(source, tmp_path / "bump")
     assert special["tokenizer_model"] == "gpt2"
     assert {"vocab_offsets", "vocab_strings", "vocab_merges"} <= entries.keys()
+
+
+def test_two_equal_tokens_are_noted(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    shutil.copytree(FIXTURES / "hf" / MODELS[0], source, ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copy(FIXTURES / "hf/llama-tied-bf16/tokenizer.json", source / "tokenizer.json")
+    ckconv.convert(source, tmp_path / "m.gguf")
+    tokens = gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.tokens"].contents()
+    keys = {"tokenizer.ggml.tokens": [*tokens[:-1], tokens[-2]]}
+    made = gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys=keys)
+    report = ckconv.convert(made, f"{tmp_path / 'bump'}/", to="bump", options=Options(bump_version=5))
+    last = len(tokens) - 1
+    said = f"tokens {last - 1:,} and {last:,} are both {tokens[-2]!r}: a text has the one or the other"
+    assert said in report.plan.notes

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,96 @@ def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, t
 
     done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
     assert (done.code, f"blk.0.ssm_a has {wrong}, and a checkpoint" in done.err) == (4, True), done.err
+
+
+@pytest.mark.parametrize("family", ["falcon_mamba", "bailing_hybrid"])
+def test_a_large_decay_has_the_nearest_logarithm(family: str, tmp_path: Path, ckconv: Any) -> None:
+    """No float32 has 1.2e16 or 3e38 as its exponential."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    reader = gguf.GGUFReader(tmp_path / "m.gguf", "r+")
+    decays = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.ssm_a").data
+    large = np.array([1.2e16, 1e20, 3e38], np.float32) * np.sign(decays.flat[0])
+    decays.flat[:3] = large
+    reader.data.flush()
+
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf").code == 0
+    stored = load_file(tmp_path / "back" / "model.safetensors")
+    logarithms = next(array for name, array in sorted(stored.items()) if name.endswith("A_log"))
+    assert logarithms.flat[:3].tolist() == np.log(np.abs(large).astype(np.float64)).astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("deepseek_v3", "first_k_dense_replace=3"),
+        ("deepseek_v3", "first_k_dense_replace=null"),
+        ("qwen3moe", "mlp_only_layers=[0]"),
+    ],
+)
+def test_a_copy_keeps_which_layers_have_which_tensors(family: str, said: str, tmp_path: Path, ckconv: Any) -> None:
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    for command in (("edit", source, f"{tmp_path}/out/"), ("convert", source, f"{tmp_path}/out/", "--to", "hf")):
+        done = ckconv(*command, "--set-meta", said)
+        text = f"{said.partition('=')[0]} says which layers have which tensors"
+        assert (done.code, text in done.err) == (2, True), done.err
+
+
+def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckconv: Any) -> None:
+    """RWKV 7 mixes values with those of the first layer, which has no matrices for it; with them some save it."""
+    case = next(family_cases.cases("rwkv7"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    stored = load_file(source / "model.safetensors")
+    first = {name.replace(".1.", ".0.", 1): array for name, array in stored.items() if ".1.attn.v_lora" in name}
+    save_file(first | stored, source / "model.safetensors", {"format": "pt"})
+    globs = [f"model.layers.0.attn.v_lora.lora.*.{kind}" for kind in ("weight", "bias")]
+    for target in (tmp_path / "m.gguf", f"{tmp_path}/mlx/"):
+        done = ckconv("convert", source, target, "--to", "gguf" if str(target).endswith("gguf") else "mlx")
+        assert done.code == 4
+        assert all(f"--drop '{glob}' leaves out what rwkv7 does not have" in done.err for glob in globs)
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", globs[0], "--drop", globs[1]).code == 0
+
+
+def drafting(family: str, root: Path, change: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> Path:
+    """A case with a layer that predicts a further token, with other tensors and keys."""
+    case = next(one for one in family_cases.cases(family) if one.name == "drafts")
+    recorded = {**case.recorded, "config": {**case.recorded["config"], **said}}
+    source = family_cases.checkpoint(recorded, root, case.tokenizer)
+    stored = change(load_file(source / "model.safetensors"))
+    save_file(stored, source / "model.safetensors", {"format": "pt"})
+    return source
+
+
+def test_a_layer_that_predicts_a_token_may_lack_an_indexer(tmp_path: Path, ckconv: Any) -> None:
+    """``graph_mtp`` of llama.cpp's glm-dsa.cpp has no use for it."""
+
+    def bare(stored: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: array for name, array in stored.items() if not name.startswith("model.layers.3.self_attn.indexer")
+        }
+
+    source = drafting("glm_moe_dsa", tmp_path / "hf", bare)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    assert "blk.3.indexer.attn_k.weight" not in {one.name for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf").code == 0
+    first, second = (load_file(one / "model.safetensors") for one in (source, tmp_path / "back"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_layers_that_predict_tokens_and_lack_tensors_can_be_left_out(tmp_path: Path, ckconv: Any) -> None:
+    """llama.cpp's converter writes what K-EXAONE's layers share once for each."""
+
+    def two(stored: dict[str, Any]) -> dict[str, Any]:
+        again = {name.replace("mtp.layers.0", "mtp.layers.1"): array for name, array in stored.items()}
+        return again | stored
+
+    source = drafting("exaone_moe", tmp_path / "hf", two, num_nextn_predict_layers=2)
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (done.code, "--drop mtp leaves out the layers that predict further tokens" in done.err) == (4, True)
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "mtp").code == 0
 
 
 @pytest.mark.parametrize(("said", "code"), [({}, 0), ({"mscale": 0.7}, 0), ({"mscale_all_dim": 1.0}, 4)])

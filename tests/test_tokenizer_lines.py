@@ -53,6 +53,15 @@ def test_the_keys_are_those_of_llama_cpps_converter(name: str, tmp_path: Path) -
     assert any("puts a token before a text" in note for note in notes) == (name == "plamo")
 
 
+def test_an_end_that_a_gguf_of_this_kind_does_not_say(tmp_path: Path) -> None:
+    path, notes = converted(CASES["rwkv"]._replace(config={"eos_token_id": 7}), tmp_path)
+    flag = "tokenizer.ggml.eom_token_id"
+    assert f"generation ends after token 7 too, which no key of the GGUF says: --set-meta {flag}=7 does" in notes
+    options = ckconv.Options(set_meta=((flag, "7"),))
+    ckconv.convert(tmp_path / "hf", path, to="gguf", options=options, force=True)
+    assert gguf.GGUFReader(path).fields[flag].contents() == 7
+
+
 def longest(text: str) -> list[int]:
     """Of the words that a text begins with always the longest."""
     words = [b"<s>", *(word.encode() if isinstance(word, str) else word for word in [*every_byte(), *WORDS])]

@@ -26,6 +26,7 @@ from ckconv.core.tensors import (
     cut,
     parse,
     plain_tensor,
+    spellings,
     with_layer,
 )
 from ckconv.errors import Faults, quoted
@@ -282,9 +283,9 @@ def stored_at(path: str, model: ModelConfig) -> tuple[Name, Stored | None]:
     for format in (HF, MLX):
         names = names_of(family, format)
         stored = names.stored
-        for prefix, instead in (("", ""), *NESTED_PATHS):
-            name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
-            if path.startswith(prefix) and name.pattern in stored:
+        prefixes = (pair for pair in (("", ""), *NESTED_PATHS) if path.startswith(pair[0]))
+        for name in (name for old, new in prefixes for name in spellings(f"{new}{path.removeprefix(old)}{_WEIGHT}")):
+            if name.pattern in stored:
                 choices = names.choices.get(name.pattern, ())
                 here = (one for one in choices if Sizes(family, model.scope).has(one.parts[0].row, name.layer))
                 return name, next(here, stored[name.pattern])
@@ -379,7 +380,7 @@ def family_named(architecture: str) -> Family | None:
 def local_path(module: str) -> str | None:
     """Module path within its layer (``self_attn.q_proj``)."""
     name = parse(module)
-    return name.pattern.partition(".{n}.")[2] if name.layer is not None else None
+    return module.partition(f".{name.layer}.")[2] if name.layer is not None else None
 
 
 # LoRA matrices of another rank than their twins: zeros beyond the smaller rank add nothing.

@@ -287,7 +287,7 @@ FIELD_OF: Mapping[str, str] = {
 #: Parameters of what every reader leaves out: layers behind the last, which predict further tokens; the padding token,
 #: of which a GGUF says what the tokenizer does.
 LEFT_OUT = frozenset(
-    {"draft_head", "draft_tables", "drafts", "extra_layers", "pad"}
+    {"draft_head", "draft_index", "draft_tables", "drafts", "extra_layers", "pad"}
     | {f"dense_{number}_{side}" for number in (2, 3) for side in ("in", "out")}
 )
 

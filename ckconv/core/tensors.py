@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,24 @@ def parse(name: str) -> Name:
             parts[position] = ("{n}", "{e}")[len(numbers)]
             numbers.append(int(part))
     return Name(".".join(parts), *numbers) if numbers else Name(name, None)
+
+
+#: Number of a part behind a word.
+_PART = re.compile(r"_(0|[1-9][0-9]{0,8})(?=\.)")
+
+
+def spellings(stored: str) -> Iterator[Name]:
+    """Names that a stored one may stand for.
+
+    A number in it is that of a layer, of an expert, or a part of the name.
+    """
+    yield (name := parse(stored))
+    if name.expert is not None:  # decoder.block.7.layer.0 of T5, visual.merger.mlp.0
+        yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
+    if name.pattern != stored:
+        yield Name(stored, None)
+    if name.layer is not None and (part := _PART.search(name.pattern)):  # ngram_embedding.shard_0.weight of Qwen 4
+        yield Name(_PART.sub("_{e}", name.pattern, count=1), name.layer, int(part[1]))
 
 
 @lru_cache(maxsize=_KEPT)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +11,18 @@ from pathlib import Path
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import Dropped, Name, StoredTensor, Tensor, cut, matrix_of, parse, plain_tensor, with_layer
+from ckconv.core.tensors import (
+    Dropped,
+    Name,
+    StoredTensor,
+    Tensor,
+    cut,
+    matrix_of,
+    parse,
+    plain_tensor,
+    spellings,
+    with_layer,
+)
 from ckconv.errors import Faults, InputError, UnsupportedError, an, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.catalog import FAMILIES
@@ -288,7 +298,7 @@ class _Reading:
             stored = numbered_on(stored, self.family, self.config.num_layers)
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
-                for spelled in _spellings(instead + stored[len(prefix) :]):
+                for spelled in spellings(instead + stored[len(prefix) :]):
                     found = self._found(spelled)
                     if found is not None or spelled.pattern in self.names.dropped:
                         return spelled, found
@@ -410,24 +420,6 @@ class _Reading:
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
-
-
-#: Number of a part behind a word.
-_PART = re.compile(r"_(0|[1-9][0-9]{0,8})(?=\.)")
-
-
-def _spellings(stored: str) -> Iterator[Name]:
-    """Names that a stored one may stand for.
-
-    A number in it is that of a layer, of an expert, or a part of the name.
-    """
-    yield (name := parse(stored))
-    if name.expert is not None:  # decoder.block.7.layer.0 of T5, visual.merger.mlp.0
-        yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
-    if name.pattern != stored:
-        yield Name(stored, None)
-    if name.layer is not None and (part := _PART.search(name.pattern)):  # ngram_embedding.shard_0.weight of Qwen 4
-        yield Name(_PART.sub("_{e}", name.pattern, count=1), name.layer, int(part[1]))
 
 
 def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.tensors import PARTS, Name, parse
+from ckconv.core.tensors import PARTS, Name, spellings
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
 from ckconv.families.names import HF, MLX, NESTED_PATHS, Stored, fusion_names, names_of
 from ckconv.families.schema import FAMILIES_KEPT, MEMORY, Family
@@ -62,12 +62,11 @@ def rules_at(path: str) -> dict[str, tuple[Name, Rule]]:
     for modules in _in_force():
         for format in (HF, MLX):
             for prefix, instead in (("", ""), *NESTED_PATHS):
-                name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
-                if not path.startswith(prefix):
-                    continue
-                for rule, families in modules.stored[format].get(name.pattern.removesuffix(_WEIGHT), ()):
-                    for family in families - found.keys():
-                        found[family] = name, rule
+                spelled = f"{instead}{path.removeprefix(prefix)}{_WEIGHT}"
+                for name in spellings(spelled) if path.startswith(prefix) else ():
+                    for rule, families in modules.stored[format].get(name.pattern.removesuffix(_WEIGHT), ()):
+                        for family in families - found.keys():
+                            found[family] = name, rule
     return found
 
 

@@ -273,12 +273,13 @@ class Planner(ABC):
             return Counter()
         return Counter(parse(it.name).pattern for it in tensors.values() if self.dropped(it.name, it.source))
 
-    def refuse_missing(self, counts: Mapping[str, int], keys: str = "") -> None:
+    def refuse_missing(self, counts: Mapping[str, int], keys: str = "", hint: str = "") -> None:
         """Note missing tensors of the target.
 
         As :func:`ckconv.plan.steps.missing_tensors` finds them.
         """
-        self.reasons += missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
+        found = missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
+        self.reasons += [one._replace(hint=hint) for one in found]
 
     def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
         """How many layers have no tensor, where the family has one for them."""
@@ -630,6 +631,15 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
         )
 
 
+def drop_flags(index: TensorIndex, pattern: str) -> str:
+    """Flags that drop the tensors of a pattern without a rule, and those of no layer that has one."""
+    alone = {stored.name for stored in index.unknown if parse(stored.name).pattern == pattern}
+    others = any(parse(one.name).pattern == pattern and one.name not in alone for one in index.stored)
+    layers = sorted({str(parse(name).layer) for name in alone}) if others and alone else ["*"]
+    globs = [pattern.replace("{n}", layer).replace("{e}", "*") for layer in layers]
+    return " ".join(f"--drop '{glob}'" for glob in globs)
+
+
 def no_epsilon(keys: str) -> Reason:
     """Reason for norms without an epsilon.
 
@@ -645,9 +655,8 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     Args:
         unruled: no format of the family has it; else a bump file may, in which scripts of its engine put more.
     """
-    glob = pattern.replace("{n}", "*").replace("{e}", "*")
     return (
-        f"--drop '{glob}' leaves out what {family.name} does not have"
+        f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
         if unruled or index.metadata_kind is MetadataKind.OWN
         else ""
     )

@@ -21,6 +21,7 @@ from ckconv.tokenizer.gguf_words import (
     from_model,
     from_unigram,
     is_sentencepiece,
+    numbers_of,
     of_same_words,
     put_around,
     special_ids,
@@ -176,6 +177,12 @@ def _of_rows(
         )
     if files.settings.get("add_bos_token") is True:
         notes += ("the tokenizer puts a token before a text (add_bos_token), which llama.cpp does not do of this kind",)
+    said = files.generation.get("eos_token_id")
+    said = files.config.get("eos_token_id") if said is None else said
+    ends = [special[key] for key in ("eos_token_id", "eot_token_id") if key in special]
+    if more := [number for number in numbers_of(said) if number not in ends and 0 <= number < vocab_size]:
+        flag = f"--set-meta tokenizer.ggml.eom_token_id={more[0]}"
+        notes += (f"generation ends after token {more[0]} too, which no key of the GGUF says: {flag} does",)
     metadata = {
         "tokenizer.ggml.model": scalar("str", kind),
         **({"tokenizer.ggml.pre": scalar("str", "default")} if kind == "plamo2" else {}),

@@ -102,15 +102,16 @@ def special_ids(
         notes.append(
             f"generation ends after token {named} too, and a GGUF has no place for more than three such tokens"
         )
-    ends = {*_numbers(files.generation.get("eos_token_id")), *(value for value in found.values())}
-    apart = [n for n in _numbers(files.config.get("eos_token_id")) if n not in ends]
+    ends = {*numbers_of(files.generation.get("eos_token_id")), *(value for value in found.values())}
+    apart = [n for n in numbers_of(files.config.get("eos_token_id")) if n not in ends]
     if apart and files.generation.get("eos_token_id") is not None:
         named = ", ".join(map(str, apart[:5]))
         notes.append(f"config.json ends a text after token {named} too; generation_config.json does not, and counts")
     return made | more, tuple(notes)
 
 
-def _numbers(said: object) -> list[int]:
+def numbers_of(said: object) -> list[int]:
+    """Whole numbers of a key that has one or a list of them."""
     return [number for number in (said if isinstance(said, list) else [said]) if type(number) is int]
 
 
@@ -126,7 +127,7 @@ def _other_ends(
     said = files.generation.get("eos_token_id")
     said = files.config.get("eos_token_id") if said is None else said
     found = {end, *(ids[text] for text in ENDS_BY_TEXT & ids.keys())}
-    numbers = [n for n in _numbers(said) if 0 <= n < vocab_size]
+    numbers = [n for n in numbers_of(said) if 0 <= n < vocab_size]
     wanted = [number for number in dict.fromkeys(numbers) if number not in found]
     # A key takes the place of the token that llama.cpp would find by its text, so a free one comes first.
     keys = sorted(FOUND_AS, key=lambda key: not FOUND_AS[key].isdisjoint(ids))

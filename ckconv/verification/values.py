@@ -105,7 +105,7 @@ def disagreement(sample: Sample, files: Files) -> str:
         return ""
     meant = meant * sample.factor if sample.factor != 1.0 else meant
     several = ambiguous(sample.shift)  # numbers have this exponential or this sum, and any of them is right
-    if several and target in (F16, BF16):
+    if several and target in (F16, BF16, F32):  # of a large exponential no float32 may be the logarithm
         found = np.where(_between(found, meant, sample.shift, target), meant, _moved(found, -sample.shift))
     elif several:
         found = _moved(found, -sample.shift)

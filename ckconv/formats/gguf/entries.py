@@ -515,19 +515,21 @@ def _check_missing(
         planner.refuse_bare(config.num_layers, bare, said(config, "num_layers", format=planner.index.format))
         return
     missing: Counter[str] = Counter()
+    late = True
     for pattern, layers in sorted(required_layers(config).items()):
-        names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else [pattern]
-        missing[pattern] = sum(name not in tensors for name in names)
+        lost = [n for n in (layers if "{n}" in pattern else [0]) if with_layer(pattern, n) not in tensors]
+        missing[pattern], late = len(lost), late and all(n >= config.num_layers for n in lost)
     for pattern, layers in sorted(at_will(FAMILIES[config.family], LLAMA_CPP.row, config.scope).items()):
         names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else []
         absent = sum(name not in tensors and name not in zero_filled for name in names)
         if absent < len(names) and pattern not in missing:  # llama.cpp would compute without those that were lost
-            missing[pattern] = absent
+            missing[pattern], late = absent, late and not absent
     for pattern in rows_of_head(planner.index):
         if missing[pattern] and (reason := _no_rows(planner.index, config, pattern)):
             planner.reasons.append(reason)
             del missing[pattern]
-    planner.refuse_missing(missing, tensors_said(config, format=planner.index.format))
+    hint = "--drop mtp leaves out the layers that predict further tokens" if late else ""
+    planner.refuse_missing(missing, tensors_said(config, format=planner.index.format), hint)
 
 
 def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | None:

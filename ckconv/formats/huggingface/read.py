@@ -102,7 +102,8 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     found = Counter(what for name in names for ending, what in FOREIGN_QUANTIZERS if name.endswith(ending))
     what, count = next(iter(found.most_common(1)), ("", 0))
     if method and method.lower() not in what.lower():
-        count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
+        numbers = (one for one in tensors if one.dtype.kind is not Kind.FLOAT and one.dtype.name != "I64")  # positions
+        count = sum(found.values()) or sum(1 for _ in numbers)
         what = "quantized numbers"
     if not count:
         return ""

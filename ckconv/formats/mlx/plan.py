@@ -14,7 +14,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, same_factors_always, scaled
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
-from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart
+from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
@@ -226,7 +226,7 @@ class MlxPlanner(CheckpointPlanner):
             if not any(triple_of(types[name]) for name in entry.parts):
                 continue
             if _takes_floats(entry.name.removesuffix(".weight"), self._class, tied=self.tied):
-                hint = "leave out the rule that names it" if self.options.quantize else DECODE
+                hint = self._but(entry) if self.options.quantize else DECODE
                 self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
 
@@ -257,7 +257,7 @@ class MlxPlanner(CheckpointPlanner):
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
             if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
                 if word:
-                    self._fault(why, "leave out the rule that names it", entry.name)
+                    self._fault(why, self._but(entry), entry.name)
                 chosen = None
             if chosen is not None and not chosen.divides(columns):
                 engine = self.loader.name
@@ -268,6 +268,12 @@ class MlxPlanner(CheckpointPlanner):
         for glob, word in asked.rules:
             if not any(names(glob, written, self.tensors[name]) for name, written in hit.items()):
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
+
+    def _but(self, entry: Entry) -> str:
+        """Hint of a rule behind the others, which keeps floats in a matrix."""
+        glob = parse(entry.parts[0]).pattern.replace("{n}", "*").replace("{e}", "*")
+        number = self.tensors[entry.parts[0]].dtype.name.lower()
+        return f"--quantize '{self.options.quantize},{glob}={number if number in FLOATS else 'f32'}' keeps floats there"
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
         """Type of a matrix that is quantized or of floats."""

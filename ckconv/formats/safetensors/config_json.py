@@ -382,6 +382,8 @@ def _rope(
     table = dict(scaling) if scaling else None
     if table and table["rope_type"] == "longrope":
         table["type"] = "longrope"  # which mlx-lm's class asks for, as transformers before 4.43
+    if table and "partial_rotary_factor" in parameters.keys() - entries.keys():  # it takes the place of the other there
+        table["partial_rotary_factor"] = parameters["partial_rotary_factor"]
     return {"rope_parameters": parameters, "rope_scaling": table}
 
 

@@ -26,6 +26,7 @@ from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.schema import Family
+from ckconv.families.sizes import Scope, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
@@ -292,6 +293,13 @@ class _Edits:
             made = huggingface_config(document, family, index.stored, Path(CONFIG_NAME), consumer=consumer)
         except InputError as error:
             raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
+        if made.family == index.config.family:
+            rows = [row for row in family.tensors.values() if row.layers is not None]
+            now, then = (Scope(family, config.scope) for config in (index.config, made))
+            if any([*layers_with(family, row, now)] != [*layers_with(family, row, then)] for row in rows):
+                keys = ", ".join(change.key.rpartition(" ")[2] for change in self.changes)
+                text = f"{keys} says which layers have which tensors, and a copy has them as the source"
+                raise UsageError("usage.meta", text)
         reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
