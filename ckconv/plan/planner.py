@@ -632,7 +632,7 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
 
 
 def drop_flags(index: TensorIndex, pattern: str) -> str:
-    """Flags that drop the tensors of a pattern without a rule, and those of no layer that has one."""
+    """Flags that drop tensors without a rule, and none that has one."""
     alone = {stored.name for stored in index.unknown if parse(stored.name).pattern == pattern}
     others = any(parse(one.name).pattern == pattern and one.name not in alone for one in index.stored)
     layers = sorted({str(parse(name).layer) for name in alone}) if others and alone else ["*"]
