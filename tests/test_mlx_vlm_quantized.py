@@ -14,6 +14,7 @@ from tower_cases import recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, verify
 from ckconv.errors import CkconvError
+from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 from ckconv.options import Options
 
 #: Sizes of the recorded models -> whole groups.
@@ -126,3 +127,25 @@ def test_single_modules_get_what_their_class_asks_for(tmp_path: Path) -> None:
                 wrong.append((name, path, *both))
     assert len(seen) > 12
     assert wrong == []
+
+
+def test_a_head_that_its_class_does_not_quantize_stays(tmp_path: Path) -> None:
+    """``quant_predicate`` of mlx_vlm/models/mistral3/language.py."""
+    source = wide("mistral3-f16", tmp_path / "hf")
+
+    convert(source, f"{tmp_path}/out/", to="mlx", options=Options(quantize="affine:4:32", tie="untie"))
+
+    made = raw(tmp_path / "out")
+    heads = [name for name in made if "lm_head" in name]
+    assert (heads, "language_model.model.embed_tokens.scales" in made) == (["language_model.lm_head.weight"], True)
+
+
+@pytest.mark.live
+def test_a_router_of_gemma_4_has_the_bits_that_its_class_asks_for() -> None:
+    language, nn = pytest.importorskip("mlx_vlm.models.gemma4.language"), pytest.importorskip("mlx.nn")
+    path, router = "language_model.model.layers.0.router.proj", nn.Linear(64, 4)
+
+    asked = language.LanguageModel.quant_predicate.fget(None)(path, router)
+
+    assert asked == {"group_size": EIGHT.group_size, "bits": EIGHT.bits}
+    assert default_of(path, "mlx-vlm/gemma4", quantization_of("affine:4:32", ""), 64) == EIGHT
