@@ -405,13 +405,15 @@ def test_nvfp4_is_kept_for_families_whose_matrices_llama_cpp_all_multiplies() ->
     """
     rows = {name: FAMILIES[name].engines.get("llama_cpp") for name in FAMILIES}
     assert {name for name, row in rows.items() if row and row.scaled} == {
-        "cohere2", "falcon_mamba", "gemma4_text", "gemma4_unified", "llama", "mamba", "mamba2", "mellum", "ministral3",
-        "mistral", "mixtral", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen3_reranker", "qwen3_5", "qwen3_5_moe",
-        "qwen3moe",
+        "cohere2", "falcon_mamba", "gemma4_text", "gemma4_unified", "hy_v3", "internlm3", "llama", "mamba", "mamba2",
+        "mellum", "ministral3", "mistral", "mixtral", "nemotron_h", "nemotron_h_moe", "qwen3", "qwen3_reranker",
+        "qwen3_5", "qwen3_5_moe", "qwen3moe",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["cohere2", "falcon_mamba", "mamba", "mamba2", "mellum", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    "family", ["cohere2", "falcon_mamba", "hy_v3", "internlm3", "mamba", "mamba2", "mellum", "nemotron_h_moe"]
+)
 def test_llama_cpp_multiplies_every_matrix_of_a_layer_by_the_scale_beside_it(
     tmp_path: Path, ckconv, llama_cpp: consumers.Consumer, family: str
 ) -> None:
