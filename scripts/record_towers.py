@@ -97,7 +97,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
     "qwen2_vl-bf16": (
         "Qwen2VL", "BF16",
         {"text_config": {**_TEXT, "rope_parameters": _SECTIONS},
-         "vision_config": {"depth": 3, "embed_dim": 20, "hidden_size": 24, "num_heads": 2, "patch_size": 7}},
+         "vision_config": {"depth": 3, "embed_dim": 20, "hidden_size": 24, "num_heads": 5, "patch_size": 7}},
         _PREPARED, {},
     ),
     "qwen3_vl-f16": (
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
         "Qwen3VL", "BF16",
         {"text_config": {**_TEXT, "num_hidden_layers": 3, "head_dim": 12,
                          "rope_parameters": {**_SECTIONS, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
-         "vision_config": {"depth": 3, "hidden_size": 20, "intermediate_size": 28, "num_heads": 2, "patch_size": 4,
+         "vision_config": {"depth": 3, "hidden_size": 20, "intermediate_size": 28, "num_heads": 5, "patch_size": 4,
                            "out_hidden_size": 24, "num_position_embeddings": 36, "deepstack_visual_indexes": [1]}},
         _PREPARED, {},
     ),
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
         "Qwen3_5Moe", "BF16",
         {"text_config": {**_LINEAR, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
                          "shared_expert_intermediate_size": 28},
-         "vision_config": {"depth": 2, "hidden_size": 20, "intermediate_size": 28, "num_heads": 2, "patch_size": 4,
+         "vision_config": {"depth": 2, "hidden_size": 20, "intermediate_size": 28, "num_heads": 5, "patch_size": 4,
                            "out_hidden_size": 24, "num_position_embeddings": 36}},
         _PREPARED, {},
     ),
