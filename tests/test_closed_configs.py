@@ -85,7 +85,7 @@ def test_code_of_its_own_and_the_keys_that_it_may_read_are_refused(
         ({}, ""),
         ({"auto_map": {"AutoModelForCausalLM": "owner/repo--modeling_llama.LlamaForCausalLM"}}, ""),
         ({"auto_map": {"AutoTokenizer": ["weird.WeirdTokenizer", None]}}, ""),
-        ({"auto_map": {"AutoModelForCausalLM": "m.LlamaForCausalLM"}, "my_gate_scale": None}, "my_gate_scale"),
+        ({"auto_map": {"AutoModelForCausalLM": "m.LlamaForCausalLM"}, "my_gate_scale": None}, ""),
         ({"my_gate_scale": 2.5}, "no known class of llama reads these keys of config.json: my_gate_scale"),
         ({"architectures": ["WeirdForCausalLM"]}, "architectures (WeirdForCausalLM), because model_type is there"),
         ({"architectures": ["LlamaModel"]}, ""),
