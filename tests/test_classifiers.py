@@ -256,3 +256,13 @@ def test_no_head_is_made_of_the_embedding_of_a_model_that_scores(to: Literal["gg
     ) as info:
         ckconv.convert(save(tmp_path / "hf", said, stored), tmp_path / "out", to=to)
     assert info.value.hint is None
+
+
+def test_a_matrix_without_the_output_behind_it_is_refused_by_names_that_a_file_has(tmp_path: Path) -> None:
+    ckconv.convert(source(tmp_path / "hf", "three_labels"), tmp_path / "m.gguf", options=ckconv.Options(dtype="f32"))
+    file = gguf_copy(tmp_path / "m.gguf", tmp_path / "other.gguf", without=("cls.output.weight", "cls.output.bias"))
+
+    with pytest.raises(
+        UnsupportedError, match=r"no rule for cls\.weight of a \w+ \((?!.*=)(?!.*/).*cls\.output\.weight"
+    ):
+        ckconv.convert(file, tmp_path / "back", to="safetensors")

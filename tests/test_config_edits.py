@@ -396,7 +396,7 @@ def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
     assert said in " ".join((str(info.value), *info.value.details))
 
 
-@pytest.mark.parametrize("idle", [{"attention_factor": 1.5}, {"truncate": False}, {"partial_rotary_factor": 0.5}])
+@pytest.mark.parametrize("idle", [{"truncate": False}, {"partial_rotary_factor": 0.5}])
 def test_what_mlx_lm_does_not_read_of_a_scaling_is_not_handed_to_transformers(
     tmp_path: Path, idle: dict[str, Any]
 ) -> None:
@@ -761,3 +761,10 @@ def test_mlx_lm_is_told_the_step_of_a_list_of_layers_with_experts(tmp_path: Path
     made = family_cases.checkpoint(recorded, tmp_path / "hf", case.tokenizer)
 
     assert config_of(convert(made, "mlx"))["text_config"]["interleave_moe_layer_step"] == 2
+
+
+def test_a_table_is_dropped_with_what_is_in_it(tmp_path: Path) -> None:
+    source = model(tmp_path / "hf", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, rope_theta=5e5)
+    ckconv.edit(source, tmp_path / "out", drop_meta=("rope*",))
+
+    assert not [key for key in config_of(tmp_path / "out") if key.startswith("rope")]

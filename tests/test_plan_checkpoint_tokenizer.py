@@ -660,3 +660,13 @@ def test_the_template_of_a_bump_manifest_is_the_one_that_transformers_takes(tmp_
     (source / "chat_template.jinja").write_text("of the file")
 
     assert texts_of(open_index(source))["chat_template"] == "of the file"
+
+
+def test_the_tokenizer_of_an_architecture_that_is_not_known_comes_with_names_of_gguf(tmp_path: Path) -> None:
+    source = family_cases.checkpoint(family_cases.recording("llama")["untied"], tmp_path / "hf")
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.edit(tmp_path / "m.gguf", tmp_path / "u.gguf", set_meta=[("general.architecture", "zonk")])
+    ckconv.convert(tmp_path / "u.gguf", tmp_path / "out", to="safetensors", options=Options(names="gguf"))
+
+    made, wanted = (json.loads((at / "tokenizer.json").read_text())["model"] for at in (tmp_path / "out", source))
+    assert made["vocab"] == wanted["vocab"]

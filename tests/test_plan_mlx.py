@@ -350,7 +350,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 @pytest.mark.parametrize(
     ("model_type", "scaling", "reason"),
     [
-        ("llama", {**YARN, "attention_factor": 0.5}, "attention_factor = 0.5, which mlx-lm does not read"),
         ("llama", {**YARN, "truncate": False}, "truncate = False changes the computation"),
         (
             "llama",

@@ -132,3 +132,37 @@ def test_phi3_takes_the_context_of_its_class_whatever_its_table_says(
     assert field(tmp_path / "m.gguf", "phi3.rope.scaling.original_context_length") == original
     document = json.loads((tmp_path / "mlx/config.json").read_text())
     assert document["original_max_position_embeddings"] == original
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"attention_factor": 3.5}])
+def test_mlx_lm_gets_a_factor_by_the_two_numbers_that_it_makes_one_of(
+    mlx_lm: consumers.Consumer, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    pytest.importorskip("transformers")
+    source = scaled("llama", tmp_path / "hf", {**YARN, **more})
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "again", to="mlx")
+
+    prompt = tuple((7 * i * i + 3 * i + 5) % 384 for i in range(48))
+    with consumers.transformers() as transformers:
+        wanted = transformers.logits(source, prompt)
+    for made in ("mlx", "again"):
+        assert np.abs(wanted - mlx_lm.logits(tmp_path / made, prompt)).max() < 1e-3
+
+
+def test_a_factor_that_mlx_lm_does_not_compute_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    config = Decoder().config(rope_scaling={**YARN, "attention_factor": 0.9})
+    source = save(tmp_path / "mlx", config, Decoder().tensors(), metadata={"format": "mlx"})
+
+    with pytest.raises(UnsupportedError, match=r"attention_factor = 0\.9 beside 1\.13863, which mlx-lm takes"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("weight", [1.0458511789951483, 0.6502940611500007, 1.1109035])
+def test_a_factor_of_more_digits_than_float32_has_is_written(tmp_path: Path, weight: float) -> None:
+    config = Decoder().config(rope_scaling={**YARN, "attention_factor": weight})
+    ckconv.convert(save(tmp_path / "hf", config, Decoder().tensors()), tmp_path / "m.gguf")
+
+    assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") == pytest.approx(weight / GROWTH, rel=1e-7)

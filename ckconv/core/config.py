@@ -525,6 +525,10 @@ def config_differences(
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
+        if isinstance(ours, dict) and isinstance(theirs, dict) and not same_words:
+            weights = [one.get("attention_factor") or 0 for one in (ours, theirs)]
+            if math.isclose(*weights, rel_tol=_TOLERANCE):  # a GGUF has it divided by what llama.cpp multiplies with
+                theirs |= {key: ours[key] for key in ("attention_factor",) if key in ours}
         may_lack = (getattr(one, name) is None and name not in has for one, has in zip(said, worded, strict=True))
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or any(may_lack))
         if ours != theirs and not silent:

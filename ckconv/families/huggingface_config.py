@@ -257,6 +257,13 @@ def read_rope(
     if turns_a_part or kind == "longrope":
         made = {key: value for key, value in made.items() if key != "partial_rotary_factor"}
     part = part if turns_a_part else 1.0
+    weight = table.get("attention_factor")
+    if consumer == MLX_LM and kind == "yarn" and isinstance(weight, int | float):
+        computed = yarn_scale(
+            made["factor"], *(made.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+        )
+        if not math.isclose(weight, computed, rel_tol=1e-6):
+            modifiers.append(_two(f"{name}.attention_factor", weight, f"{computed:g}"))
     if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
         modifiers.append(f"{name}.long_factor, which mlx-lm also uses for short sequences,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))

@@ -93,7 +93,8 @@ def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
     family = FAMILIES[config.family]
     others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
     keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
-    keys = [*(f"{family.gguf}.{key}" for key in keys), *_of_layers(family, format, pattern)]
+    of_file = (key[1:] if key.startswith("=") else full_key(family.gguf, key) for key in keys)  # "=" names a tensor
+    keys = [*of_file, *_of_layers(family, format, pattern)]
     return f" of {an(family.name)} ({', '.join(dict.fromkeys(keys))})" if keys else ""
 
 

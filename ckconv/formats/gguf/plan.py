@@ -416,6 +416,8 @@ class GgufPlanner(Planner):
         if family and learned and self._context != (self._config.context_length if self._config else 0):
             self.refuse(f"positions of {family.name} are learned: --context cannot change how many there are")
         if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
+            if self.index.misfit is not None:
+                raise self.index.misfit
             self.refuse(
                 f"ckconv does not know the architecture {self.index.architecture!r},"
                 " so it cannot tell which of its tensors must stay FP32"

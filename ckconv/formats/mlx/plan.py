@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import ModelConfig, same_factors_always, scaled
+from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_scale
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
@@ -132,6 +132,27 @@ _KEYS: Mapping[str, frozenset[str]] = {
 _YARN_CONTEXT = 4096
 
 _NAMES = frozenset({"rope_type", "type", "rope_theta"})
+
+
+def weighed(scaling: Mapping[str, Any], *, latent: bool) -> Mapping[str, Any]:
+    """YaRN with its ``attention_factor`` as two numbers of mlx-lm.
+
+    They are ``mscale`` and ``mscale_all_dim``, of which ``YarnRoPE`` of mlx-lm's rope_utils.py makes it, and
+    ``_compute_yarn_parameters`` of transformers where both are above 0.
+
+    Args:
+        latent: ``mscale_all_dim`` weighs scores, too, and stays what it is.
+    """
+    weight, factor = scaling.get("attention_factor"), scaling.get("factor") or 1
+    if scaling.get("rope_type") != "yarn" or weight is None or factor <= 1:
+        return scaling
+    growth = yarn_scale(factor) - 1
+    whole = scaling.get("mscale_all_dim") or 0 if latent else max(1.0, (2 / weight - 1) / growth)
+    one = (weight * (growth * whole + 1) - 1) / growth
+    if not whole or one <= 0:
+        return scaling
+    others = {key: value for key, value in scaling.items() if key != "attention_factor"}
+    return {**others, "mscale": one, "mscale_all_dim": whole}
 
 
 def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine, loader: Loader) -> Iterator[Reason]:
@@ -347,6 +368,8 @@ class MlxPlanner(CheckpointPlanner):
             self.refuse(f"{self.loader.name} wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
         row = self._row(family)
         if self.rope_scaling and row is not None:
+            if self.loader is MLX_LM:
+                self.rope_scaling = weighed(self.rope_scaling, latent="kv_rank" in config.own)
             self.reasons += rope_reasons(config, self.rope_scaling, row, self.loader)
 
     def _row(self, family: Family) -> Engine | None:

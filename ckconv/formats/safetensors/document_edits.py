@@ -153,6 +153,8 @@ class _Edits:
                 key = path[-1]
                 if not any(fnmatchcase(name, glob) for name in (key, f"{file}:{key}", ".".join(path))):
                     continue
+                if _table(self._after[file], path) is None:  # gone with the table that it was in
+                    continue
                 stale = key in QUANTIZATION_KEYS and all(one.dtype in _PLAIN for one in self._index.stored)
                 if file == CONFIG_NAME and (key in _DECIDED or key in ("model_type", "text_config")) and not stale:
                     message = f"--drop-meta {glob} would drop {key}, without which nothing loads the model"

@@ -298,7 +298,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     generation = generation_config(special_ids(metadata), ending_ids(metadata), size)
     try:
         found = vocabulary(metadata)
-        if found.tokens.count > size:
+        if config and found.tokens.count > size:
             raise NotFaithful(f"it has {found.tokens.count:,} tokens, the embedding {size:,} rows")
     except NotFaithful as reason:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
