@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import family_cases
+import numpy as np
 import pytest
+from checkpoints import Decoder, save
 from gemma3_checkpoint import gemma3
 
 import ckconv
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, UnsupportedError
 from ckconv.families.catalog import FAMILIES
 
 EXPERTS = "the engine has no template with experts of SwiGLU"
@@ -127,3 +129,14 @@ def test_the_tower_beside_a_text_is_left_out_and_a_note_says_so(tmp_path: Path) 
     notes = ckconv.convert(source, f"{tmp_path}/bump/", to="bump", options=options).plan.notes
     left = "only the text part is written, without model.visual.* (39 tensors)"
     assert [note for note in notes if note.startswith(left)]
+
+
+def test_numbers_of_64_bits_lead_to_32(tmp_path: Path) -> None:
+    decoder = Decoder()
+    wide = {name: np.asarray(array, np.float64) for name, array in decoder.tensors().items()}
+    source = save(tmp_path / "hf", decoder.config(), wide)
+
+    with pytest.raises(UnsupportedError) as info:
+        ckconv.convert(source, tmp_path / "m.bump")
+    assert "--dtype f32" in str((info.value.hint, info.value.details))
+    ckconv.convert(source, tmp_path / "m.bump", options=ckconv.Options(dtype="f32"))

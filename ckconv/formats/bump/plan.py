@@ -114,7 +114,9 @@ def _refuse_blocks(
     blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not planner.decoded(tensor)]
     decodes = blocks and planner.options.dtype != "keep"
     more = (count or len(tensors)) - 1
-    hints = [decoding_hint(blocks, kept) if decodes else "", _requantizing(planner, matrices), planner.elsewhere(why)]
+    narrowed = "--dtype f32" if tensors[0].dtype is F64 and planner.dtype in ("engine", "keep") else ""
+    decoding = decoding_hint(blocks, kept) if decodes else ""
+    hints = [narrowed, decoding, _requantizing(planner, matrices), planner.elsewhere(why)]
     planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
 
 
