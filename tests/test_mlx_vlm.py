@@ -20,7 +20,6 @@ from tower_cases import MLX_VLM, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, diff, verify
 from ckconv.conversion.towers import convert_tower
-from ckconv.errors import CkconvError
 from ckconv.options import Options
 
 MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors"]
@@ -265,7 +264,7 @@ def wide(root: Path) -> Path:
     return with_tokens(recorded, root)
 
 
-def test_the_text_model_is_quantized_and_the_tower_is_not(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_text_model_and_the_connector_are_quantized(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     source = wide(tmp_path / "wide")
     convert(source, f"{tmp_path}/plain/", to="mlx")
 
@@ -275,8 +274,8 @@ def test_the_text_model_is_quantized_and_the_tower_is_not(ckconv: Callable[..., 
     assert done.code == 0, done.err
     plain, stored = (raw(tmp_path / name) for name in ("plain", "four"))
     scaled = {name.removesuffix(".scales") for name in stored if name.endswith(".scales")}
-    assert {name.partition(".")[0] for name in scaled} == {"language_model"}
-    assert len(scaled) == 2 * 7 + 2
+    assert {name for name in scaled if not name.startswith("language_model.")} == {"connector.modality_projection.proj"}
+    assert len(scaled) == 2 * 7 + 2 + 1
     dense = {name for name in plain if name.removesuffix(".weight") not in scaled}
     assert [name for name in dense if plain[name]["data"] != stored[name]["data"]] == []
     general = {"group_size": 32, "bits": 4, "mode": "affine"}
@@ -334,24 +333,6 @@ def test_a_tower_of_another_text_model_is_refused(ckconv: Callable[..., Result],
 
     said = "tower of mmproj.gguf is of a smolvlm, and the text model of text.gguf is a qwen2"
     assert (done.code, said in done.err) == (4, True), done.err
-
-
-def test_a_tower_that_is_quantized_is_refused(tmp_path: Path) -> None:
-    _, directory = both("qwen3_vl-f16", tmp_path)
-    stored = {
-        name: Raw(one["dtype"], tuple(one["shape"]), bytes(one["data"]))
-        for name, one in deserialize((directory / "model.safetensors").read_bytes())
-    }
-    module = "vision_tower.blocks.0.mlp.linear_fc1"
-    stored[f"{module}.weight"] = Raw("U32", (20, 2), bytes(160))
-    stored |= {f"{module}.{kind}": Raw("F16", (20, 1), bytes(40)) for kind in ("scales", "biases")}
-    config = json.loads((directory / "config.json").read_text()) | {"quantization": {"group_size": 16, "bits": 4}}
-    save(directory, config, stored, metadata={"format": "mlx"})
-
-    with pytest.raises(CkconvError) as caught:
-        convert_tower(directory, tmp_path / "mmproj.gguf")
-    assert (caught.value.code, caught.value.exit_code) == ("tower.quantized", 4)
-    assert "vision_tower.blocks.0.mlp.linear_fc1.weight of the tower is quantized" in caught.value.message
 
 
 #: Whose classes compute heads of these sizes, of either.

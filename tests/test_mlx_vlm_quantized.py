@@ -1,15 +1,19 @@
-"""A quantized text model beside a tower of floats: what mlx-vlm's own conversion makes of the same model."""
+"""A quantized text model and its tower: what mlx-vlm's own conversion makes of the same model, and back."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from conftest import Result
 from test_mlx_vlm import raw
 from test_quantize_mlx import quantized_otherwise
+from test_towers_back import arrays
 from tower_cases import recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, verify
@@ -21,7 +25,8 @@ from ckconv.options import Options
 SIZES = {12: 32, 24: 64, 40: 96, 48: 128}
 
 #: Those whose projector mlx-vlm quantizes, too, as its name is none of ``skip_multimodal_module``.
-PROJECTORS = {"smolvlm-f16": "connector.", "internvl_chat-bf16": "mlp1."}
+_CONNECTOR = {"connector.modality_projection.proj"}
+PROJECTORS = {"smolvlm-f16": _CONNECTOR, "idefics3-f16": _CONNECTOR, "internvl_chat-bf16": {"mlp1.1", "mlp1.3"}}
 NAMES = ["gemma3-f16", "internvl-bf16", "llava-f16", "mistral3-f16", "pixtral-f16", "qwen2_vl-f16", "qwen2_5_vl-f32",
          "qwen3_vl-f16", *PROJECTORS]  # fmt: skip
 
@@ -58,18 +63,74 @@ def two(name: str, root: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_matrix_of_the_text_model_is_quantized_and_nothing_of_the_tower(name: str, tmp_path: Path) -> None:
+def test_matrices_of_the_text_model_are_quantized_and_of_the_tower_those_of_mlx_vlm(name: str, tmp_path: Path) -> None:
     plain, four = map(raw, two(name, tmp_path))
 
     scaled = {key.removesuffix(".scales") for key in four if key.endswith(".scales")}
-    assert {key.partition(".")[0] for key in scaled} == {"language_model"}
     assert plain.keys() == {key for key in four if not key.endswith((".scales", ".biases"))}
     dense = [key for key in plain if key.removesuffix(".weight") not in scaled]
     assert [key for key in dense if plain[key]["data"] != four[key]["data"]] == []
     matrices = {
         key.removesuffix(".weight") for key in plain if key.startswith("language") and len(plain[key]["shape"]) > 1
     }
-    assert matrices == scaled
+    assert matrices | PROJECTORS.get(name, set()) == scaled
+
+
+#: What a GGUF calls them.
+IN_GGUF = {"connector.modality_projection.proj": "mm.model.fc", "mlp1.1": "mm.model.mlp.1", "mlp1.3": "mm.model.mlp.3"}
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of a type."""
+    bits = array.view("u4")
+    near: np.ndarray = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+    return {"F32": array, "F16": array.astype("f2").astype("f4"), "BF16": near.view("f4")}[dtype]
+
+
+def values(stored: dict[str, Any], module: str, *, exact: bool = False) -> np.ndarray:
+    """What 4-bit codes, and scales and biases of groups of 32, stand for: each step rounded, as MLX computes it."""
+    weight, *numbers = (stored[f"{module}.{kind}"] for kind in ("weight", "scales", "biases"))
+    words = np.frombuffer(weight["data"], "<u4").reshape(*weight["shape"], 1)
+    codes = (words >> np.arange(0, 32, 4, dtype="u4") & 15).reshape(len(words), -1).astype("f4")
+    scales, biases = (
+        (np.frombuffer(one["data"], "<f2").astype("f4") if one["dtype"] == "F16" else wide_of(one["data"]))
+        .repeat(32)
+        .reshape(codes.shape)
+        for one in numbers
+    )
+    to = "F32" if exact else numbers[0]["dtype"]
+    return rounded(rounded(codes * scales, to) + biases, to)
+
+
+def wide_of(data: bytes) -> np.ndarray:
+    """Numbers of bfloat16."""
+    return (np.frombuffer(data, "<u2").astype("u4") << 16).view("f4")
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_a_quantized_projector_is_read(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    _, four = two(name, tmp_path)
+    stored = raw(four)
+    wanted = {module: values(stored, module) for module in PROJECTORS[name]}
+
+    for flags in ([], ["--dequantize"]):
+        files = tmp_path / f"text{len(flags)}.gguf", tmp_path / f"mmproj{len(flags)}.gguf"
+        assert ckconv("convert", four, files[0], "--mmproj", files[1], *flags).code == 0
+        found = {one.name: one for one in gguf.GGUFReader(files[1]).tensors}
+        for module, array in wanted.items():
+            one = found[f"{IN_GGUF[module]}.weight"]
+            assert one.tensor_type.name == ("F32" if flags else "Q4_1")
+            assert np.array_equal(
+                gguf.dequantize(one.data, one.tensor_type), array if flags else values(stored, module, exact=True)
+            )
+        assert ckconv("verify", files[1], four, *flags).code == 0
+    assert ckconv("convert", four, f"{tmp_path}/copy/", "--to", "mlx").code == 0
+    assert raw(tmp_path / "copy") == stored
+    if not name.startswith("internvl_chat"):  # of which transformers has no class
+        assert ckconv("convert", four, f"{tmp_path}/out/", "--to", "hf", "--dequantize").code == 0
+        made = arrays(tmp_path / "out")
+        assert [m for m, array in wanted.items() if not np.array_equal(made[f"model.{m}.weight"], array)] == []
+        assert ckconv("verify", tmp_path / "out", four).code == 0
 
 
 @pytest.mark.live
@@ -83,7 +144,7 @@ def test_mlx_vlm_makes_the_same_bytes(name: str, tmp_path: Path) -> None:
     def chosen(path: str, module: Any) -> Any:
         """As in ``convert`` of mlx-vlm."""
         own = getattr(model, "quant_predicate", None)
-        if utils.skip_multimodal_module(path) or path.startswith(PROJECTORS.get(name, "-")):
+        if utils.skip_multimodal_module(path):
             return False
         return own(path, module) if own else True
 

@@ -149,14 +149,19 @@ def _keeping(plan: Plan) -> Plan:
     index, whole, options = plan.index, plan, plan.options
     both = with_tower(index) if format_of(index.format).holds_towers else index
     if both.tower is not None and not plan.refusals:
-        own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy)
-        tower = _make_plan(tower_index(index), plan.format, own)
+        tower = _make_plan(tower_index(index), plan.format, tower_options(options))
         if not tower.refusals:
             files = [file._replace(steps=tuple(map(_seen, file.steps))) for file in tower.files]
             left = [item for item in plan.left_out if item.reason != BESIDE_TEXT]
             whole = replace(plan, index=both, files=(*plan.files, *files), left_out=(*left, *tower.left_out))
     made = with_record(whole)
     return replace(plan, record=made.record, notes=(*plan.notes, *made.notes[len(whole.notes) :]))
+
+
+def tower_options(options: Options) -> Options:
+    """What of a text model's options a tower takes."""
+    kept = {name: getattr(options, name) for name in ("dtype", "drop", "allow_lossy", "dequantize", "decode")}
+    return Options(**kept)
 
 
 def _seen(step: Step) -> Step:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.conversion.follow import watching
 from ckconv.conversion.library import StrPath, pythonic
-from ckconv.conversion.planning import TOWER_HINT, make_plan
+from ckconv.conversion.planning import TOWER_HINT, make_plan, tower_options
 from ckconv.conversion.run import Report, run
 from ckconv.conversion.sidefiles import late_files
 from ckconv.errors import UsageError
@@ -47,7 +47,7 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
     if place.parent is None:
         raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
     index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
-    own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy, file_name=place.file_name)
+    own = replace(tower_options(options), file_name=place.file_name)
     with readable(index.path):
         return make_plan(index, place.format, own), place
 
@@ -100,7 +100,7 @@ def convert_tower(
 
     Args:
         target: a GGUF file.
-        options: ``dtype`` and ``drop`` have a say.
+        options: those of types, and ``drop``, have a say.
         force, verify, checksums, progress: as :func:`convert` has them.
 
     Raises:

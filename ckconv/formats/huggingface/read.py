@@ -59,6 +59,7 @@ from ckconv.families.towers import tower_of_document, tower_parameters, tower_te
 from ckconv.families.words import said, said_of
 from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
+from ckconv.formats.safetensors.triples import mlx_items
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.quant.mlx import Triple, triple_type
@@ -731,8 +732,8 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         documents: the contents of side files, where these are no files.
 
     Raises:
-        UnsupportedError: ``tower.unknown``, there is none, or none that is known; ``tower.quantized``, of MLX's.
-        InputError: ``model.config``.
+        UnsupportedError: ``tower.unknown``, there is none, or none that is known.
+        InputError: ``model.config``; ``mlx.quant``.
     """
     document = document_of(index.metadata)
     family = tower_of_document(document) if index.format in _NAMES else None
@@ -746,11 +747,8 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         raise UnsupportedError("tower.unknown", message, path=index.path)
     source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)
-    for stored in beside:
-        if stored.dtype.name == "U32":
-            message = f"{stored.name} of the tower is quantized, and one whose values are floats is converted"
-            raise UnsupportedError("tower.quantized", message, path=index.path)
-    found = tower_tensors(map(plain_item, beside), tower, _NAMES[index.format], index.path)
+    items = mlx_items(beside, document, index.path) if index.format == "mlx" else map(plain_item, beside)
+    found = tower_tensors(items, tower, _NAMES[index.format], index.path)
     embedded = _embeddings(index, family.in_huggingface.embeddings)
     return replace(
         index,

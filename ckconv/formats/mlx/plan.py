@@ -25,7 +25,9 @@ from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS, complete
 from ckconv.formats.safetensors.whole import BESIDE, OF_THE_CLASS, WholePlanner
+from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
+from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, decodable, of_values
@@ -187,6 +189,10 @@ class MlxPlanner(CheckpointPlanner):
     always_index = True
     library = "mlx"
 
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        self._named: set[str] = set()
+
     def keeps_names(self) -> bool:
         """Whether names are MLX's already, and are copied."""
         return (
@@ -247,7 +253,7 @@ class MlxPlanner(CheckpointPlanner):
             if not any(triple_of(types[name]) for name in entry.parts):
                 continue
             if _takes_floats(entry.name.removesuffix(".weight"), self._class, tied=self.tied):
-                hint = self._but(entry) if self.options.quantize else DECODE
+                hint = self._but(self.tensors[entry.parts[0]]) if self.options.quantize else DECODE
                 self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
 
@@ -262,38 +268,42 @@ class MlxPlanner(CheckpointPlanner):
 
     def _quantize(self, entries: Sequence[Entry], types: dict[str, DType]) -> None:
         """Put the types that ``--quantize`` asks for in the place of others."""
-        asked = asked_of(self.options.quantize)
-        general = quantization_of(asked.word, self.options.quantize)
-        hit: dict[str, str] = {}
         for entry in entries:
-            parts = [self.tensors[name] for name in entry.parts]
-            word = asked.of(entry.name, *parts)
-            module, _, kind = entry.name.rpartition(".")
-            if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
-                continue
-            columns = parts[0].shape[-1]
-            chosen = default_of(module, self._class, general, columns, tied=self.tied)
+            types |= self._quantized_to(entry, [self.tensors[name] for name in entry.parts])
+
+    def _quantized_to(self, entry: Entry, parts: Sequence[Tensor]) -> dict[str, DType]:
+        """Types of the parts of one matrix, as ``--quantize`` asks; none where it is none."""
+        asked = asked_of(self.options.quantize)
+        word = asked.of(entry.name, *parts)
+        module, _, kind = entry.name.rpartition(".")
+        if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
+            return {}
+        columns = parts[0].shape[-1]
+        general = quantization_of(asked.word, self.options.quantize)
+        chosen = default_of(module, self._class, general, columns, tied=self.tied)
+        if word:
+            self._named.update(glob for glob, _ in asked.rules if any(names(glob, entry.name, part) for part in parts))
+            chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
+        if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
             if word:
-                hit |= {part.name: entry.name for part in parts}
-                chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
-            if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
-                if word:
-                    self._fault(why, self._but(entry), entry.name)
-                chosen = None
-            if chosen is not None and not chosen.divides(columns):
-                engine = self.loader.name
-                hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"
-                self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
-            for part in parts:
-                types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
-        for glob, word in asked.rules:
-            if not any(names(glob, written, self.tensors[name]) for name, written in hit.items()):
+                self._fault(why, self._but(parts[0]), entry.name)
+            chosen = None
+        if chosen is not None and not chosen.divides(columns):
+            engine = self.loader.name
+            hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"
+            self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
+        return {part.name: self._chosen(part, chosen, FLOATS.get(word)) for part in parts}
+
+    def _refuse_faults(self) -> None:
+        super()._refuse_faults()
+        for glob, word in asked_of(self.options.quantize).rules if self.options.quantize else ():
+            if glob not in self._named:
                 self.refuse(f"--quantize {glob}={word} names no matrix that can be quantized")
 
-    def _but(self, entry: Entry) -> str:
+    def _but(self, part: Tensor) -> str:
         """Hint of a rule behind the others, which keeps floats in a matrix."""
-        glob = parse(entry.parts[0]).pattern.replace("{n}", "*").replace("{e}", "*")
-        number = self.tensors[entry.parts[0]].dtype.name.lower()
+        glob = parse(part.name).pattern.replace("{n}", "*").replace("{e}", "*")
+        number = part.dtype.name.lower()
         return f"--quantize '{self.options.quantize},{glob}={number if number in FLOATS else 'f32'}' keeps floats there"
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
@@ -429,6 +439,12 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         """Parameters of the tower, and with ``text_`` those of the text model."""
         text = scope_of(FAMILIES[config.family], config)
         return {"text_window": None, **{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
+
+    def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
+        """Type of a tensor of the tower: codes where mlx-vlm quantizes it, too."""
+        if self.options.quantize and _is_among("beside", entry.name.removesuffix(".weight"), self._class):
+            return next(iter(self._quantized_to(entry, parts).values()))
+        return super().type_beside(entry, parts)
 
     def text_name(self, name: str) -> str:
         """A text tensor's name within the class of both."""

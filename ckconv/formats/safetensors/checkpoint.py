@@ -425,11 +425,15 @@ class CheckpointPlanner(Planner):
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = kept_modules(self) if kept else self._renamed()
+        self._refuse_faults()
+        return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
+
+    def _refuse_faults(self) -> None:
+        """Refuse what the types of tensors cannot be."""
         for (why, hint), names in self._type_faults.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             count = f"{self._counts[why]:,} " if self._counts[why] else ""
             self.refuse(f"{count}{why}: {names[0]}{more}", hint)
-        return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
     def keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import Kind
+from ckconv.core.dtypes import DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
 from ckconv.core.tensors import EMBEDDING, PREFIX, StoredTensor, Tensor, TensorIndex, parse, parted
 from ckconv.errors import an
@@ -17,7 +17,7 @@ from ckconv.families.parameters import differ, nested, write
 from ckconv.families.schema import TRANSFORMERS
 from ckconv.families.sizes import expected
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family, tower_within
-from ckconv.formats.safetensors.arrays import Spelling, module_of, spare_of
+from ckconv.formats.safetensors.arrays import Entry, Spelling, module_of, spare_of
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.options import Options
@@ -154,9 +154,8 @@ class WholePlanner(CheckpointPlanner):
         for entry in entries:
             parts = [tensors[part] for part in entry.parts if part in tensors]
             if len(parts) == len(entry.parts):
-                dtype = self._type_of(parts, entry.shift)
                 named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
-                modules.append(module_of(named, parts, dtype))
+                modules.append(module_of(named, parts, self.type_beside(named, parts)))
         row = family, scheme, self._tower.parameters, self.spare_type
         for (piece,) in spare_of(*row, (), self.plain_type):
             modules.append((piece._replace(name=prefix + piece.name),))
@@ -174,8 +173,9 @@ class WholePlanner(CheckpointPlanner):
             self.leave_out(tensor.name, "--drop", tensor.nbytes)
         return left
 
-    def _type_of(self, parts: Sequence[Tensor], shift: float) -> Any:
-        types = [self.type_of(part, shift) for part in parts]
+    def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
+        """Type of a tensor of the tower."""
+        types = [self.type_of(part, entry.shift) for part in parts]
         if len({*types}) > 1:
             mixed = " and ".join(f"{part.source} is {dtype}" for part, dtype in zip(parts, types, strict=True))
             self.refuse(f"what the class has as one tensor has two types: {mixed}")
