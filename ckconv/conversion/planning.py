@@ -159,7 +159,7 @@ def _keeping(plan: Plan) -> Plan:
 
 
 def tower_options(options: Options) -> Options:
-    """What of a text model's options a tower takes."""
+    """Options of a text model that its tower takes."""
     kept = {name: getattr(options, name) for name in ("dtype", "drop", "allow_lossy", "dequantize", "decode")}
     return Options(**kept)
 

@@ -216,12 +216,20 @@ def seen_alike(a: TensorIndex, b: TensorIndex) -> tuple[TensorIndex, TensorIndex
     Raises:
         UnsupportedError, InputError: as :func:`seen_as`.
     """
-    if a.format == b.format or format_of(a.format).single or format_of(b.format).single:
+    if not _stored_otherwise(a, b):
         return seen_as(b, a), seen_as(a, b)
     from ckconv.formats.huggingface.read import with_tower
 
     both = with_tower(a), with_tower(b)
     return both if all(index.tower for index in both) else (a, b)
+
+
+def _stored_otherwise(a: TensorIndex, b: TensorIndex) -> bool:
+    """Whether two directories store a tower differently."""
+    if format_of(a.format).single or format_of(b.format).single:
+        return False
+    one, other = ({stored.name for stored in index.stored if stored.name.endswith(".scales")} for index in (a, b))
+    return a.format != b.format or (a.format == "mlx" and one != other)
 
 
 def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
@@ -231,7 +239,7 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
         UnsupportedError: ``tower.unknown``, ``other`` has a tower, and ``index`` none that is known.
         InputError: ``model.config``.
     """
-    if other.format != index.format and not format_of(other.format).single and not format_of(index.format).single:
+    if _stored_otherwise(other, index):
         from ckconv.formats.huggingface.read import with_tower
 
         return with_tower(index) if with_tower(other).tower else index
