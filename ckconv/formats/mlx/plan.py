@@ -272,7 +272,7 @@ class MlxPlanner(CheckpointPlanner):
             types |= self._quantized_to(entry, [self.tensors[name] for name in entry.parts])
 
     def _quantized_to(self, entry: Entry, parts: Sequence[Tensor]) -> dict[str, DType]:
-        """Types that ``--quantize`` asks for a matrix's parts; empty for another tensor."""
+        """Types that ``--quantize`` asks for a matrix's parts; may be empty."""
         asked = asked_of(self.options.quantize)
         word = asked.of(entry.name, *parts)
         module, _, kind = entry.name.rpartition(".")
