@@ -133,7 +133,11 @@ def test_equal_copies_of_embedding_and_head_leave_a_base_tied(tmp_path: Path) ->
     stored = load_file(tmp_path / "m" / "model.safetensors")
     assert np.array_equal(stored[f"{TABLE}.weight"], new)
     assert f"{HEAD}.weight" not in stored
-    assert any("the tokenizer is the base's" in note for note in report.plan.index.merged)
+    assert any("the tokenizer is the base's: that of the adapter's" in note for note in report.plan.index.merged)
+    (model / "tokenizer.json").unlink()
+    ckconv.convert(model, tmp_path / "base.gguf")
+    report = ckconv.convert(tmp_path / "base.gguf", tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    assert report.plan.index.merged[0].endswith("the tokenizer is the base's")  # within its file
 
 
 def test_a_base_that_only_a_name_says_need_not_fit(tmp_path: Path) -> None:
@@ -144,6 +148,10 @@ def test_a_base_that_only_a_name_says_need_not_fit(tmp_path: Path) -> None:
 
     assert ckconv.diff(source, tmp_path / "copy").same
     assert len(open_index(source).tensors) == 5
+    for to in ("gguf", "mlx"):
+        with pytest.raises(CkconvError, match=r"\[adapter.base\].*the base has") as caught:
+            ckconv.convert(source, tmp_path / "out", to=to)
+        assert f"resize_token_embeddings({BASE.vocab + 3})" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("to", ["gguf", "mlx"])

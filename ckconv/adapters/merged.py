@@ -10,7 +10,18 @@ from ckconv.adapters.model import EMBEDDING_MODULE, HEAD_MODULE, Change, changes
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import AdapterModule, Delta, Merge, Replacement, Rescale, Role, Tensor, TensorIndex, matrix_of
+from ckconv.core.tensors import (
+    AdapterModule,
+    Delta,
+    Merge,
+    MetadataKind,
+    Replacement,
+    Rescale,
+    Role,
+    Tensor,
+    TensorIndex,
+    matrix_of,
+)
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.families.catalog import rows_of_head
 from ckconv.io.files import Files, head_is_embedding
@@ -190,9 +201,9 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
     if not _is_called(known.base_name, base):
         words += f": made for {quoted(known.base_name)}; the base model given has another name"
     if EMBEDDING_MODULE in known.modules and _has_own_tokenizer(adapter.index, base):
-        words += (
-            "; the tokenizer is the base's: that of the adapter's directory counts where it is copied to the base's"
-        )
+        words += "; the tokenizer is the base's"
+        if base.metadata_kind is MetadataKind.DOCUMENT:  # whose tokenizer is a file
+            words += ": that of the adapter's directory counts where it is copied to the base's"
     return words
 
 

@@ -53,6 +53,10 @@ class Change(NamedTuple):
 EMBEDDING_MODULE, HEAD_MODULE = "token_embedding", "output"
 
 
+#: Way out where the base at hand is another model.
+OTHER_BASE = "--base BASE names the model it was made for"
+
+
 def resized_first(module: str, shape: tuple[int, ...], there: tuple[int, ...], base: TensorIndex | None) -> str | None:
     """Way out of a vocabulary of another size, else ``None``.
 

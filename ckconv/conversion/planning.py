@@ -182,6 +182,8 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         lasting = any(not text.endswith(BY_BASE) for text in index.adapter.unsupported)
         hint = "" if lasting else hint
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
+    if index.misfit is not None and to != index.format:
+        raise index.misfit
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
     return _plan(index, outputs[to], options, facts)
 
@@ -292,6 +294,7 @@ def merged(
         UsageError: a weight is no finite number.
     """
     from ckconv.adapters.merged import Adapting, merge_adapters
+    from ckconv.adapters.model import OTHER_BASE
 
     base = index.path if index.config is not None else None
     for path, weight in adapters:
@@ -304,7 +307,7 @@ def merged(
             opened.append(Adapting(open_index(as_path(path), base=base, follow_links=links), weight))
         except InputError as error:
             # there is no other base to name
-            if error.code == "adapter.base" and "resize" not in (error.hint or ""):
+            if error.code == "adapter.base" and error.hint in (None, OTHER_BASE):
                 error.hint = f"it was made for another model than {shown(index.path)}"
             raise
     unrounded = partial(format_of(to).retypes, options)

@@ -717,7 +717,8 @@ class TensorIndex:
         quantizer: what made tensors that ckconv cannot read, for people; there is no ``config`` then.
         adapter: what changes another model, where the files hold no model of their own.
         tower: what the tensors are a tower of; such an index has no ``config``.
-        misfit: why its family's rules do not apply, though they are known: there is no ``config`` then.
+        misfit: why its family's rules do not apply, though they are known: there is no ``config`` then. Of an adapter:
+            why it is none of the base that it names.
         incomplete: why the tensors cannot be found, though there are some.
         notes: what a user should know of the files, in every report of them.
         identities: what ``files`` were when their headers were read: data of other files is not taken for theirs.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import Collected, Collector, Part, Shape, matrix_shape, module_of, resized_first
+from ckconv.adapters.model import OTHER_BASE, Collected, Collector, Part, Shape, matrix_shape, module_of, resized_first
 from ckconv.core.config import ModelConfig
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
 from ckconv.core.tensors import (
@@ -73,7 +73,7 @@ def with_base(base: Path | None, named: str, opener: Opener, read: Callable[[Bas
     """Adapter read with its base, as :func:`find_base` finds it.
 
     A base that only a name said is none where the adapter does not fit it, as before its vocabulary grew: what works
-    with the adapter's files alone goes on.
+    with the adapter's files alone goes on, and a conversion raises what :attr:`TensorIndex.misfit` keeps.
     """
     found = find_base(base, named, opener)
     try:
@@ -81,7 +81,7 @@ def with_base(base: Path | None, named: str, opener: Opener, read: Callable[[Bas
     except InputError as error:
         if error.code != "adapter.base" or base is not None or found is None:
             raise
-    return read(None)
+        return replace(read(None), misfit=error)
 
 
 def _read(path: Path, opener: Opener) -> Base | None:
@@ -118,7 +118,7 @@ def check_fits(
             continue  # one of many experts has no matrix of its own; a norm is none
         if shape is None:
             message = f"no base tensor for {quoted(module.path)}"
-            faults.add("adapter.base", message, tensor=module.path, hint="--base BASE names the model it was made for")
+            faults.add("adapter.base", message, tensor=module.path, hint=OTHER_BASE)
             continue
         if Role.B not in module.roles:
             continue
