@@ -16,6 +16,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ckconv.conversion.planning import make_plan
+from ckconv.core.tensors import parse
+from ckconv.formats.detect import open_index
+from ckconv.options import Options
+from ckconv.plan import planner
+
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 STEP = "decoder_sparse_step = {}: whole numbers from 1 to 2,147,483,647 are expected"
 
@@ -462,6 +468,20 @@ def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckco
         assert done.code == 4
         assert all(f"--drop '{glob}' leaves out what rwkv7 does not have" in done.err for glob in globs)
     assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", globs[0], "--drop", globs[1]).code == 0
+
+
+def test_flags_for_many_unknown_names_are_found_in_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    names = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}.weight" for n in range(300)]
+    foreign = {name: np.zeros(1, np.float32) for name in names}
+    save_file(load_file(source / "model.safetensors") | foreign, source / "model.safetensors", {"format": "pt"})
+    parsed: list[str] = []
+    monkeypatch.setattr(planner, "parse", lambda name: (parsed.append(name), parse(name))[1])
+    refusals = make_plan(open_index(source), "gguf", Options()).refusals
+
+    assert {one.hint for one in refusals} == {f"--drop '{name}' leaves out what llama does not have" for name in names}
+    assert len(parsed) < 10 * (len(names) + 100)
 
 
 def drafting(family: str, root: Path, change: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> Path:

@@ -279,7 +279,7 @@ class Planner(ABC):
         As :func:`ckconv.plan.steps.missing_tensors` finds them.
         """
         found = missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
-        self.reasons += [one._replace(hint=hint) for one in found]
+        self.reasons += [one._replace(hint=hint or one.hint) for one in found]
 
     def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
         """How many layers have no tensor, where the family has one for them."""
@@ -633,11 +633,21 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
 
 def drop_flags(index: TensorIndex, pattern: str) -> str:
     """Flags that drop tensors without a rule, and none that has one."""
-    alone = {stored.name for stored in index.unknown if parse(stored.name).pattern == pattern}
-    others = any(parse(one.name).pattern == pattern and one.name not in alone for one in index.stored)
-    layers = sorted({str(parse(name).layer) for name in alone}) if others and alone else ["*"]
+    unknown, others = index.memo.get(_unruled) or _unruled(index)
+    index.memo[_unruled] = unknown, others
+    alone = unknown.get(pattern, ()) if pattern in others else ()
+    layers = sorted({str(parse(name).layer) for name in alone}) or ["*"]
     globs = [pattern.replace("{n}", layer).replace("{e}", "*") for layer in layers]
     return " ".join(f"--drop '{glob}'" for glob in globs)
+
+
+def _unruled(index: TensorIndex) -> tuple[dict[str, list[str]], set[str]]:
+    """Names without a rule by pattern, and the patterns of all other names."""
+    unknown = {stored.name: parse(stored.name).pattern for stored in index.unknown}
+    names = defaultdict(list)
+    for name, pattern in unknown.items():
+        names[pattern].append(name)
+    return names, {parse(one.name).pattern for one in index.stored if one.name not in unknown}
 
 
 def no_epsilon(keys: str) -> Reason:
