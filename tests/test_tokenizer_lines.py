@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import gguf
@@ -60,6 +61,16 @@ def test_an_end_that_a_gguf_of_this_kind_does_not_say(tmp_path: Path) -> None:
     options = ckconv.Options(set_meta=((flag, "7"),))
     ckconv.convert(tmp_path / "hf", path, to="gguf", options=options, force=True)
     assert gguf.GGUFReader(path).fields[flag].contents() == 7
+
+
+def test_every_end_that_a_gguf_of_this_kind_does_not_say(tmp_path: Path) -> None:
+    path, notes = converted(CASES["rwkv"]._replace(config={"eos_token_id": [7, 9, 11]}), tmp_path)
+    (note,) = [note for note in notes if "generation ends" in note]
+    flags = re.findall(r"--set-meta (\S+)=(\d+)", note)
+    assert note.startswith("generation ends after tokens 7, 9, 11 too")
+    assert (flags[0], note.rpartition("; ")[2]) == (("tokenizer.ggml.eom_token_id", "7"), "there is no key for 9, 11")
+    ckconv.convert(tmp_path / "hf", path, to="gguf", options=ckconv.Options(set_meta=tuple(flags)), force=True)
+    assert [gguf.GGUFReader(path).fields[key].contents() for key, _ in flags] == [int(number) for _, number in flags]
 
 
 def longest(text: str) -> list[int]:

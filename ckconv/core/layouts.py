@@ -18,13 +18,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckconv.core.arrays import Index
-
-if TYPE_CHECKING:
-    pass
-
 
 #: The number of a row, or of many.
 Row = TypeVar("Row", int, "Index")

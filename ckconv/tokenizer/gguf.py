@@ -181,8 +181,12 @@ def _of_rows(
     said = files.config.get("eos_token_id") if said is None else said
     ends = [special[key] for key in ("eos_token_id", "eot_token_id") if key in special]
     if more := [number for number in numbers_of(said) if number not in ends and 0 <= number < vocab_size]:
-        flag = f"--set-meta tokenizer.ggml.eom_token_id={more[0]}"
-        notes += (f"generation ends after token {more[0]} too, which no key of the GGUF says: {flag} does",)
+        free = [key for key in ("eom_token_id", "eot_token_id") if key not in special]
+        flags = [f"--set-meta tokenizer.ggml.{key}={number}" for key, number in zip(free, more, strict=False)]
+        ways = f"{' '.join(flags)} {'do' if flags[1:] else 'does'}"
+        rest = f"; there is no key for {', '.join(map(str, more[len(free) :]))}" if more[len(free) :] else ""
+        tokens = f"token{'s' if more[1:] else ''} {', '.join(map(str, more))}"
+        notes += (f"generation ends after {tokens} too, which no key of the GGUF says: {ways}{rest}",)
     metadata = {
         "tokenizer.ggml.model": scalar("str", kind),
         **({"tokenizer.ggml.pre": scalar("str", "default")} if kind == "plamo2" else {}),

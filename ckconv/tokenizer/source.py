@@ -144,14 +144,11 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
                 yield f"{key} is {number:,}, and there are {rows:,} tokens: no engine ever makes it"
 
 
-def equal_tokens_of(index: TensorIndex) -> str:
-    """Why llama.cpp does not load a GGUF with two equal tokens.
-
-    Empty where no two are of one text.
-    """
+def equal_tokens_of(index: TensorIndex, so: str = "llama.cpp does not load the file") -> str:
+    """Two tokens of a GGUF that are of one text, and what comes of it; else empty."""
     tokens = value_in(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
-    return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""
+    return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: {so}" if same else ""
 
 
 def texts_of(index: TensorIndex) -> dict[str, str]:

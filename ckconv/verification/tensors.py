@@ -574,8 +574,6 @@ class TensorComparison:
         told = partial(self._told, tensor.name)
         if alike and self.files.are_same(paired_runs(tensor, twin), told):
             return self._sampled(tensor, twin, conversion)
-        # Importing what computes with rows takes a while, in which the checksum gets ahead.
-
         importance = self.importance.get(tensor.name)
         if arrays:
             wrong, rounded = sorted({row for rows, _ in arrays for row in rows}), sum(n for _, n in arrays)

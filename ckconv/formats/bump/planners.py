@@ -588,8 +588,8 @@ class Bump5Planner(BumpPlanner):
     def _note(self, content: Mapping[str, bytes], head: DType, right: Sequence[str]) -> None:
         from ckconv.tokenizer.source import equal_tokens_of
 
-        same = equal_tokens_of(self.index).removesuffix(": llama.cpp does not load the file")
-        self.notes += [f"{same}: a text has the one or the other"] if same and content else []
+        same = equal_tokens_of(self.index, "a text has the one or the other")
+        self.notes += [same] if same and content else []
         if not content:
             self.notes.append("the source has no tokenizer: none is embedded")
         full = [age.title for age in ages.ages().values() if age.name in right and head.name in age.full_logits]

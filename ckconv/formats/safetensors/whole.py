@@ -75,19 +75,17 @@ class WholePlanner(CheckpointPlanner):
 
     def _check_text(self, config: ModelConfig) -> None:
         """The two files are of one model."""
+        text, tower = self._halves()
         families = self.seeing.in_huggingface.text[0]
         if families and config.family not in families:
-            text, tower = self._halves()
             self.refuse(f"{tower} is of {an(self.within)}, and {text} is {an(config.family)}")
         self.check_seen_by(config)
         width = self._tower.parameters["text_hidden"]
         if width != config.hidden_size:
-            text, tower = self._halves()
             self.refuse(f"{tower} is of a text model of {width:,} elements, and {text} has {config.hidden_size:,}")
         layers = self._tower.parameters.get("deepstack")
         own = config.own.get("deepstack") or 0
         if layers is not None and len(layers) != own:
-            text, tower = self._halves()
             self.refuse(f"{text} takes {own} layers of {tower}, which has {len(layers)}")
         eps = self._tower.parameters.get("text_eps")
         if eps is not None and differ(eps, config.norm_eps):
