@@ -145,7 +145,7 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
 
 
 def equal_tokens_of(index: TensorIndex, so: str = "llama.cpp does not load the file") -> str:
-    """Two tokens of a GGUF that are of one text, and what comes of it; else empty."""
+    """Which two tokens of a GGUF are one text, and what follows; or empty."""
     tokens = value_in(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
     return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: {so}" if same else ""
