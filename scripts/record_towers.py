@@ -271,7 +271,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
         "Gemma4", "BF16",
         {"text_config": _GEMMA4,
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
-                           "position_embedding_size": 20}},
+                           "position_embedding_size": 20, "use_clipped_linears": True}},
         _PREPARED, {},
     ),
     "minicpmv4_6-f16": (
