@@ -444,6 +444,10 @@ def test_a_large_decay_has_the_nearest_logarithm(family: str, tmp_path: Path, ck
         ("deepseek_v3", "first_k_dense_replace=3"),
         ("deepseek_v3", "first_k_dense_replace=null"),
         ("qwen3moe", "mlp_only_layers=[0]"),
+        ("deepseek_v3", "q_lora_rank=null"),
+        ("deepseek_v3", "n_shared_experts=0"),
+        ("gemma3n", "laurel_rank=3"),
+        ("gemma4_text", "enable_moe_block=true"),
     ],
 )
 def test_a_copy_keeps_which_layers_have_which_tensors(family: str, said: str, tmp_path: Path, ckconv: Any) -> None:
@@ -451,8 +455,11 @@ def test_a_copy_keeps_which_layers_have_which_tensors(family: str, said: str, tm
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     for command in (("edit", source, f"{tmp_path}/out/"), ("convert", source, f"{tmp_path}/out/", "--to", "hf")):
         done = ckconv(*command, "--set-meta", said)
-        text = f"{said.partition('=')[0]} says which layers have which tensors"
+        what = "shapes tensors have" if said in ("n_shared_experts=0", "laurel_rank=3") else "layers have which tensors"
+        text = f"{said.partition('=')[0]} says which {what}"
         assert (done.code, text in done.err) == (2, True), done.err
+    done = ckconv("edit", source, f"{tmp_path}/out/", "--set-meta", said, "--set-meta", "initializer_range=5.0")
+    assert f"{said.partition('=')[0]}, initializer_range together say which" in done.err
 
 
 def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckconv: Any) -> None:

@@ -10,6 +10,7 @@ import copy
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -18,15 +19,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
+from ckconv.core.tensors import parse
 from ckconv.errors import InputError, UsageError, an, quoted
+from ckconv.families.axes import AxesError
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.schema import Family
-from ckconv.families.sizes import Scope, layers_with
+from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
@@ -296,16 +299,31 @@ class _Edits:
         except InputError as error:
             raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
         if made.family == index.config.family:
-            rows = [row for row in family.tensors.values() if row.layers is not None]
-            now, then = (Scope(family, config.scope) for config in (index.config, made))
-            if any([*layers_with(family, row, now)] != [*layers_with(family, row, then)] for row in rows):
-                keys = ", ".join(change.key.rpartition(" ")[2] for change in self.changes)
-                text = f"{keys} says which layers have which tensors, and a copy has them as the source"
-                raise UsageError("usage.meta", text)
+            self._check_places(family, index.config, made)
         reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
+
+    def _check_places(self, family: Family, config: ModelConfig, made: ModelConfig) -> None:
+        """Check that the same layers have matrices of the same shapes."""
+        rows = [row for row in family.tensors.values() if row.layers is not None]
+        now, then = (Scope(family, one.scope) for one in (config, made))
+        moved = any([*layers_with(family, row, now)] != [*layers_with(family, row, then)] for row in rows)
+        scheme = "mlx" if self._plan.format == "mlx" else "hf"
+        counts, wanted = (expected(family, scheme, one.scope) for one in (config, made))
+        tensors = self._index.tensors
+        there = Counter(parse(name).pattern for name in tensors)
+        others = {name for name, _ in counts.items() ^ wanted.items() if not name.endswith(".bias")}
+        moved = moved or any(there[name] != wanted.get(name, 0) for name in others)
+        of_each = {parse(tensor.name).pattern: tensor for tensor in tensors.values()}.values()
+        if not moved and not any(_is_resized(family, config, made, one.name, one.shape) for one in of_each):
+            return
+        keys = [(change.key.rpartition(" ")[2], change.old) for change in self.changes if CONFIG_NAME in change.key]
+        says = f"{', '.join(key for key, _ in keys)} {'together say' if keys[1:] else 'says'}"
+        what = "which layers have which tensors" if moved else "which shapes tensors have"
+        hint = f"they are those of {', '.join(f'{key} = {json.dumps(old)}' for key, old in keys)}"
+        raise UsageError("usage.meta", f"{says} {what}, and a copy has them as the source", hint=hint)
 
     def _check_kind(self, family: Family | None) -> None:
         """Check that an edited document names the class of the tensors."""
@@ -341,6 +359,16 @@ class _Edits:
         for key, text in before.items():
             if any(fnmatchcase(name, glob) for glob in options.drop_meta for name in (key, f"{METADATA}.{key}")):
                 yield Change(f"{METADATA}.{key}", text, None)
+
+
+def _is_resized(family: Family, config: ModelConfig, made: ModelConfig, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has the shape of one configuration and not of another."""
+    if canonical_shape(family, config.scope, name) != shape:
+        return False
+    try:
+        return canonical_shape(family, made.scope, name) != shape
+    except AxesError:
+        return True
 
 
 def _has(document: dict[str, Any], path: Sequence[str]) -> bool:
