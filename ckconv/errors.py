@@ -214,7 +214,7 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 def an(name: str) -> str:
     """``a llama``, ``an exaone``."""
-    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+    return f"{'an' if name[:1].lower() in tuple('aeio') and name[:2].lower() != 'eu' else 'a'} {name}"
 
 
 def quoted(text: str, limit: int = 120) -> str:

@@ -194,22 +194,6 @@ def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Pat
     assert keys(tmp_path / "without.gguf", "block_count") == [count]
 
 
-@pytest.mark.parametrize("family", NAMED)
-def test_one_without_what_it_is_known_by_is_not_left_out_in_silence(family: str, tmp_path: Path, ckconv) -> None:
-    root = source(tmp_path / "hf", family)
-    tensors = load_file(root / "model.safetensors")
-    marks = (".hnorm.weight", "norm_hidden.weight")
-    kept = {name: array for name, array in tensors.items() if not name.endswith(marks)}
-    save_file(root / "model.safetensors", kept, {"format": "pt"})
-
-    done = ckconv("convert", root, tmp_path / "m.gguf")
-    said = f"is of a layer that predicts further tokens, which has no layers.{NAMED[family]}.draft.hidden_norm.weight"
-    assert (len(tensors) > len(kept), done.code, said in done.err) == (True, 3, True), done.err
-    done = ckconv("convert", root, tmp_path / "m.gguf", "--drop", "mtp")
-    assert (done.code, keys(tmp_path / "m.gguf", "block_count")) == (0, [NAMED[family]]), done.err
-    assert ckconv("verify", tmp_path / "m.gguf", root, "--drop", "mtp").code == 0
-
-
 def test_one_that_is_not_whole_is_refused_by_the_name_of_what_is_missing(tmp_path: Path) -> None:
     root = source(tmp_path / "hf")
     tensors = load_file(root / "model.safetensors")

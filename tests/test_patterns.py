@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.formats.peft import config
-from ckconv.formats.peft.config import Clock, ModuleKeys, Selection
+from ckconv.formats.peft.config import ModuleKeys, Selection
+from ckconv.io import patterns
+from ckconv.io.patterns import Clock
 
 ATOMS = [
     *("a", "b", "q", ".", r"\.", r"\d", r"\w", r"\s", r"\D", "1", "_", r"\n", "\n", "é", "²", "٣"),
@@ -68,7 +69,7 @@ def test_the_answer_is_that_of_re() -> None:
     [("(a|a)" * 30 + "b", "a" * 40), ("(?:a|a)*" * 9 + "$", "a" * 60 + "!")],
 )
 def test_what_takes_too_long_is_refused(pattern: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(patterns, "MAX_SECONDS", 0.05)
     began = time.monotonic()
     with pytest.raises(UnsupportedError, match=r"its patterns take more than 0\.05 seconds"):
         Selection({"target_modules": pattern}, Clock()).holds(name)
@@ -81,7 +82,18 @@ def test_what_python_does_not_compile_is_no_expression(text: str) -> None:
         Selection({"target_modules": text}, Clock())
 
 
-@pytest.mark.parametrize("text", ["a{e}", "a{}", "a{e<=1}", "(" * 3000 + ")" * 3000, "a" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a{e}",
+        "a{}",
+        "a{e<=1}",
+        "((a{999}){999}){999}",
+        f"({'a' * 4000}){{999}}",
+        "(" * 3000 + ")" * 3000,
+        "a" * 5000,
+    ],
+)
 def test_what_is_read_otherwise_than_by_python_or_too_large_is_refused(text: str) -> None:
     with pytest.raises(UnsupportedError, match="is an expression that ckconv does not match"):
         Selection({"target_modules": text}, Clock())
@@ -99,8 +111,6 @@ PATTERNS = [
     *(r"model.layers.(0|11)\..*proj", "gate|up_proj", "embed_tokens", "mlp.experts.[0-3].up_proj", "h", "attn|model"),
     *(r"layers\.1", r".*layers\.(?:0|1)\..*?(?:q|k)_proj$", r"\bmodel\.layers\.[\d]{1,}\.(?:mlp|self_attn)\.\w+"),
 ]
-
-LAYERS = [None, "layers", ["h", "layers"], r"model\.layers", "experts", "", "(?:h|lay.+)", [r"(?P<kind>\w+)", "h"]]
 
 LAYERS = [None, "layers", ["h", "layers"], r"model\.layers", "experts", "", "(?:h|lay.+)", [r"(?P<kind>\w+)", "h"]]
 

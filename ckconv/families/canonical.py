@@ -180,12 +180,9 @@ class _Reading:
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
-        self.halves: list[str] = []
         self.either: list[tuple[Item, Stored, int | None]] = []
         self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
         self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
-        row = family.parameters.get(DRAFTS)
-        self.lacks_drafts = row is not None and row.value is None and config.own.get(DRAFTS) is False
         self._kinds: dict[tuple[int, int | None], Kind] = {}
 
     def add(self, item: Item) -> None:
@@ -201,9 +198,7 @@ class _Reading:
         of_drafts |= name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra
         if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
             return
-        if of_drafts and self.lacks_drafts and MTP not in self.drop:
-            self.halves.append(item.tensor.source)
-        elif of_drafts:
+        if of_drafts:
             self.dropped += [Dropped(stored, self.why, True, stored.name) for stored in item.stored]
         elif found is None:
             self._leave_out(item, name)
@@ -257,11 +252,6 @@ class _Reading:
             hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
             message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"
             self.faults.add(_CODE, message, tensor=first, hint=hint)
-        if self.halves:
-            missing = f"layers.{self.config.num_layers}.draft.hidden_norm.weight"
-            message = f"{quoted(self.halves[0])} is of a layer that predicts further tokens, which has no {missing}"
-            hint = f"--drop {MTP} leaves such layers out"
-            self.faults.add(_CODE, message, tensor=self.halves[0], hint=hint)
         self._place_either()
         for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -62,6 +61,7 @@ from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
 from ckconv.formats.safetensors.triples import mlx_items
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Document, parse_object, read_object
+from ckconv.io.patterns import Clock, Matcher, compiled
 from ckconv.quant.mlx import Triple, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui, hqq
@@ -205,10 +205,15 @@ def _names(entry: str, module: str) -> bool:
 
 
 def _matches(expression: str, module: str) -> bool:
+    return bool(_pattern(expression)(module))
+
+
+@lru_cache(4096)
+def _pattern(expression: str) -> Matcher:
     try:
-        return re.match(expression, module) is not None
-    except (re.error, RecursionError, OverflowError):
-        return False
+        return compiled(expression, "quantization_config", Clock(code="quant.config"), "{}")
+    except InputError:
+        return lambda _: None
 
 
 def check_ignored(settings: Mapping[str, Any], modules: Mapping[str, Any], faults: Faults) -> None:

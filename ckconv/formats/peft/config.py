@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.adapters.model import Collector, Part, Side, Sides, sides_of
 from ckconv.core.config import ModelConfig
@@ -21,64 +20,18 @@ from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.sizes import Sizes, kind_of
 from ckconv.formats.safetensors.adapter import positive, read_adapter_document
 from ckconv.io.json import shown
-
-if TYPE_CHECKING:
-    import regex
+from ckconv.io.patterns import PLAIN, Clock, Matcher, compiled
 
 # Which modules of the base peft changes: the selections and patterns of an ``adapter_config.json``.
 #
 # Sources, peft 0.21: ``check_target_module_exists`` of tuners/tuners_utils.py, ``get_pattern_key`` of utils/other.py,
-# ``_check_target_module_feedforward`` of tuners/ia3/model.py. peft compiles most of these as regular expressions, which
-# may backtrack for years; the package regex matches them as Python does, and stops when their time is over.
-
-#: For all patterns and modules of one file. The largest known adapters take a hundredth of it.
-MAX_SECONDS = 3.0
-#: Characters of an expression. The longest known ones, which list every kind of projection, have 400.
-MAX_PATTERN = 4096
-#: Braces that regex reads as a number of errors, and Python as themselves.
-_ERRORS = re.compile(r"\{(?!\d+(?:,\d*)?\}|,\d+\})")
-
-#: Every character of such an expression stands for one character: for itself, or ``.`` for any one.
-_PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
+# ``_check_target_module_feedforward`` of tuners/ia3/model.py.
 
 #: What peft looks for a layer's number with.
 _ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
 _LAYER = r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
 #: Digits of a layer's number.
 _MAX_DIGITS = 9
-
-
-class Clock:
-    """Time left for the patterns of one file.
-
-    Args:
-        path: the file whose patterns they are.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
-        self._left = MAX_SECONDS
-
-    def take(self, seconds: float) -> None:
-        """Take time off.
-
-        Raises:
-            UnsupportedError: ``adapter.unsupported``, none is left.
-        """
-        self._left -= seconds
-        if self._left <= 0:
-            message = f"its patterns take more than {MAX_SECONDS:g} seconds to be held against its modules"
-            raise UnsupportedError("adapter.unsupported", message, path=self.path)
-
-    def match(self, method: Callable[..., regex.Match[str] | None], name: str) -> regex.Match[str] | None:
-        """Result of a compiled pattern's method for a name."""
-        began = time.monotonic()
-        try:
-            found = method(name, timeout=self._left)
-        except TimeoutError:
-            found, began = None, -math.inf
-        self.take(time.monotonic() - began)
-        return found
 
 
 class ModuleKeys:
@@ -97,17 +50,17 @@ class ModuleKeys:
 
     def __init__(self, keys: Iterable[str], field: str, clock: Clock) -> None:
         self._clock = clock
-        self._others: list[tuple[int, regex.Pattern[str]]] = []
+        self._others: list[tuple[int, Matcher]] = []
         #: length of a text -> places where any character will do -> text -> the number of the first such key.
         self._plain: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
         for number, key in enumerate(keys):
-            if _PLAIN.fullmatch(key):
+            if PLAIN.fullmatch(key):
                 text = key.replace("\\.", "\n")
                 dots = tuple(at for at, char in enumerate(text) if char == ".")
                 alike = self._plain.setdefault(len(text), {}).setdefault(dots, {})
                 alike.setdefault(text.replace("\n", "."), number)
                 continue
-            self._others.append((number, _pattern(key, field, clock, r"(.*\.)?({})$")))
+            self._others.append((number, compiled(key, field, clock, r"(.*\.)?({})$")))
 
     def first(self, module: str) -> int | None:
         """Number of the first key that names the module, or ``None``."""
@@ -119,7 +72,7 @@ class ModuleKeys:
         for number, pattern in self._others:
             if best is not None and number > best:
                 break
-            if self._clock.match(pattern.match, module):
+            if pattern(module):
                 return number
         return best
 
@@ -148,7 +101,7 @@ class Selection:
         self._clock = clock
         self._excluded = _Names(document, "exclude_modules", clock)
         saved: list[str] = document.get("modules_to_save") or []
-        self._saved = [_pattern(name, "modules_to_save", clock, r"(^|.*\.){}($|\..*)") for name in saved]
+        self._saved = [compiled(name, "modules_to_save", clock, r"(^|.*\.){}($|\..*)") for name in saved]
         targets = document.get("target_modules")
         self._all = targets is None or targets == "all-linear"
         self._targets = _Names(document, "target_modules", clock)
@@ -157,13 +110,13 @@ class Selection:
         self._layers = None if layers is None or layers == [] else layers
         patterns = document.get("layers_pattern") or []
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        self._of_layer = [_pattern(name, "layers_pattern", clock, _LAYER) for name in patterns]
+        self._of_layer = [compiled(name, "layers_pattern", clock, _LAYER) for name in patterns]
         if self._layers is not None and not patterns:
-            self._of_layer = [_pattern(_ANY_LAYER, "layers_pattern", clock)]
+            self._of_layer = [re.compile(_ANY_LAYER).match]
 
     def holds(self, module: str) -> bool:
         """The module is one of them."""
-        if self._excluded.name(module) or any(self._clock.match(saved.match, module) for saved in self._saved):
+        if self._excluded.name(module) or any(matches(module) for matches in self._saved):
             return False
         if self._all or self._targets.is_whole(module):
             return True
@@ -176,7 +129,7 @@ class Selection:
     def _in_layers(self, module: str) -> bool:
         if self._layers is None:
             return True
-        tried = (self._clock.match(pattern.match, module) for pattern in self._of_layer)
+        tried = (matches(module) for matches in self._of_layer)
         found = next((match["idx"] for match in tried if match), None)
         if found is None or len(found) > _MAX_DIGITS:
             return False
@@ -189,7 +142,7 @@ class _Names:
     def __init__(self, document: Mapping[str, Any], field: str, clock: Clock) -> None:
         names = document.get(field) or []
         self.expression = isinstance(names, str)
-        self._clock, self._pattern = clock, _pattern(names, field, clock) if isinstance(names, str) else None
+        self._pattern = compiled(names, field, clock, None) if isinstance(names, str) else None
         self._names = frozenset([] if isinstance(names, str) else names)
 
     def is_whole(self, module: str) -> bool:
@@ -199,7 +152,7 @@ class _Names:
     def name(self, module: str, *, any_end: bool = False) -> bool:
         """Whether the expression or list names the path."""
         if self._pattern is not None:
-            return self._clock.match(self._pattern.fullmatch, module) is not None
+            return self._pattern(module) is not None
         if any_end:
             return any(module[at:] in self._names for at in range(len(module) + 1))
         return any(end in self._names for end in _ends(module))
@@ -211,31 +164,6 @@ def _ends(module: str) -> Iterator[str]:
     for at, char in enumerate(module):
         if char == ".":
             yield module[at + 1 :]
-
-
-def _pattern(text: str, field: str, clock: Clock, around: str = "{}") -> regex.Pattern[str]:
-    """Expression within peft's own, valid by itself."""
-    import regex
-
-    began = time.monotonic()
-    try:
-        if len(text) > MAX_PATTERN or _ERRORS.search(text):
-            raise RecursionError
-        with warnings.catch_warnings(action="ignore"):
-            for whole in (text, around.replace("{}", text)):
-                re.compile(whole)
-            found = regex.compile(whole, cache_pattern=False)
-    except re.error as error:
-        message = f"{quoted(text)} of {field} is not a regular expression: {error}"
-        raise InputError("adapter.config", message, path=clock.path) from None
-    except (RecursionError, regex.error):
-        message = (
-            f"{quoted(text)} of {field} is an expression that ckconv does not match: it is longer than"
-            f" {MAX_PATTERN:,} characters, too deep, or has braces that are no number of repetitions"
-        )
-        raise UnsupportedError("adapter.unsupported", message, path=clock.path) from None
-    clock.take(time.monotonic() - began)
-    return found
 
 
 # peft's ``adapter_config.json``: which modules it selects, and each one's rank, alpha and scale.
