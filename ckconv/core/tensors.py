@@ -755,9 +755,15 @@ class TensorIndex:
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 
     @cached_property
-    def memo(self) -> dict[object, Any]:
-        """Results of functions about this index, for the next call."""
+    def _remembered(self) -> dict[object, Any]:
         return {}
+
+    def once(self, make: Callable[[TensorIndex], T]) -> T:
+        """Result of a function of this index, made by the first call."""
+        if make not in self._remembered:
+            self._remembered[make] = make(self)
+        found: T = self._remembered[make]
+        return found
 
     @cached_property
     def everything(self) -> Mapping[str, Tensor]:

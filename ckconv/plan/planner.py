@@ -633,8 +633,7 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
 
 def drop_flags(index: TensorIndex, pattern: str) -> str:
     """Flags that drop tensors without a rule, and none that has one."""
-    unknown, others = index.memo.get(_unruled) or _unruled(index)
-    index.memo[_unruled] = unknown, others
+    unknown, others = index.once(_unruled)
     alone = unknown.get(pattern, ()) if pattern in others else ()
     layers = sorted({str(parse(name).layer) for name in alone}) or ["*"]
     globs = [pattern.replace("{n}", layer).replace("{e}", "*") for layer in layers]

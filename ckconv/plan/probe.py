@@ -100,9 +100,7 @@ def gather(index: TensorIndex) -> SourceFacts:
 
     Two matrices until they differ; and, when a planner asks, the numbers of blocks.
     """
-    found: SourceFacts = index.memo.get(gather) or _gathered(index)
-    index.memo[gather] = found
-    return found
+    return index.once(_gathered)
 
 
 def _gathered(index: TensorIndex) -> SourceFacts:

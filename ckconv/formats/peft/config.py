@@ -98,7 +98,6 @@ class Selection:
     """
 
     def __init__(self, document: Mapping[str, Any], clock: Clock) -> None:
-        self._clock = clock
         self._excluded = _Names(document, "exclude_modules", clock)
         saved: list[str] = document.get("modules_to_save") or []
         self._saved = [compiled(name, "modules_to_save", clock, r"(^|.*\.){}($|\..*)") for name in saved]
