@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.formats.peft.config import ModuleKeys, Selection
+from ckconv.formats.peft.read import ModuleKeys, Selection
 from ckconv.io import patterns
 from ckconv.io.patterns import Clock
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.tokenizer import templates
-from ckconv.tokenizer.templates import SAMPLES, abilities_of, render
+from ckconv.tokenizer import source
+from ckconv.tokenizer.source import SAMPLES, abilities_of, render
 
 Run = Callable[..., Result]
 
@@ -78,8 +78,8 @@ def test_samples_are_rendered_as_transformers_renders_them() -> None:
 )
 def test_a_template_that_fails_says_why(template: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(templates, "_SECONDS", 2)
-    monkeypatch.setattr(templates, "SAMPLES", {"system": SAMPLES["system and user"]})
+    monkeypatch.setattr(source, "_SECONDS", 2)
+    monkeypatch.setattr(source, "SAMPLES", {"system": SAMPLES["system and user"]})
     (one,) = render(template, {"bos_token": "<s>"})
     assert error in one.error
     assert one.text == ""
@@ -103,7 +103,7 @@ def test_limits_of_the_system_are_kept() -> None:
     pytest.importorskip("resource")
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20));"
-        "from ckconv.tokenizer.templates import render, SAMPLES;"
+        "from ckconv.tokenizer.source import render, SAMPLES;"
         "print([one.error for one in render('{{ messages[0].content }}', {})] == [''] * len(SAMPLES))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -112,7 +112,7 @@ def test_limits_of_the_system_are_kept() -> None:
 
 def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(templates, "SAMPLES", {"user": SAMPLES["user"]})
+    monkeypatch.setattr(source, "SAMPLES", {"user": SAMPLES["user"]})
     (one,) = render("{% for a in range(50000) %}x{% endfor %}", {})
     assert one.text.endswith("x... (cut)")
     assert len(one.text) < 20_100

@@ -536,7 +536,7 @@ def _template(index: TensorIndex) -> bool | None:
 
 def _abilities(index: TensorIndex) -> Iterator[str]:
     """Roles, tools and thinking of each chat template, by its text."""
-    from ckconv.tokenizer.templates import abilities_of
+    from ckconv.tokenizer.source import abilities_of
 
     try:
         found = dict(templates_of(index))

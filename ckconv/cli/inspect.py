@@ -167,8 +167,7 @@ def command(
 def _test_templates(index: TensorIndex, settings: Settings) -> None:
     """Print what every chat template makes of the samples."""
     from ckconv.cli.render import print_json, print_lines
-    from ckconv.tokenizer.source import special_texts, templates_of
-    from ckconv.tokenizer.templates import abilities_of, render
+    from ckconv.tokenizer.source import abilities_of, render, special_texts, templates_of
 
     templates = dict(templates_of(index))
     if not templates:

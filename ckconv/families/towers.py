@@ -1,25 +1,32 @@
-"""Towers of multimodal models, which llama.cpp keeps in an ``mmproj``.
+"""Models that are no text model: towers, speech, models that diffuse.
 
-Their files have the form of a family's and lie in a folder of their own, as no model is a tower alone.
+Files of towers, which llama.cpp keeps in an ``mmproj``, have the form of a family's and lie in a folder of their own,
+as no model is a tower alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, shortest_float32
-from ckconv.core.tensors import Tower
+from ckconv.core.layouts import plain
+from ckconv.core.named import NamedTuple
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalize
+from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, is_family
-from ckconv.families.names import names_of
+from ckconv.families.names import HF, Names, names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
 
@@ -244,3 +251,236 @@ def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) 
         nested=nested,
         extra=_BEHIND,
     )
+
+
+# -- Speech models of whisper.cpp: header, names and order of tensors --------------------------------------------------
+
+#: What is said of filters that its converter writes.
+USUAL = "those of its converter"
+
+
+class Speech(NamedTuple):
+    """Contents of a whisper.cpp file; see ``speech/whisper_cpp.toml``.
+
+    Attributes:
+        family: the only one that it is for.
+        header: numbers of the header, in order, each with its key of ``config.json``.
+        widths: keys of what follows from the state's width, which is ``width`` times that.
+        heads: of a configuration that names no number.
+        ends: rows of the embedding -> id of the token that ends a text.
+        mels: how many filters there may be.
+        full: canonical names of matrices that are FP32.
+        columns: canonical names of vectors that are stored with an axis of one.
+        tensors: canonical pattern -> the file's, in the order of the file.
+        extractor: what computes the same input in transformers.
+    """
+
+    family: str
+    header: tuple[tuple[str, str], ...]
+    widths: tuple[str, ...]
+    width: int
+    heads: int
+    ends: Mapping[int, int]
+    mels: tuple[int, ...]
+    full: frozenset[str]
+    columns: frozenset[str]
+    tensors: Mapping[str, str]
+    extractor: Mapping[str, Any]
+
+
+@cache
+def speech() -> Speech:
+    """The table."""
+    said = tomllib.loads((FOLDER / "speech" / "whisper_cpp.toml").read_text(encoding="utf-8"))
+    return Speech(
+        said["family"],
+        tuple((name, key) for name, key in said["header"]),
+        tuple(said["widths"]),
+        said["width"],
+        said["heads"],
+        {int(rows): end for rows, end in said["ends"].items()},
+        tuple(said["mels"]),
+        frozenset(said["full"]),
+        frozenset(said["columns"]),
+        said["tensors"],
+        said["extractor"],
+    )
+
+
+def speech_family() -> Family:
+    """The family that the file is for."""
+    return FAMILIES[speech().family]
+
+
+@cache
+def speech_names() -> Names:
+    """The names of the file, for the rows of its family."""
+    written = names_of(speech_family(), HF).written
+    called = {
+        canonical: written[canonical]._replace(pattern=name)
+        for canonical, name in speech().tensors.items()
+        if canonical in written
+    }
+    return Names({found.pattern: found for found in called.values()}, called, {})
+
+
+def speech_tensors(layers: int, encoder_layers: int) -> Iterator[tuple[str, str]]:
+    """Canonical name and stored name of every tensor, in file order."""
+    for layered, rows in groupby(speech().tensors.items(), lambda row: row[0].partition("{n}")[0] * ("{n}" in row[0])):
+        group = list(rows)
+        count = (encoder_layers if layered.startswith("enc.") else layers) if layered else 1
+        for number in range(count):
+            yield from ((with_layer(name, number), with_layer(called, number)) for name, called in group)
+
+
+def is_usual(facts: Mapping[str, Any]) -> bool:
+    """The filters of a file are those that its converter writes."""
+    return facts.get("filters") == USUAL
+
+
+def speech_settings(mels: int) -> dict[str, Any]:
+    """``preprocessor_config.json`` with defaults of Whisper's extractor."""
+    return {**speech().extractor, "feature_size": mels}
+
+
+def speech_document(numbers: Mapping[str, int]) -> dict[str, Any]:
+    """``config.json`` of a file's header.
+
+    Args:
+        numbers: of the header, by key of ``config.json``.
+    """
+    table, family = speech(), speech_family()
+    end = table.ends.get(numbers["vocab_size"])
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    return {
+        "architectures": [family.hf_class],
+        "model_type": family.model_type,
+        **numbers,
+        **dict.fromkeys(table.widths, table.width * numbers["d_model"]),
+        **({**tokens, "decoder_start_token_id": end + 1} if end is not None else {}),
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+    }
+
+
+# -- Diffusion models --------------------------------------------------------------------------------------------------
+
+# They have no family: nothing is computed from their sizes, and tensors have the names of the original checkpoint.
+
+
+class Diffusion(NamedTuple):
+    """An architecture.
+
+    Attributes:
+        name: of ``general.architecture``.
+        prefix: of the names of its tensors, which a GGUF's do not have.
+        full: parts of the names of tensors that stay FP32.
+        ignored: parts of the names of tensors that are no weights.
+        in_blocks: matrices are cut into rows of :data:`ROW` elements where their own are no multiple of it.
+        five: tensors of five axes are there.
+        stays, ends: see :class:`ckconv.plan.recipes.Picture`.
+    """
+
+    name: str
+    prefix: str = ""
+    full: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    in_blocks: bool = False
+    five: bool = False
+    stays: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+#: Elements of a row that was cut anew; the shape is under this key and the tensor's name (``tools/convert.py``).
+ROW = 256
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((FOLDER / "diffusing" / "architectures.toml").read_text(encoding="utf-8"))
+
+
+def diffuses(architecture: str) -> bool:
+    """Whether this ``general.architecture`` is a diffusion model's."""
+    return architecture in _table()["architectures"]
+
+
+@cache
+def _asked() -> frozenset[str]:
+    """Names that some architecture has, or lacks."""
+    rows = _table()["architectures"].values()
+    return frozenset(name for row in rows for each in (*row["holds"], row.get("lacks", ())) for name in each)
+
+
+def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
+    """Diffusion architecture with these tensors, or ``None``.
+
+    Names are gone through and not kept: there may be a million.
+    """
+    prefix = _prefix(stored)
+    own = (one.name.removeprefix(prefix) for one in stored if one.name.startswith(prefix))
+    there = _asked().intersection(own)
+    for name, row in _table()["architectures"].items():
+        if any(there.issuperset(each) for each in row["holds"]) and there.isdisjoint(row.get("lacks", ())):
+            parts = {key: tuple(row.get(key, ())) for key in ("full", "ignored", "stays", "ends")}
+            return Diffusion(name, prefix, in_blocks="in_blocks" in row, five="five" in row, **parts)
+    return None
+
+
+def diffusion_in(index: TensorIndex) -> Diffusion | None:
+    """Diffusion architecture of a file, or ``None``.
+
+    A GGUF says whether it is one.
+    """
+    asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
+    return diffusion_of(index.stored) if asked else None
+
+
+def _prefix(stored: Collection[StoredTensor]) -> str:
+    """Prefix of the names of the model itself."""
+    table = _table()
+    whole = str(table["whole_prefix"])
+    found = next((p for p in table["prefixes"] if any(one.name.startswith(p) for one in stored)), "")
+    return found or (whole if stored and all(one.name.startswith(whole) for one in stored) else "")
+
+
+def is_of_diffusion(stored: Collection[StoredTensor]) -> bool:
+    """Whether tensors are a diffusion model's, known or not."""
+    parts = tuple(_table()["parts"])
+    return diffusion_of(stored) is not None or any(one.name.startswith(parts) for one in stored)
+
+
+def has_names_of_diffusers(stored: Collection[StoredTensor]) -> bool:
+    """Whether tensors have diffusers' names, not the original checkpoint's."""
+    names = frozenset(_table()["diffusers"])
+    return any(one.name in names for one in stored)
+
+
+def canonical_diffusion(
+    model: Diffusion, items: Iterable[Item], shape: Callable[[StoredTensor], tuple[int, ...]] | None = None
+) -> Canonical:
+    """Tensors of the model under the names of a GGUF; the others are unknown.
+
+    Args:
+        shape: that a tensor had before its rows were cut anew.
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    others: list[StoredTensor] = []
+    for tensor, arrays in items:
+        if tensor.name.startswith(model.prefix):
+            name = tensor.name.removeprefix(model.prefix)
+            tensors[name] = _shaped(replace(tensor, name=name), shape(arrays[0]) if shape else ())
+            names |= {array.name: (name,) for array in arrays}
+        else:
+            others += arrays
+    return Canonical(tensors, names, (), others)
+
+
+def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor with its own shape; blocks keep the rows that they are in."""
+    if not shape:
+        return tensor
+    layout = plain(*matrix_of(shape, tensor.dtype)) if tensor.dtype.block == 1 else tensor.layout
+    return replace(tensor, shape=shape, layout=layout)

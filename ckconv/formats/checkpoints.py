@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalog import drafter_of
-from ckconv.formats.huggingface.read import index_checkpoint, with_modules
+from ckconv.formats.huggingface.read import index_checkpoint, is_mlx, mlx_items, with_modules
 from ckconv.formats.safetensors.container import SafetensorsFile, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import (
     CONFIG_DOCUMENT,
@@ -18,7 +18,6 @@ from ckconv.formats.safetensors.files import (
     read_checkpoint_files,
     with_target,
 )
-from ckconv.formats.safetensors.triples import is_mlx, mlx_items
 from ckconv.io.files import ByteSource
 from ckconv.io.json import parse_object
 

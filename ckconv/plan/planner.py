@@ -90,7 +90,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
-    from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
+    from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion
 
     if index.misfit is not None:
         raise index.misfit

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.arrays import Bytes, Flags, Floats, Zeros, np
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
-from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant import codec
 from ckconv.quant.codec import from_float32
 from ckconv.quant.codes import pack
 
@@ -167,12 +167,12 @@ def to_blocks(parts: Affine, block: DType) -> Repacked:
         whole = _same(scale, block.block // parts.group)
         if not whole.all():
             return Repacked((np.empty((rows, 0), np.uint8),), whole.size, int((~whole).sum()))
-    made = ggmlblocks.empty(rows, groups * parts.group, block)
-    ggmlblocks.put_codes(made, np.ascontiguousarray(codes).reshape(rows, -1), block)
+    made = codec.empty(rows, groups * parts.group, block)
+    codec.put_codes(made, np.ascontiguousarray(codes).reshape(rows, -1), block)
     made["d"] = _spread(scale, made.shape[1])
     if bias is not None:
         made["m"] = _spread(bias, made.shape[1])
-    return Repacked((ggmlblocks.to_bytes(made),), fits.size, 0)
+    return Repacked((codec.to_bytes(made),), fits.size, 0)
 
 
 def to_triple(parts: Affine, triple: Triple) -> Repacked:

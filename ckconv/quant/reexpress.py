@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from ckconv.core.arrays import Flags, Rows, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType, e4m3, holds
-from ckconv.quant import affine, ggml, packed, repack
+from ckconv.quant import affine, codec, packed, repack
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
@@ -104,9 +104,9 @@ def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
         return of_triple(triple, scales, biases, weight if codes else None)
     if dtype is not _Q4_1:
         return of_packed(rows, dtype, codes=codes)
-    blocks = ggml.of_bytes(rows, dtype)
+    blocks = codec.of_bytes(rows, dtype)
     d, m = (np.ascontiguousarray(blocks[field]).astype(np.float32) for field in ("d", "m"))
-    found = ggml.get_codes(blocks, dtype) if codes else np.empty((len(rows), 0), np.uint8)
+    found = codec.get_codes(blocks, dtype) if codes else np.empty((len(rows), 0), np.uint8)
     return Affine(4, 32, found, d, bias=m)
 
 
@@ -123,10 +123,10 @@ def integer_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 
 def _of_blocks(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
-    blocks = ggml.of_bytes(rows, block)
+    blocks = codec.of_bytes(rows, block)
     scales = np.ascontiguousarray(blocks["d"])
     unfit = ~np.isfinite(scales)
-    return Repacked((packed.rows_of(ggml.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
+    return Repacked((packed.rows_of(codec.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
 
 
 def _to_zeros(rows: Rows, *, dtype: DType, scheme: Scheme, codes: bool = True) -> Repacked:
@@ -174,11 +174,11 @@ def nvfp4_way(source: DType, target: DType) -> Callable[..., Repacked] | None:
 
 def _nvfp4_to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     found = numbers(rows, dtype)
-    blocks = ggml.empty(len(rows), found.codes.shape[1], _NVFP4)
-    ggml.put_codes(blocks, found.codes, _NVFP4)
+    blocks = codec.empty(len(rows), found.codes.shape[1], _NVFP4)
+    codec.put_codes(blocks, found.codes, _NVFP4)
     blocks["d"] = found.stored_scales.reshape(blocks["d"].shape)
     unfit = found.stored_scales > np.uint8(0x7E)
-    return Repacked((ggml.to_bytes(blocks),), unfit.size, int(unfit.sum()))
+    return Repacked((codec.to_bytes(blocks),), unfit.size, int(unfit.sum()))
 
 
 def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
@@ -225,8 +225,8 @@ def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
 
 def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     if dtype is _NVFP4:
-        blocks = ggml.of_bytes(rows, _NVFP4)
-        found, scales = ggml.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)
+        blocks = codec.of_bytes(rows, _NVFP4)
+        found, scales = codec.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)
     else:
         weight, scales = split_planes(rows, TRIPLE)
         found = unpack(weight, 4)

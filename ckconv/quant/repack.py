@@ -8,8 +8,7 @@ from typing import NamedTuple
 from ckconv.core.arrays import Blocks, Bytes, Flags, Floats, NDArray, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType, holds
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.quant import affine
-from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant import affine, codec
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.codes import pack, unpack
@@ -35,7 +34,7 @@ from ckconv.quant.mlx import Quantization, Triple, checked_shape
 # Block structs: ``ggml/src/ggml-common.h``; 6-bit factors: ``get_scale_min_k4`` in ``ggml/src/ggml-quants.c``, and for
 # the others ``dequantize_row_*`` there.
 
-#: Fields of one block, in order; those of TQ2_0 and IQ4_NL are :mod:`ckconv.quant.ggml`'s.
+#: Fields of one block, in order; those of TQ2_0 and IQ4_NL are :mod:`ckconv.quant.codec`'s.
 _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
     "Q3_K": [("hmask", "u1", (32,)), ("qs", "u1", (2, 32)), ("scales", "u1", (12,)), ("d", "<f2", ())],
     "Q4_K": [("d", "<f2", ()), ("dmin", "<f2", ()), ("factors", "u1", (12,)), ("qs", "u1", (4, 32))],
@@ -79,7 +78,7 @@ def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
         message = f"a row of {raw.shape[1]:,} bytes is not whole {block} blocks of {block.size} bytes"
         raise InputError("repack.row", message, found=raw.shape[1], allowed=block.size)
     kind, fields = SUPERBLOCKS[block], _FIELDS.get(block.name)
-    blocks = ggmlblocks.of_bytes(raw, block) if fields is None else np.ascontiguousarray(raw).view(np.dtype(fields))
+    blocks = codec.of_bytes(raw, block) if fields is None else np.ascontiguousarray(raw).view(np.dtype(fields))
     unpacked = kind.codes(blocks).reshape(len(raw), -1) if codes else np.empty((len(raw), 0), np.uint8)
     d = blocks["d"].astype(np.float32)
     if kind.zero is not None:
@@ -126,7 +125,7 @@ def _q3_codes(blocks: Blocks) -> Bytes:
 
 def _nl_codes(blocks: Blocks) -> Bytes:
     table = (np.array(_IQ4_NL, np.int16) + np.int16(128)).astype(np.uint8)
-    return table[ggmlblocks.get_codes(blocks, DTYPES["IQ4_NL"])]
+    return table[codec.get_codes(blocks, DTYPES["IQ4_NL"])]
 
 
 def _ternary_codes(blocks: Blocks) -> Bytes:
@@ -186,7 +185,7 @@ SUPERBLOCKS: dict[DType, Superblock] = {
 #     where MLX's scale * 8 - 8 * scale is 0.0; the 4-bit float code 8 is -0.0 in MLX and 0.0 in ggml. Q4_1 and Q5_1
 #     have no such case.
 #
-# The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.quant.mlx`.
+# The two arrangements are described in :mod:`ckconv.quant.codec` and :mod:`ckconv.quant.mlx`.
 
 
 class Recipe(NamedTuple):
@@ -273,11 +272,11 @@ class Recipe(NamedTuple):
         rows, columns = checked_shape(weight, scales, biases, quantization, triple.number)
         self._check(columns, quantization)
         codes = unpack(weight, quantization.bits)
-        blocks = ggmlblocks.empty(rows, columns, self.block)
-        ggmlblocks.put_codes(blocks, codes, self.block)
+        blocks = codec.empty(rows, columns, self.block)
+        codec.put_codes(blocks, codes, self.block)
         if biases is None:
             blocks["d"] = scales.reshape(blocks["d"].shape)
-            return Repacked((ggmlblocks.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
+            return Repacked((codec.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
         scale = to_float32(np.ascontiguousarray(scales), triple.number)
         bias = to_float32(np.ascontiguousarray(biases), triple.number)
         fits, respelled = self._fitting(scale, bias)
@@ -296,7 +295,7 @@ class Recipe(NamedTuple):
             if self.offset is None:
                 blocks["m"] = np.repeat(bias, repeat, axis=1)
         inexact = int((~fits).sum())
-        return Repacked((ggmlblocks.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
+        return Repacked((codec.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
 
     def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
         """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``.
@@ -317,9 +316,9 @@ class Recipe(NamedTuple):
         quantization = triple.quantization
         if self.block in SUPERBLOCKS:
             return affine.to_triple(parts_of(raw, self.block, codes=codes), triple)
-        blocks = ggmlblocks.of_bytes(raw, self.block)
+        blocks = codec.of_bytes(raw, self.block)
         self._check(blocks.shape[1] * self.block.block, quantization)
-        unpacked = ggmlblocks.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
+        unpacked = codec.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
         d = np.ascontiguousarray(blocks["d"])
         if self.mode != "affine":
             scales = d.reshape(len(raw), -1)

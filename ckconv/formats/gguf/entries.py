@@ -69,8 +69,7 @@ from ckconv.io.rows import RowReader
 from ckconv.plan.planner import Planner, drop_hint, modifier_reason, no_epsilon, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
-from ckconv.quant.codec import to_float32
-from ckconv.quant.ggml import get_codes, of_bytes
+from ckconv.quant.codec import get_codes, of_bytes, to_float32
 from ckconv.quant.packed import FACTOR, NOT_WEIGHTS, inverse, is_scaled, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:

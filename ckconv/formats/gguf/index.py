@@ -34,13 +34,21 @@ from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, Ten
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf, projector_known_by
-from ckconv.families.diffusion import ORIGINAL_SHAPE, Diffusion, canonical_diffusion, diffuses, diffusion_of
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
 from ckconv.families.parameters import PER_LAYER, ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
-from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
+from ckconv.families.towers import (
+    ORIGINAL_SHAPE,
+    Diffusion,
+    canonical_diffusion,
+    diffuses,
+    diffusion_of,
+    tower_of_projector,
+    tower_parameters,
+    tower_tensors,
+)
 from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header

@@ -37,8 +37,8 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
-from ckconv.families.diffusion import ORIGINAL_SHAPE
 from ckconv.families.schema import Family
+from ckconv.families.towers import ORIGINAL_SHAPE
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header

@@ -32,7 +32,6 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
-from ckconv.families.diffusion import ORIGINAL_SHAPE, ROW, Diffusion, diffusion_in
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import interleaves, names_of
 from ckconv.families.parameters import (
@@ -51,7 +50,15 @@ from ckconv.families.parameters import (
 )
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Scope, expected, narrow
-from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
+from ckconv.families.towers import (
+    ORIGINAL_SHAPE,
+    PREPROCESSOR,
+    ROW,
+    Diffusion,
+    diffusion_in,
+    taken_otherwise,
+    tower_family,
+)
 from ckconv.families.words import copied_by, keys_said, read_otherwise, said, stated_in, tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,

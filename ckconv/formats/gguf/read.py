@@ -19,7 +19,7 @@ from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
 from ckconv.errors import Faults, InputError, counted, is_text, quoted
-from ckconv.families.diffusion import diffuses
+from ckconv.families.towers import diffuses
 from ckconv.formats.gguf.values import (
     ALIGNMENT_KEY,
     COUNTS,

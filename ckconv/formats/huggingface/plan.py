@@ -16,7 +16,7 @@ from ckconv.errors import an, counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.schema import TRANSFORMERS, Family
-from ckconv.families.speech import is_usual, speech, speech_settings, speech_tensors
+from ckconv.families.towers import is_usual, speech, speech_settings, speech_tensors
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, StoredArray, module_of, places_of, planes
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS

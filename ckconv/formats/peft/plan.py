@@ -14,7 +14,7 @@ from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.families.names import HF
-from ckconv.formats.peft.config import Parameter, is_transposed, matrices, parameter_with
+from ckconv.formats.peft.read import Parameter, is_transposed, matrices, parameter_with
 from ckconv.formats.safetensors.adapter import container
 from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.write import lay_out

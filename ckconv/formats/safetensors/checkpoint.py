@@ -32,7 +32,6 @@ from ckconv.core.tensors import (
 from ckconv.errors import an, counted
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.diffusion import diffuses
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -51,6 +50,7 @@ from ckconv.families.names import (
 from ckconv.families.parameters import own_document
 from ckconv.families.schema import TOWER, Family, Loader
 from ckconv.families.sizes import has_transposed
+from ckconv.families.towers import diffuses
 from ckconv.families.words import copied_by, layers_said, of_source, said, tensors_said, tie_word
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, Spelling, copied_piece, decoded_piece, module_of, spare_of
 from ckconv.formats.safetensors.config_json import (

@@ -11,7 +11,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import HEAD, Extent, Tensor, matrix_of, parse
-from ckconv.families.speech import speech, speech_tensors
+from ckconv.families.towers import speech, speech_tensors
 from ckconv.formats.whisper_ggml.read import (
     BINS,
     FILE_TYPES,

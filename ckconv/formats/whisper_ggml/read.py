@@ -25,7 +25,7 @@ from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex,
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Item, canonicalize
 from ckconv.families.huggingface_config import huggingface_config
-from ckconv.families.speech import USUAL, speech, speech_document, speech_family, speech_names
+from ckconv.families.towers import USUAL, speech, speech_document, speech_family, speech_names
 from ckconv.families.words import said_of
 from ckconv.io.files import ByteSource, open_source
 
