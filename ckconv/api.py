@@ -35,8 +35,8 @@ from ckconv.io.addresses import as_path
 from ckconv.io.files import Files, head_is_embedding, readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options
-from ckconv.plan.choices import check_values
 from ckconv.plan.probe import SourceFacts
+from ckconv.plan.quantizing import check_values
 from ckconv.plan.steps import Late, Plan, Step
 from ckconv.record import record_path
 

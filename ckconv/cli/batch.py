@@ -93,7 +93,7 @@ def command(
     """
     from ckconv.conversion.run import make_folder
     from ckconv.io.tiles import at_once
-    from ckconv.plan.choices import check_values
+    from ckconv.plan.quantizing import check_values
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)

@@ -293,8 +293,8 @@ def merged(
     Raises:
         UsageError: a weight is no finite number.
     """
-    from ckconv.adapters.merged import Adapting, merge_adapters
     from ckconv.adapters.model import OTHER_BASE
+    from ckconv.adapters.write import Adapting, merge_adapters
 
     base = index.path if index.config is not None else None
     for path, weight in adapters:

@@ -21,7 +21,7 @@ from ckconv.formats.huggingface.read import tower_index
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.options import Options
-from ckconv.plan.choices import check_values
+from ckconv.plan.quantizing import check_values
 from ckconv.plan.steps import Late, Plan
 from ckconv.publish.files import check_target, followed
 from ckconv.verification.tensors import Progress
