@@ -551,7 +551,7 @@ TENSORS = [
     ),
     Case(
         "an adapter that is not merged",
-        "adapters.merged:_changed",
+        "adapters.write:_changed",
         lambda real: lambda tensor, *more: None if "layers.1" in tensor.name else real(tensor, *more),
         HF,
         (*GGUF, *LORA),
