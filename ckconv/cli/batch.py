@@ -347,9 +347,6 @@ def convert(
 
     Args:
         settings: of whoever watches.
-
-    Raises:
-        CkconvError: as ``convert``.
     """
     from ckconv.api import prepare
     from ckconv.comparison.verify import found_there

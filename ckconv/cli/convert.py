@@ -402,9 +402,6 @@ def write_side_files(
 
     Args:
         config: where ``config.json`` goes, if not into the directory.
-
-    Raises:
-        OutputError: as of a conversion.
     """
     from ckconv.cli.report import print_plan, print_report
     from ckconv.conversion.run import Report

@@ -84,11 +84,7 @@ _PAGE_BEGINS = b"<!DOCTYPE html>"
 
 
 def check_new(path: Path, *, force: bool = False) -> None:
-    """Refuse what :func:`write` would, before anything is done.
-
-    Raises:
-        UsageError, OutputError: see there.
-    """
+    """Refuse what :func:`write` would, before anything is done."""
     if str(path) == STDOUT:
         raise UsageError("usage.target", "a page goes to a file, not to stdout")
     if not os.path.lexists(path):

@@ -379,11 +379,7 @@ class _Staged:
         self._pipeline = Pipeline(plan, container, source, self._places, self._open, verify=verify)
 
     def write(self, watcher: Watcher, shared: SharedFiles | None) -> list[FileResult]:
-        """Write everything: alone, or with others.
-
-        Raises:
-            CkconvError: as :func:`run`.
-        """
+        """Write everything: alone, or with others."""
         plan, fds = self._plan, self._outputs.fds
         write_frames(((file, frame, fds[path]) for file, frame, path in self._parts()), Path(self._target.name))
         watcher.begin(phase(plan), plan.nbytes)
@@ -540,11 +536,7 @@ class _Staged:
 def outputs_of(
     plan: Plan, target: Destination, *, places: Mapping[str, Path], on_request: Sequence[str], late: Sequence[Late]
 ) -> list[Path]:
-    """Everything that :func:`run` gives a name.
-
-    Raises:
-        UsageError: as :func:`run`.
-    """
+    """Everything that :func:`run` gives a name."""
     side = side_places(plan, plan.contents(), target, places, on_request)
     files = [target.parent / file.name for file in plan.files] if target.parent is not None else []
     return [*([target.directory] if target.directory else []), *files, *side, *(item.path for item in late)]

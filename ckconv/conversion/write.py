@@ -380,9 +380,6 @@ def write_archive(
 
     Returns:
         What could not be kept.
-
-    Raises:
-        as :func:`write_stdout`.
     """
     losses = Losses(plan)
     for name, content in beside.items():

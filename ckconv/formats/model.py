@@ -211,11 +211,7 @@ class Model:
 
 
 def seen_alike(a: TensorIndex, b: TensorIndex) -> tuple[TensorIndex, TensorIndex]:
-    """Two models, each as the part that the other is.
-
-    Raises:
-        UnsupportedError, InputError: as :func:`seen_as`.
-    """
+    """Two models, each as the part that the other is."""
     if not _stored_otherwise(a, b):
         return seen_as(b, a), seen_as(a, b)
     from ckconv.formats.huggingface.read import with_tower

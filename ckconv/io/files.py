@@ -416,9 +416,6 @@ class Files:
         """Bytes from ``offset`` on, valid until the next call.
 
         At least one, and at most ``nbytes`` or ``CHUNK``.
-
-        Raises:
-            InputError, OutputError: as :meth:`read_into`.
         """
         mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
         self.read_into(path, offset, mine)

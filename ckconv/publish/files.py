@@ -176,7 +176,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         return
     if stat.S_ISDIR(status.st_mode):
         raise InputError("input.directory", "is a directory, a file is needed here", path=path)
-    kind = next((name for test, name in _SPECIAL if test(status.st_mode)), "special file")
+    kind = next((name for test, name in SPECIAL if test(status.st_mode)), "special file")
     raise InputError(
         "input.special",
         f"is a {kind}, a regular file is needed here",
@@ -193,7 +193,9 @@ def close_unwritten(fd: int) -> None:
         os.close(fd)
 
 
-_SPECIAL = (
+#: What a path names that is no regular file.
+SPECIAL = (
+    (stat.S_ISDIR, "directory"),
     (stat.S_ISFIFO, "FIFO"),
     (stat.S_ISSOCK, "socket"),
     (stat.S_ISCHR, "character device"),

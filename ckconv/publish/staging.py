@@ -172,11 +172,7 @@ class Staging(Journal):
             return (*reader[:-1], name), folder.create(name, 0o666 & allowed)
 
     def add(self, what: Small, reader: Place, allowed: int) -> Place:
-        """Write a side file, bring it to the disk, and say where.
-
-        Raises:
-            VerifyError: see :func:`write_file`.
-        """
+        """Write a side file, bring it to the disk, and say where."""
         place, fd = self.create(reader, allowed)
         write_file(fd, what.content, self.path.joinpath(*place))
         return place

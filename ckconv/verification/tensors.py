@@ -285,9 +285,6 @@ class Compared(NamedTuple):
         Args:
             path: what errors call the file.
             digests: what its checksums should say.
-
-        Raises:
-            VerifyError: see :func:`verify_index`.
         """
         named = next((fault.tensor for fault in self.faults if fault.tensor), None)
         texts = [fault.text for fault in self.faults]

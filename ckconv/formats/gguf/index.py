@@ -182,9 +182,6 @@ def config_of_keys(
     Args:
         path: what errors name.
         tensors: name, shape and, of numbers that no tensor of the source is, content.
-
-    Raises:
-        InputError: as :func:`gguf_config`.
     """
     data = header(metadata, ())
     stored = []
@@ -514,11 +511,7 @@ def open_gguf(
 
 
 def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None = None) -> TensorIndex:
-    """The index of a GGUF of whose files only headers are there.
-
-    Raises:
-        InputError: as :func:`open_gguf`.
-    """
+    """The index of a GGUF of whose files only headers are there."""
     return index_gguf(path, join_shards(path, tuple(read_header(source) for source in sources)))
 
 

@@ -310,9 +310,6 @@ class ArrayRef:
         """All elements.
 
         Strings are UTF-8; bytes that are not are kept as lone surrogates (``surrogateescape``).
-
-        Raises:
-            OutputError: as :meth:`raw`.
         """
         return self._decoded(self.raw(), self.count)
 
@@ -320,9 +317,6 @@ class ArrayRef:
         """The strings of an array, one after the other.
 
         Their bytes are read at once, decoded when asked for.
-
-        Raises:
-            OutputError: as :meth:`raw`.
         """
         return self._texts(self.raw(), self.count)
 
@@ -330,9 +324,6 @@ class ArrayRef:
         """The first ``count`` elements, or all where there are fewer.
 
         Reads little more than those.
-
-        Raises:
-            OutputError: as :meth:`raw`.
         """
         count = min(max(count, 0), self.count)
         if self.type == STRING.name:

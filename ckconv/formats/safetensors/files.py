@@ -31,6 +31,7 @@ from ckconv.formats.safetensors.container import (
     shard_name,
 )
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object
+from ckconv.publish.files import SPECIAL
 
 # ``model.safetensors.index.json``: which shard holds which tensor.
 #
@@ -209,15 +210,6 @@ SIDE_FILES = (
     "README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*",
 )  # fmt: skip
 
-_KINDS = (
-    (stat.S_ISDIR, "directory"),
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "character device"),
-    (stat.S_ISBLK, "block device"),
-)
-
-
 #: What describes a file of pickles as one of safetensors.
 PickleReader = Callable[[Path], SafetensorsFile]
 
@@ -273,7 +265,7 @@ def read_checkpoint_files(
     path = Path(path)
     root = path if path.is_dir() else path.parent
     names = names_in(path) if path.is_dir() else ()
-    chosen = _choose(root, names, follow_links) if path.is_dir() else _chosen_by(path, follow_links)
+    chosen = _choose(root, names, follow_links) if path.is_dir() else _chosen_by(path)
     if chosen.index_path is None:
         linked = follow_links or chosen.weights == (path.name,)  # whoever names the link itself means it
         parts = [regular_file(root, name, follow_links=linked) or root / name for name in chosen.weights]
@@ -406,7 +398,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
     raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
 
 
-def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
+def _chosen_by(path: Path) -> _Chosen:
     """Choose the tensors' files for a named index, file or shard."""
     shard, index = parse_shard_name(path.name), path.with_name(_index_of(path.name))
     if path.name.endswith(INDEX_SUFFIX) or not path.exists():
@@ -552,7 +544,7 @@ def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
         # A name that this locale's file system encoding cannot hold.
         return False
     if not stat.S_ISREG(mode):
-        kind = next((words for test, words in _KINDS if test(mode)), "special file")
+        kind = next((words for test, words in SPECIAL if test(mode)), "special file")
         message = f"{who} {quoted(name)}, which is a {kind} and not a regular file"
         raise InputError("index.path", message, path=path, found=kind, allowed="regular file")
     return True
