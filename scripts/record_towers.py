@@ -47,6 +47,8 @@ _GLM = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, 
 _GEMMA4 = {**_TEXT, "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
            "vocab_size_per_layer_input": 384, "sliding_window": 8, "use_bidirectional_attention": "vision",
            "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"]}  # fmt: skip
+_CONFORMER = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 20,
+              "subsampling_conv_channels": [128, 4]}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 
 _INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
@@ -272,6 +274,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
         {"text_config": _GEMMA4,
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
                            "position_embedding_size": 20, "use_clipped_linears": True}},
+        _PREPARED, {},
+    ),
+    "gemma4_hearing-bf16": (
+        "Gemma4", "BF16",
+        {"text_config": _GEMMA4, "audio_config": _CONFORMER,
+         "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
+                           "position_embedding_size": 20, "use_clipped_linears": True}},
+        _PREPARED, {},
+    ),
+    "gemma4_hearing-f16": (
+        "Gemma4", "F16",
+        {"text_config": _GEMMA4,
+         "audio_config": {**_CONFORMER, "hidden_size": 32, "num_attention_heads": 4, "use_clipped_linears": False},
+         "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
+                           "position_embedding_size": 12}},
         _PREPARED, {},
     ),
     "minicpmv4_6-f16": (

@@ -69,7 +69,8 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = "two" } }',
-            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, exp, whole, experts, counted)",
+            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, exp, softplus, whole, experts, "
+            "counted)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = 1e39 } }',

@@ -28,7 +28,7 @@ MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors
 BOTH = [name for name in MADE if not name.startswith("internvl_chat")]
 
 #: Of numbers between limits, which the recording does not tell from each other.
-CLIPPED = "gemma4-bf16"
+CLIPPED = ("gemma4-bf16", "gemma4_hearing-bf16")
 
 #: Layers behind the one that the text model sees: they are in no output of a tower, and mlx-vlm's has none either.
 BEHIND = {"llava-f16": 2}
@@ -104,7 +104,7 @@ def test_its_text_model_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> 
     assert any("only the text part is written" in note for note in done.plan.notes)
 
 
-@pytest.mark.parametrize("name", [*BOTH, CLIPPED])
+@pytest.mark.parametrize("name", [*BOTH, *CLIPPED])
 def test_it_becomes_the_checkpoint_again(name: str, tmp_path: Path) -> None:
     source, directory = both(name, tmp_path)
 
@@ -301,6 +301,7 @@ def test_the_text_model_and_the_connector_are_quantized(ckconv: Callable[..., Re
     [
         ("llava-f32", {}, "mlx-vlm's llava has no mistral within it (llama, qwen2)"),
         ("pixtral-f16", {"vision_config": {"hidden_act": "gelu"}}, "mlx-vlm computes silu"),
+        ("gemma4_hearing-f16", {}, "mlx-vlm's class wants limits of linear layers"),
         ("gemma3-f16", {"text_config": {"tie_word_embeddings": False}}, "takes the embedding for the output head"),
     ],
 )
@@ -347,7 +348,7 @@ def test_transformers_sees_with_what_comes_back(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", [*SEEN, CLIPPED])
+@pytest.mark.parametrize("name", [*SEEN, *CLIPPED])
 def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
     mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_vlm.utils")
     recorded = seen_by_mlx_vlm(name)

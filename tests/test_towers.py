@@ -29,6 +29,11 @@ ROUNDED = {
     "llava-f32": ("v.patch_embd.weight", "mm.0.weight", "mm.2.weight"),
     **dict.fromkeys(("ultravox-bf16", "voxtral-bf16", "qwen2_audio-bf16"), ("a.conv1d.1.weight", "a.conv1d.2.weight")),
 }
+#: log(1 + exp(w)) in float16, where w is, or by torch's float32, which is off in the last place.
+ROUNDED |= {
+    name: tuple(f"a.blk.{n}.per_dim_scale.weight" for n in range(2))
+    for name in ("gemma4_hearing-bf16", "gemma4_hearing-f16")
+}
 #: Of Llama 4 the converter names the norm before the MLP as that behind attention, which Gemma 4 has; clip.cpp computes
 #: another model then. Released files have it as here.
 RENAMED = {"llama4-f16": (".attn_post_norm.", ".ln2.")}
@@ -84,6 +89,32 @@ def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, m
     drawn = values(stored, tuple(shape)).ravel()
     wanted = drawn.astype(np.float16).astype(np.float32) if kind == "F16" else rounded_to_bf16(drawn)
     assert np.array_equal(found.data.ravel(), wanted + np.float32(more))
+
+
+@pytest.mark.parametrize("name", ["gemma4_hearing-bf16", "gemma4_hearing-f16"])
+def test_scales_of_a_conformer_are_what_its_class_multiplies_with(name: str, tmp_path: Path) -> None:
+    convert_tower(checkpoint(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    found = next(one for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors if one.name == ROUNDED[name][1])
+    stored = "model.audio_tower.layers.1.self_attn.per_dim_scale"
+    drawn = values(stored, tuple(RECORDED[name]["tensors"][stored][1]))
+    kept = drawn.astype(np.float16) if name.endswith("-f16") else rounded_to_bf16(drawn)
+    wanted = np.log(1 + np.exp(kept.astype(np.float64))).astype(np.float32)
+    assert found.tensor_type.name == "F32"
+    assert np.array_equal(found.data, wanted)
+
+
+def test_what_a_second_of_sound_is_cut_into_is_known(tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["gemma4_hearing-bf16"], tmp_path / "source")
+    heard = {"feature_size": 128, "sampling_rate": 16000, "frame_length": 320, "hop_length": 160, "mel_floor": 0.001}
+    (source / "processor_config.json").write_text(json.dumps({"audio_ms_per_token": 40, "feature_extractor": heard}))
+
+    report = convert_tower(source, tmp_path / "mmproj.gguf")
+    (source / "processor_config.json").write_text(json.dumps({"feature_extractor": {**heard, "hop_length": 320}}))
+
+    assert [note for note in report.plan.notes if "reads these keys" in note] == []
+    with pytest.raises(CkconvError, match=r"hop_length of the tower is 320, and llama\\.cpp computes with 160"):
+        convert_tower(source, tmp_path / "other.gguf")
 
 
 @pytest.mark.parametrize("name", ["pixtral-bf16", "mistral3-f16"])

@@ -66,7 +66,7 @@ ALIAS = {
     "idefics3-f16": {"architectures", "model_type", "vision_config.model_type"},
     "paddleocr_vl-f16": {"vision_config.architectures"},  # by which llama.cpp's converter finds its class
     "exaone4_5-f16": {"text_config.sliding_window_pattern"},  # of a model that does not slide
-    **dict.fromkeys(("gemma4-f16", "gemma4-bf16"), _GEMMA4),
+    **dict.fromkeys(("gemma4-f16", "gemma4-bf16", "gemma4_hearing-bf16", "gemma4_hearing-f16"), _GEMMA4),
 }
 #: The tower ends with the layer that the text model sees.
 LAYERS = {"vision_config.num_hidden_layers": 2, "vision_feature_layer": -1}
@@ -490,6 +490,9 @@ def pictured(root: Path) -> dict[str, Any]:
         pixels = torch.randn(1, 36, 3 * vision["patch_size"] ** 2, generator=draw)
         places = [[n % 6, n // 6] for n in range(36)]
         more = {"image_position_ids": torch.tensor([places])}
+        if document.get("audio_config"):  # a second of sound
+            sound = torch.randn(1, 100, 128, generator=draw)
+            more |= {"input_features": sound, "input_features_mask": torch.ones(1, 100, dtype=torch.bool)}
     elif document["model_type"] == "smolvlm":
         size = vision["image_size"]
         token, count = document["image_token_id"], (size // vision["patch_size"] // document["scale_factor"]) ** 2
@@ -509,7 +512,8 @@ def pictured(root: Path) -> dict[str, Any]:
         pixels = torch.randn(4 * count, *rows, generator=draw)
         more = {"image_grid_thw": torch.tensor([[1, 4, count]])}
     around = [document[key] for key in ("vision_start_token_id", "vision_end_token_id") if key in document]
-    ids = torch.tensor([[5, 9, *around[:1], *[token] * count, *around[1:], 8, 11]])
+    heard = [document["audio_token_id"]] * 25 if "input_features" in more else []
+    ids = torch.tensor([[5, 9, *around[:1], *[token] * count, *around[1:], 8, *heard, 11]])
     typed = {
         "gemma3": "token_type_ids",
         "gemma4": "mm_token_type_ids",

@@ -98,6 +98,9 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("internvl_chat-bf16", {"force_image_size": 32}, r"cut to 32 elements \(force_image_size\)"),
     ("pixtral-f16", {"multimodal_projector_bias": False}, r"there is a projector.up.bias, and the class has none"),
     ("gemma4-f16", {"text_config.use_bidirectional_attention": None}, "but for E2B and E4B, and .* is None"),
+    ("gemma4_hearing-bf16", {"audio_config.attention_chunk_size": 24}, "attention_chunk_size of the tower is 24"),
+    ("gemma4_hearing-bf16", {"audio_config.rms_norm_eps": 1e-5}, "llama.cpp computes with 1e-06"),
+    ("gemma4_hearing-bf16", {"audio_config.hidden_act": "gelu"}, "ear_act of the tower is 'gelu', and .* 'silu'"),
     ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 

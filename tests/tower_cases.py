@@ -39,7 +39,7 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
     shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for number, (key, text) in enumerate(tokens.items(), first):
         document["added_tokens"].append({"id": number, "content": text, **shared})
-        if key.startswith(("audio_", "image_", "video_", "vision_", "boi_", "eoi_")):
+        if key.endswith(("_token_id", "_token_index")):
             config[key] = number
     (root / "tokenizer.json").write_text(json.dumps(document))
     (root / "config.json").write_text(json.dumps(config))
@@ -72,6 +72,8 @@ def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Key of config.json -> the token of pictures that it names; other keys where it names none."""
     if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5")):
         return _TOKENS["qwen"]
+    if config.get("audio_config") and config["model_type"] == "gemma4":
+        return _TOKENS["gemma4_hearing"]
     vision = config.get("vision_config", {}).get("model_type")
     return _TOKENS.get("pixtral" if (vision, config["model_type"]) in _BREAKING else config["model_type"], {})
 
@@ -100,6 +102,15 @@ _TOKENS = {
         "video_token_id": "<|video|>",
         "boi_token_id": "<|image>",
         "eoi_token_id": "<image|>",
+    },
+    "gemma4_hearing": {
+        "image_token_id": "<|image|>",
+        "video_token_id": "<|video|>",
+        "boi_token_id": "<|image>",
+        "eoi_token_id": "<image|>",
+        "audio_token_id": "<|audio|>",
+        "boa_token_id": "<|audio>",
+        "eoa_token_index": "<audio|>",
     },
     "llama4": {
         "image_token_index": "<|patch|>",

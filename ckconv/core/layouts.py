@@ -34,12 +34,13 @@ Box = tuple[tuple[int, int], ...]
 #: Layouts that are shared: the tensors of a model have a few dozen.
 _KEPT = 1024
 
-#: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w), or exp(w). A tensor
-#: has one of them everywhere or none, so the difference of two says what makes the one out of the other.
-ADD_ONE, NEG_EXP, EXP = 1, 2, 3
+#: What a format stores for a canonical w: 1 + w, or another number more (of float32), or -exp(w), exp(w), or
+#: log(1 + exp(w)). A tensor has one of them everywhere or none, so the difference of two says what makes the one out of
+#: the other.
+ADD_ONE, NEG_EXP, EXP, SOFTPLUS = 1, 2, 3, 5
 
-#: The signs of stored exponentials.
-EXPONENTIALS: Mapping[float, int] = {NEG_EXP: -1, EXP: 1}
+#: The signs of stored exponentials, and of what is log(1 + one).
+EXPONENTIALS: Mapping[float, int] = {NEG_EXP: -1, EXP: 1, SOFTPLUS: 1}
 
 #: Of whole numbers: each is stored higher by its place in its row.
 COUNTED = 4

@@ -28,7 +28,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.dtypes import float32
-from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP
+from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP, SOFTPLUS
 from ckconv.core.metadata import TARGET
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS
@@ -286,6 +286,7 @@ VALUES: Mapping[str, int] = {
     "add_one": ADD_ONE,
     "neg_exp": NEG_EXP,
     "exp": EXP,
+    "softplus": SOFTPLUS,
     WHOLE_NUMBERS: 0,
     EXPERTS: 0,
     COUNTED_NUMBERS: COUNTED,

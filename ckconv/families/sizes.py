@@ -360,8 +360,10 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
     """
     kinds = [kind_of(part, sizes.of(part.row, layer)) for part in sizes.held(stored.parts)]
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
-    same = layout.in_order and len(kinds[0].whole) == len(kinds[0].shape)
-    return None if same else (kinds[0].whole, replace(layout, shared=False))
+    whole, shape = kinds[0].whole, kinds[0].shape
+    moved = whole != shape and sorted(whole) == sorted(shape)  # an axis of one element stands elsewhere
+    same = layout.in_order and len(whole) == len(shape) and not moved
+    return None if same else (whole, replace(layout, shared=False))
 
 
 def factor_of(part: Part, parameters: Mapping[str, Any], layer: int | None = None) -> float:

@@ -61,8 +61,9 @@ def tower_of_document(document: Mapping[str, Any]) -> Family | None:
     """Tower of a whole document's ``model_type``, or ``None``."""
     word = f'"{document.get("model_type")}"'
     found = (tower_family(name) for name, text in _texts().items() if word in text)
-    fits = (one for one in found if document.get("model_type") in one.in_huggingface.names)
-    return next((one for one in fits if _holds(one.in_huggingface.condition, document)), None)
+    named = (one for one in found if document.get("model_type") in one.in_huggingface.names)
+    fits = (one for one in named if _holds(one.in_huggingface.condition, document))
+    return min(fits, key=lambda one: one.in_huggingface.condition is None, default=None)
 
 
 def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | None:

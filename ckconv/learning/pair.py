@@ -23,7 +23,7 @@ from ckconv.families.huggingface_config import flat, text_config
 from ckconv.families.keys import Parameter, ParameterCell
 from ckconv.families.schema import Cell, Family, stored_higher
 from ckconv.io.files import Files
-from ckconv.quant.convert import decode
+from ckconv.quant.convert import decode, shifted
 
 # -- Checkpoint and GGUF of one model: keys, and tensors by pattern ----------------------------------------------------
 
@@ -612,7 +612,7 @@ class Tracer:
             return not value and bool(apart(found, meant) <= APART)
         shift = stored_higher(value)
         if shift in EXPONENTIALS:
-            return bool(np.allclose(EXPONENTIALS[shift] * np.exp(found), meant, rtol=NEAR, atol=0))
+            return bool(np.allclose(shifted(found, shift), meant, rtol=NEAR, atol=0))
         found = found + np.float32(shift) if shift else found
         return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))
 

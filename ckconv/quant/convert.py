@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import COUNTED, EXPONENTIALS, ambiguous
+from ckconv.core.layouts import COUNTED, EXPONENTIALS, SOFTPLUS, ambiguous
 from ckconv.core.named import NamedTuple
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant
@@ -41,11 +41,16 @@ def shifted(floats: Floats, shift: float) -> Floats:
     Exponentials and logarithms are computed in float64 and rounded once.
     """
     with np.errstate(all="ignore"):
+        exact = floats.astype(np.float64)
+        if shift == SOFTPLUS:
+            return np.logaddexp(0.0, exact).astype(np.float32)
         if shift in EXPONENTIALS:
-            return (EXPONENTIALS[shift] * np.exp(floats.astype(np.float64))).astype(np.float32)
+            return (EXPONENTIALS[shift] * np.exp(exact)).astype(np.float32)
         if not ambiguous(shift):
             return floats + np.float32(shift)
-        exact, sign = floats.astype(np.float64), EXPONENTIALS.get(-shift, 0)
+        if shift == -SOFTPLUS:
+            return _shortest(exact + np.log(-np.expm1(-exact)), floats, SOFTPLUS)
+        sign = EXPONENTIALS.get(-shift, 0)
         return _shortest(np.log(sign * exact) if sign else exact + shift, floats, -shift)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ckconv.adapters.model import Change, changes_of
 from ckconv.core.arrays import Doubles, Index, NDArray, Rows
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import COUNTED, EXP, NEG_EXP, ambiguous, plain
+from ckconv.core.layouts import COUNTED, EXP, NEG_EXP, SOFTPLUS, ambiguous, plain
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
 from ckconv.io.files import Files
@@ -112,7 +112,7 @@ def disagreement(sample: Sample, files: Files) -> str:
     else:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
-    logarithms = sample.shift in (-NEG_EXP, -EXP)
+    logarithms = sample.shift in (-NEG_EXP, -EXP, -SOFTPLUS)
     loose = logarithms or merged or (scheme is not None and scheme.factor)
     kind = F32 if several or target is None else target
     least = 0.25 * logarithms
@@ -569,7 +569,9 @@ def _moved(values: Doubles, shift: float) -> Doubles:
         before: Doubles = np.ones(values.shape).cumsum(axis=1) - 1
         return values + before if shift > 0 else values - before
     with np.errstate(all="ignore"):
-        made = np.exp(values) if shift in (NEG_EXP, EXP) else values + shift
+        made = np.exp(values) if shift in (NEG_EXP, EXP, SOFTPLUS) else values + shift
+        if shift == SOFTPLUS:
+            return np.where(values > _STEEP, values, np.log1p(made))
         return -made if shift == NEG_EXP else made
 
 
@@ -580,11 +582,22 @@ def _between(found: Doubles, meant: Doubles, shift: float, dtype: DType) -> NDAr
     """
     with np.errstate(all="ignore"):
         ends = [
-            np.log(-end if shift == -NEG_EXP else end) if shift in (-NEG_EXP, -EXP) else end + shift
+            _logarithm(end, -shift) if shift in (-NEG_EXP, -EXP, -SOFTPLUS) else end + shift
             for end in (meant * (1 - _HALF), meant * (1 + _HALF))
         ]
         low, high = (rounded(end, dtype) for end in ends)
         return (np.minimum(low, high) <= found) & (found <= np.maximum(low, high))
+
+
+#: From where on log(1 + exp(w)) is w, in float32.
+_STEEP = 30.0
+
+
+def _logarithm(stored: Doubles, shift: float) -> Doubles:
+    """Number with this exponential, or this log(1 + exp)."""
+    if shift == SOFTPLUS:
+        return np.where(stored > _STEEP, stored, np.log(np.expm1(stored)))
+    return np.log(-stored if shift == NEG_EXP else stored)
 
 
 def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: float = 0.0) -> NDArray[np.bool_]:
