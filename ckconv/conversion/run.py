@@ -32,6 +32,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.formats import format_of
+from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import seen_as
@@ -41,7 +42,7 @@ from ckconv.io.files import Files
 from ckconv.io.tiles import threads
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
 from ckconv.publish.files import check_parent, check_place, failing
-from ckconv.publish.staging import Outputs, Room
+from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.quant.convert import Action
 from ckconv.quant.quantize import GGML_TYPES, Error, quantizer_of
 from ckconv.signals import noted
@@ -334,7 +335,7 @@ def run(
             look()
             source.begin()
             with failing(Path(target.name)):  # a reader raises its own error
-                staged = _Staged(plan, container, target, files, outputs, verify=verify)
+                staged = _Staged(plan, container, target, files, outputs, side, verify=verify)
                 written_files = staged.write(watcher, sharing)
                 if sharing is not None and not sharing.publishes:  # another run looks at all of it, and publishes
                     losses, results = staged.written(written_files)
@@ -368,10 +369,11 @@ class _Staged:
         target: Destination,
         source: Files,
         outputs: Outputs,
+        side: Mapping[Path, Small],
         *,
         verify: bool,
     ) -> None:
-        self._plan, self._container, self._target = plan, container, target
+        self._plan, self._container, self._target, self._side = plan, container, target, side
         assert target.parent is not None
         self._paths = [target.parent / file.name for file in plan.files]
         self._source, self._outputs, self._verify = source, outputs, verify
@@ -477,7 +479,9 @@ class _Staged:
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
         found = known | Digests(c.extent for c in checksums if c.extent not in known).all()
         compared.check(plan.index.path, checksums, found)
-        check_statements(out, plan.index, plan.options, self._target.name)
+        named = {small.name: self._outputs.staged(path) for path, small in self._side.items()}
+        check_statements(out, plan.index, plan.options, self._target.name, named=named)
+        check_documents(out, named)
         return compared
 
     def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:

@@ -1,0 +1,605 @@
+"""Tokenizers of two models compared, and the documents that one became.
+
+Words, merges, scores and roles of tokens are read here, out of the metadata of a GGUF or the documents of a checkpoint.
+What documents say besides of a GGUF's tokenizer has to be what ``needed.toml`` and its keys say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import tomllib
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import shortest_float32
+from ckconv.core.metadata import beside, document_of
+from ckconv.core.named import NamedTuple
+from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
+from ckconv.io.files import open_source
+from ckconv.verification.content import Fact, read_whole
+
+#: Keys that have to be there, by format, and by model of the tokenizer.
+NEEDED = Path(__file__).with_name("needed.toml")
+
+#: Roles of tokens -> what a GGUF calls them.
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_ALL_ROLES = {**_ROLES, "sep": "seperator", "cls": "cls", "mask": "mask"}
+
+#: Words that stand for a number without one.
+_FILLS = r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?"
+
+TOKENS = "tokenizer.ggml.tokens"
+_FILE, _SETTINGS, _GENERATION, _MODEL = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "tokenizer.model",
+)
+DOCUMENT = f"{_FILE}: "
+
+#: Types of tokens (``enum llama_token_type``), and those that are looked for in a text before anything else.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+
+#: What a ``tokenizer.json`` consists of (``Tokenizer`` of the tokenizers library, version 1.0).
+_PARTS = {
+    *("version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor"),
+    *("decoder", "model"),
+}
+_WORDS = ("vocab", "merges", "unk_token", "unk_id")
+
+#: Bytes of a file that are looked at together.
+_PIECE = 1 << 20
+
+#: Where the list of merges of a ``tokenizer.json`` begins, and whole items of it.
+_MERGES = rb'(?<!\\)"merges"\s*:\s*\['
+_ITEMS = re.compile(rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+', re.DOTALL)
+
+
+class Words(NamedTuple):
+    """The tokenizer of a model; ``None`` and empty where nothing is said.
+
+    Attributes:
+        tokens: number -> text.
+        merges: pairs, with a space between.
+        scores: number -> score of a piece.
+        special, plain: numbers of added tokens that are special, and of those that are not.
+        roles: ``bos``, ``eos``, ... -> number.
+        template: of chats.
+        behind: text of the token that a template puts behind a text.
+    """
+
+    tokens: Mapping[int, str]
+    merges: list[str] | None = None
+    scores: Mapping[int, float] = {}
+    types: Mapping[int, int] = {}
+    special: frozenset[int] = frozenset()
+    roles: Mapping[str, int] = {}
+    template: str | None = None
+    behind: str = ""
+
+
+@cache
+def needed() -> Mapping[str, Mapping[str, Any]]:
+    """The table of what an output has to say."""
+    return tomllib.loads(NEEDED.read_text())
+
+
+def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Everything in which the tokenizer of an output is not its source's."""
+    files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
+    theirs = _words_of(source, _json(beside(source), _FILE))
+    merges = theirs is None or theirs.merges is not None
+    document = _json(files, _FILE, read_whole if merges else _without_merges)
+    made = made and source.metadata_kind is MetadataKind.TYPED
+    for name in [name for name in (_FILE, _SETTINGS, _GENERATION) if made and name in files]:
+        if not (document if name == _FILE else _json(files, name)):
+            yield Fact(name, "no JSON object", "one")
+            return
+    ours = _words_of(out, document, merges=merges)
+    if ours is None and theirs is not None and made and document:
+        yield Fact("model.vocab", "no list of words", "one", _FILE)
+    if ours is None or theirs is None:
+        return
+    yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
+    if made:
+        yield from _of_documents(files, document, source, theirs)
+
+
+# -- Words ------------------------------------------------------------------------------------------------------------
+
+
+def _words_of(index: TensorIndex, document: Mapping[str, Any], *, merges: bool = True) -> Words | None:
+    """The tokenizer of a model, ``None`` where that is not read here.
+
+    Args:
+        document: ``tokenizer.json``.
+        merges: those of ``tokenizer.json`` are looked at: there may be hundreds of times as many as there are words.
+    """
+    if index.metadata_kind is MetadataKind.TYPED:
+        return _words_of_keys(index) if TOKENS in index.metadata else None
+    return _words_of_document(index, document, merges=merges) if index.metadata_kind is MetadataKind.DOCUMENT else None
+
+
+def roles_of_keys(index: TensorIndex) -> dict[str, int]:
+    """Numbers of tokens with a role that keys of a GGUF say."""
+    found = {role: stored_value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
+    return {role: number for role, number in found.items() if isinstance(number, int)}
+
+
+def _words_of_keys(index: TensorIndex) -> Words:
+    lists = {
+        name: stored_value(index, f"tokenizer.ggml.{name}") for name in ("tokens", "token_type", "scores", "merges")
+    }
+    tokens, types, scores = (
+        dict(enumerate(lists[name] if isinstance(lists[name], list) else ()))
+        for name in ("tokens", "token_type", "scores")
+    )
+    return Words(
+        tokens,
+        lists["merges"],
+        scores,
+        types,
+        frozenset(number for number, kind in types.items() if kind == _CONTROL),
+        roles_of_keys(index),
+        stored_value(index, "tokenizer.chat_template"),
+    )
+
+
+def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merges: bool) -> Words | None:
+    files = beside(index)
+    model = document.get("model")
+    if not isinstance(model, dict):
+        return None
+    vocab, scores = model.get("vocab"), {}
+    if isinstance(vocab, list):
+        tokens = {number: str(pair[0]) for number, pair in enumerate(vocab)}
+        scores = {number: float(pair[1]) for number, pair in enumerate(vocab)}
+    elif isinstance(vocab, dict):
+        tokens = {number: text for text, number in vocab.items()}
+    else:
+        return None
+    special, words = set(), {text: number for number, text in tokens.items()}
+    free = max(tokens, default=-1) + 1
+    doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
+    for added in document.get("added_tokens") or ():  # a word keeps its number, any other token gets the next one
+        text = added["content"]
+        number = words.setdefault(text, free)
+        free = max(free, number + 1)
+        tokens[number] = text
+        special |= {number} if added.get("special") and text not in doubted else set()
+    merged = model.get("merges") if merges else None
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
+    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None, _behind(document))
+
+
+def _behind(document: Mapping[str, Any]) -> str:
+    """The special token that ends the template of a ``tokenizer.json``."""
+    processor = document.get("post_processor")
+    steps = [processor, *(processor.get("processors") or ())] if isinstance(processor, dict) else []
+    for step in steps:
+        single = step.get("single") if isinstance(step, dict) else None
+        special = single[-1].get("SpecialToken") if isinstance(single, list) and single else None
+        if isinstance(special, dict):
+            return str(special.get("id"))
+    return ""
+
+
+def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Added tokens of ``tokenizer_config.json``."""
+    found = _json(files, "tokenizer_config.json").get("added_tokens_decoder")
+    return {key: token for key, token in found.items() if isinstance(token, dict)} if isinstance(found, dict) else {}
+
+
+def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
+    """Numbers of tokens with a role, of the tokenizer or of config.json."""
+    numbers = {text: number for number, text in tokens.items()}
+    settings = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
+    config, found = document_of(index.metadata), {}
+    for role in _ROLES:
+        said = settings.get(f"{role}_token")
+        text = said.get("content") if isinstance(said, dict) else said
+        number = numbers.get(text) if isinstance(text, str) else config.get(f"{role}_token_id")
+        if isinstance(number, int):
+            found[role] = number
+    return found
+
+
+def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
+    prefix = "tokenizer.ggml." if typed else DOCUMENT
+    for number, text in theirs.tokens.items():
+        found = ours.tokens.get(number)
+        if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):
+            continue
+        if not (re.fullmatch(_FILLS, text) and (found is None or re.fullmatch(_FILLS, found))):
+            yield Fact(f"{prefix}tokens[{number}]", shown(found), shown(text))
+            break
+    if ours.merges is not None and theirs.merges is not None and ours.merges != theirs.merges:
+        yield first_difference(f"{prefix}merges", ours.merges, theirs.merges)
+    if ours.scores and theirs.scores:
+        kinds = ours.types or theirs.types
+        both = (n for n in theirs.scores if n in ours.scores and kinds.get(n, _NORMAL) == _NORMAL)
+        wrong = (n for n in both if not _near(ours.scores[n], theirs.scores[n]))
+        if (at := next(wrong, None)) is not None:
+            yield Fact(f"{prefix}scores[{at}]", shown(ours.scores[at]), shown(theirs.scores[at]))
+    if ours.types and theirs.types and ours.types != theirs.types:
+        yield first_difference(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
+    elif ours.special and theirs.special and (ours.types or theirs.types):
+        unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == _UNKNOWN}
+        for number in sorted(theirs.special - ours.special - unknown)[:1]:  # other documents may add to them
+            yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
+    for role, number in theirs.roles.items():
+        said = ours.roles.get(role)
+        one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
+        if one and ours.tokens.get(number) in needed()["ends"]["texts"]:
+            continue  # a GGUF has one key for what ends a text and for what is put behind one
+        if role == "unk" and said is None and theirs.types.get(number) in (_NORMAL, _UNUSED):
+            continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
+        if said != number and number in theirs.tokens:
+            yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number))
+
+
+def _spelled(text: str) -> Iterator[str]:
+    """A word in each spelling in which it may be stored.
+
+    One of BERT's begins with a space, or with none where others have ``##``.
+    """
+    yield text
+    yield text.removeprefix("▁") if text.startswith("▁") else f"##{text}"
+
+
+def _near(one: float, other: float) -> bool:
+    return shortest_float32(one) == shortest_float32(other)
+
+
+def first_difference(key: str, mine: Any, meant: Any) -> Fact:
+    """The first difference between two lists, or two other values."""
+    if isinstance(mine, list) and isinstance(meant, list):
+        at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
+        if at is not None:
+            return Fact(f"{key}[{at}]", shown(mine[at]), shown(meant[at]))
+        return Fact(key, f"a list of {len(mine):,}", f"one of {len(meant):,}")
+    return Fact(key, shown(mine), shown(meant))
+
+
+def shown(value: Any) -> str | None:
+    """A value as a fact has it."""
+    if value is None:
+        return None
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- Documents that were made of a GGUF's tokenizer --------------------------------------------------------------------
+
+
+def _of_documents(
+    files: Mapping[str, Path], document: Mapping[str, Any], source: TensorIndex, words: Words
+) -> Iterator[Fact]:
+    keys = _Keys(source, words)
+    yield from (fact._replace(file=_FILE) for fact in _of_steps(document, keys) if document)
+    settings = _json(files, _SETTINGS)
+    yield from (fact._replace(file=_SETTINGS) for fact in _of_settings(settings, keys) if settings)
+    if generation := _json(files, _GENERATION):
+        yield from (fact._replace(file=_GENERATION) for fact in _of_generation(generation, keys))
+    if document and words.scores and words.merges is None and keys.kind == "llama":
+        yield from _of_made_merges(files[_FILE], words)
+    if _MODEL in files:
+        ours, meant = read_whole(files[_MODEL]), keys.model_file()
+        if ours != meant:
+            at = next((n for n, pair in enumerate(zip(ours, meant, strict=False)) if pair[0] != pair[1]), None)
+            where = f" another from byte {at:,} on" if at is not None else ""
+            yield Fact(_MODEL, f"of {len(ours):,} bytes{where}", f"one of {len(meant):,}")
+
+
+class _Keys:
+    """Tokenizer of a GGUF by its keys, or by the defaults of llama.cpp."""
+
+    def __init__(self, source: TensorIndex, words: Words) -> None:
+        self._source, self.words = source, words
+        self.kind = str(self.value("model", ""))
+        self.pre = self.kind if self.kind == "gemma4" else str(self.value("pre", ""))
+        self.name = str(stored_value(source, "general.name") or "").lower()
+        table = needed()["adds"]
+        self.bert = self.kind == "bert"
+        self.prefix = self.kind in ("llama", "t5") and self.value("add_space_prefix", self.kind == "llama")
+        begins = self.value("add_bos_token", self.kind == "llama" or (self.kind == "gpt2" and self.pre in table["bos"]))
+        self.begins = self.bert or begins or (self.kind not in ("llama", "t5") and self.pre in table["always"])
+        self.ends = self.bert or self.value("add_eos_token", self.kind == "t5")
+        said = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in _ALL_ROLES.items()}
+        roles = {role: number for role, number in said.items() if isinstance(number, int) and number >= 0}
+        self.roles = {**needed()["roles"].get(self.kind, {}), **roles}
+        if self.bert:
+            self.roles = {"eos": self.roles["sep"], **self.roles, "cls": self.roles["bos"]}
+
+    def value(self, key: str, otherwise: Any) -> Any:
+        """Value of a key of the type of another, or that one."""
+        found = stored_value(self._source, f"tokenizer.ggml.{key}")
+        return found if type(found) is type(otherwise) else otherwise
+
+    def text(self, role: str) -> str | None:
+        """Text of the token with a role, if it is looked for in a text."""
+        number = self.roles.get(role, -1)
+        return self.words.tokens.get(number) or None if self.words.types.get(number) in _ADDED else None
+
+    def fills(self, number: int) -> bool:
+        """Whether a token only fills a row."""
+        text, kind = self.words.tokens[number], self.words.types.get(number, _NORMAL)
+        return not text or (kind in (_UNUSED, _UNKNOWN) and text == f"[PAD{number}]")
+
+    @property
+    def added(self) -> Iterator[int]:
+        """Numbers of tokens that are looked for in a text."""
+        return (n for n, kind in self.words.types.items() if kind in _ADDED and not self.fills(n))
+
+    @property
+    def unknown(self) -> int | None:
+        """Number of the token for what is no other's."""
+        found = [n for n in self.added if self.words.types[n] == _UNKNOWN]
+        named = self.roles.get("unk", 0)
+        return found[0] if found else named if self.words.types.get(named) in _ADDED else None
+
+    @property
+    def steps(self) -> str:
+        """Name of what a text goes through in the table ``steps``."""
+        if self.kind == "llama":
+            return f"llama{' prefix' * self.prefix}"
+        if self.kind == "t5":
+            rules = " map" * bool(self.charsmap) + " one space" * self.value("remove_extra_whitespaces", False)
+            return f"t5{rules}{' prefix' * self.prefix}"
+        if self.bert:
+            lower = self.value("normalizer.lowercase", True)
+            return f"bert{' lower' * lower}{' accents' * self.value('normalizer.strip_accents', lower)}"
+        return self.pre
+
+    @property
+    def charsmap(self) -> bytes:
+        """Rules of SentencePiece for characters."""
+        return bytes(byte % 256 for byte in self.value("precompiled_charsmap", []))
+
+    def templates(self) -> str | list[dict[str, str]] | None:
+        """Templates of chats: one, or several by name."""
+        key, found = "tokenizer.chat_template", {}
+        for name in [name for name in self._source.metadata if name == key or name.startswith(f"{key}.")]:
+            text = stored_value(self._source, name)
+            if isinstance(text, str) and text:
+                found[name.removeprefix(key).removeprefix(".") or "default"] = text.encode("utf-8", "replace").decode()
+        if found.keys() <= {"default"}:
+            return found.get("default")
+        return [
+            {"name": name, "template": text} for name, text in sorted(found.items(), key=lambda f: f[0] != "default")
+        ]
+
+    def model_file(self) -> bytes:
+        """A ``tokenizer.model`` (``sentencepiece_model.proto``)."""
+        tokens, types, scores = self.words.tokens, self.words.types, self.words.scores
+        count = len(tokens)
+        while count and self.fills(count - 1):
+            count -= 1
+        parts = []
+        for number in range(count):
+            kind = _UNKNOWN if number == self.unknown else types[number]
+            kind = kind if _NORMAL <= kind <= _BYTE and not self.fills(number) else _UNUSED
+            text = tokens[number] or f"[PAD{number}]"
+            data = (text.replace(" ", "▁") if types[number] == _USER_DEFINED else text).encode()
+            body = b"\x0a" + _varint(len(data)) + data + b"\x15" + struct.pack("<f", scores[number])
+            body += bytes((0x18, kind)) if kind != _NORMAL else b""
+            parts += [b"\x0a", _varint(len(body)), body]
+        unigram = self.kind == "t5"
+        trainer = [b"\x18", _varint(1 if unigram else 2), b"\x20", _varint(count), b"\x98\x02", _varint(not unigram)]
+        for field, role in enumerate(("unk", "bos", "eos", "pad"), 40):
+            found = self.unknown if role == "unk" else self.roles.get(role, -1)
+            assert found is not None
+            trainer += [_varint(field << 3), _varint(found % (1 << 64))]
+            if 0 <= found < count:
+                number = found
+                text = tokens[number] or f"[PAD{number}]"
+                data = (text.replace(" ", "▁") if types[number] == _USER_DEFINED else text).encode()
+                trainer += [_varint((field + 5) << 3 | 2), _varint(len(data)), data]
+        rules = [b"\x12", _varint(len(self.charsmap)), self.charsmap] if unigram and self.charsmap else []
+        one = unigram and self.value("remove_extra_whitespaces", False)
+        normalizer = [b"\x0a\x08identity", *rules, b"\x18", _varint(self.prefix), b"\x20", _varint(one)]
+        for tag, message in ((b"\x12", b"".join(trainer)), (b"\x1a", b"".join(normalizer))):
+            parts += [tag, _varint(len(message)), message]
+        return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    more = []
+    while value > 0x7F:
+        more.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*more, value))
+
+
+def _of_steps(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
+    """What a ``tokenizer.json`` says besides its words."""
+    if document.keys() != _PARTS:
+        yield Fact(min(document.keys() ^ _PARTS), None, "what the tokenizers library reads")
+        return
+    model = document["model"]
+    found = {key: document[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
+    found["model"] = {key: value for key, value in model.items() if key not in _WORDS}
+    text, maps = json.dumps(found, sort_keys=True), []
+    for encoded in re.findall(r'"precompiled_charsmap": "([^"]*)"', text):
+        text = text.replace(encoded, "")
+        maps.append(b64decode(encoded))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    if keys.steps not in needed()["steps"].get(digest, ()):
+        yield Fact("pre_tokenizer", f"with other steps ({digest})", f"those of {keys.steps!r}")
+    if maps != [keys.charsmap] * len(maps):
+        yield Fact("normalizer", "with other rules for characters", "those of precompiled_charsmap")
+    unknown = keys.unknown if keys.kind != "gpt2" or keys.pre in needed()["adds"]["pieces"] else None
+    word = keys.words.tokens.get(unknown) if unknown is not None else None
+    if model.get("unk_id", unknown) != unknown or model.get("unk_token", word) != word:
+        yield Fact("model.unk_token", shown(model.get("unk_token", model.get("unk_id"))), shown(word))
+    added = {token["id"]: token for token in document["added_tokens"]}
+    swallows = any(word in keys.name for word in needed()["strips"]["names"])
+    for number in keys.added:
+        content = keys.words.tokens[number]
+        meant = {"id": number, "content": content, "single_word": False, "lstrip": False, "normalized": False}
+        meant["special"] = keys.words.types[number] != _USER_DEFINED
+        meant["rstrip"] = swallows and content not in needed()["strips"]["but"]
+        if added.pop(number, None) != meant:
+            yield Fact(f"added_tokens[{number}]", "another", shown(content))
+            break
+    for number in added:
+        yield Fact(f"added_tokens[{number}]", "one", "a word like others")
+        break
+    yield from _of_ends(document["post_processor"], keys)
+
+
+def _of_ends(processor: Any, keys: _Keys) -> Iterator[Fact]:
+    """Faults of the tokens around a text, or around each of two."""
+    members = (processor or {}).get("processors", [processor] if processor else [])
+    template: Mapping[str, Any] = next((member for member in members if member.get("type") == "TemplateProcessing"), {})
+    roles = ("bos" if keys.begins else "", ("sep" if keys.bert else "eos") if keys.ends else "")
+    begin, end = ([keys.text(role)] if role else [] for role in roles)
+    around = {"single": [*begin, None, *end], "pair": [*begin, None, *end] * 2} if begin or end else {}
+    for key, meant in around.items():
+        found = [item.get("SpecialToken", {}).get("id") for item in template.get(key, ())]
+        if found != meant:
+            yield Fact(f"post_processor.{key}", shown(found), shown(meant))
+    whole = "ByteLevel" if keys.kind == "gpt2" and keys.pre not in needed()["adds"]["pieces"] else ""
+    wanted = [kind for kind in (whole, "TemplateProcessing" if around else "") if kind]
+    found = [member.get("type") for member in members]
+    if found != wanted or (len(wanted) > 1 and processor.get("type") != "Sequence"):
+        yield Fact("post_processor.type", shown(found), shown(wanted))
+    ids = {keys.text(role): [keys.roles[role]] for role in roles if role}
+    said = {text: token["ids"] for text, token in template.get("special_tokens", {}).items()}
+    if said != ids:
+        yield Fact("post_processor.special_tokens", shown(said), shown(ids))
+
+
+def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
+    """Faults of a ``tokenizer_config.json``."""
+    plain = {"add_bos_token": keys.begins, "add_eos_token": keys.ends, "clean_up_tokenization_spaces": False}
+    meant = {**plain, "tokenizer_class": "PreTrainedTokenizerFast"}
+    roles = [role for role in _ALL_ROLES if role != "unk" or not keys.words.scores]
+    meant |= {f"{role}_token": keys.text(role) for role in roles}
+    meant["chat_template"] = keys.templates()
+    for key, value in meant.items():
+        if type(settings.get(key)) is not type(value) or settings.get(key) != value:
+            yield Fact(key, shown(settings.get(key)), shown(value))
+    for number, token in settings.get("added_tokens_decoder", {}).items():
+        text, kind = keys.words.tokens.get(int(number)), keys.words.types.get(int(number))
+        if token.get("content") != text or token.get("special") is not (kind == _CONTROL):
+            yield Fact(f"added_tokens_decoder.{number}", shown(token.get("content")), shown(text))
+
+
+def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
+    """Faults of a ``generation_config.json``."""
+    for role in ("bos", "pad"):
+        said = document.get(f"{role}_token_id")
+        if said is not None and said != keys.roles.get(role):
+            yield Fact(f"{role}_token_id", shown(said), shown(keys.roles.get(role)))
+    said = document.get("eos_token_id", [])
+    also = {keys.value(f"{name}_token_id", -1) for name in ("eot", "eom")}
+    for number in said if isinstance(said, list) else [said]:
+        if (
+            number not in {keys.roles.get("eos"), *also}
+            and keys.words.tokens.get(number) not in needed()["ends"]["texts"]
+        ):
+            yield Fact("eos_token_id", shown(number), shown(keys.roles.get("eos")))
+
+
+def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> Iterator[Fact]:
+    """Words in a bump file that are not the source's.
+
+    Args:
+        entries: name -> bytes: ``vocab_offsets`` (int32, a word each), ``vocab_strings`` (UTF-8, a NUL behind each),
+            ``vocab_scores`` (float32), ``vocab_types`` (uint8), ``vocab_merges`` (int32: left, right, both).
+        rows: words that there are.
+    """
+    theirs = _words_of(source, _json(beside(source), _FILE, _without_merges), merges=False)
+    if "vocab_strings" not in entries or theirs is None:
+        return
+    strings = entries["vocab_strings"]
+    offsets = struct.unpack(f"<{rows}i", entries["vocab_offsets"])
+    ends = (*offsets[1:], len(strings))
+    words = [strings[at:end].removesuffix(b"\0") for at, end in zip(offsets, ends, strict=True)]
+    for number, text in theirs.tokens.items():
+        if number < rows and text and words[number] != text.encode("utf-8", "surrogateescape"):
+            yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
+            break
+    for name, code, known in (("vocab_scores", "f", theirs.scores), ("vocab_types", "B", theirs.types)):
+        kept = struct.unpack(f"<{rows}{code}", entries[name]) if name in entries else ()
+        if source.metadata_kind is MetadataKind.TYPED and kept and known:
+            wrong = (n for n, value in known.items() if n < rows and kept[n] != value)
+            if (at := next(wrong, None)) is not None:
+                yield Fact(f"{name}[{at}]", shown(kept[at]), shown(known[at]))
+    for number, (left, right, both) in enumerate(struct.iter_unpack("<3i", entries.get("vocab_merges", b""))):
+        if not all(0 <= n < rows for n in (left, right, both)) or words[left] + words[right] != words[both]:
+            yield Fact(f"vocab_merges[{number}]", shown([left, right, both]), "two words and what they make")
+            break
+
+
+def _of_made_merges(path: Path, words: Words) -> Iterator[Fact]:
+    """Faults of merges that make pieces: order of scores, halves that are words."""
+    numbers = {text: number for number, text in words.tokens.items()}
+    last, count = float("inf"), 0
+    for merge in _merges_in(path):
+        left, _, right = merge.partition(" ")
+        number = numbers.get(left + right)
+        halves = all(len(half) == 1 or half in numbers for half in (left, right))
+        if number is None or not left or not right or not halves or words.scores[number] > last:
+            yield Fact(f"{DOCUMENT}merges[{count}]", shown(merge), "pieces in the order of their scores")
+            return
+        last, count = words.scores[number], count + 1
+
+
+# -- Files -----------------------------------------------------------------------------------------------------------
+
+
+def pieces(path: Any) -> Iterator[bytes]:
+    """The bytes of a file, some at a time."""
+    with open_source(path) as source:
+        for at in range(0, source.size or 0, _PIECE):
+            yield source.read_at(at, min(_PIECE, (source.size or 0) - at))
+
+
+def _parts_of(path: Any) -> Iterator[tuple[bool, bytes]]:
+    """Bytes of a ``tokenizer.json``, and whether they are merges."""
+    rest, within = b"", False
+    for piece in pieces(path):
+        data, at = rest + piece, 0
+        if not within:
+            start = re.search(_MERGES, data)
+            at = start.end() if start else max(0, len(data) - len(piece))
+            within = start is not None
+            yield False, data[:at]
+        if within:
+            items = _ITEMS.match(data, at)
+            assert items is not None
+            yield True, data[at : items.end()]
+            at = items.end()
+            within = data[at : at + 1] != b"]"
+        rest = data[at:]
+    yield False, rest
+
+
+def _without_merges(path: Any) -> bytes:
+    """A ``tokenizer.json`` with an empty list of merges, in bounded memory."""
+    return b"".join(data for within, data in _parts_of(path) if not within)
+
+
+def _merges_in(path: Any) -> Iterator[str]:
+    for within, data in _parts_of(path):
+        if within:
+            yield from json.loads(b"[" + data.strip(b", \r\n\t") + b"]")
+
+
+def _json(files: Mapping[str, Any], name: str, read: Callable[[Any], bytes] = read_whole) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        found = json.loads(read(files[name]))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
