@@ -29,6 +29,7 @@ import ckconv
 from ckconv.__main__ import run
 from ckconv.comparison import verify
 from ckconv.core import metadata as typed
+from ckconv.publish.files import pieces_of
 from ckconv.verification import statements, tensors
 from ckconv.verification.content import items_of
 
@@ -37,7 +38,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 #: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
 READS = (
     r"conversion/follow:((Growing|Progress)\..+|compare\.<locals>\..+)"
-    r"|publish/files:(open_regular|close_unwritten|same_file|_remember|_require_regular)"
+    r"|publish/files:(there|open_regular|close_unwritten|same_file|_remember|_require_regular)"
 )
 
 #: Told the function that has the bug, what stands in its place.
@@ -613,6 +614,51 @@ def of_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
 MADE, COPIED, CONFIG = "GgufPlanner._metadata", "GgufPlanner._copied", "safetensors.config_json:config_json"
 GEMMA, AUTO = "gguf/gemma3-text-bf16.auto.gguf", "gguf/llama-tied-bf16.auto.gguf"
 
+
+def keyed_in(key: str, value: Any = None) -> Bug:
+    """A document is without a key, or has another value under it."""
+    return touched(lambda made: {k: v for k, v in made.items() if k != key} | ({} if value is None else {key: value}))
+
+
+def in_entries(name: str, change: Callable[[bytes], bytes]) -> Bug:
+    """One of the entries of words that a bump file has is changed."""
+    return touched(lambda made: {**made, name: change(made[name])})
+
+
+def without_decoder(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The document of a tokenizer says no decoder."""
+
+    def wrong(*args: Any) -> Any:
+        data = b"".join(pieces_of(real(*args)))
+        return json.dumps(json.loads(data) | {"decoder": None}).encode()
+
+    return wrong
+
+
+#: What is wrong with documents that are made of a GGUF's tokenizer.
+TOKENIZERS: list[tuple[str, str, Bug, str]] = [
+    ("tokenizer.json is none", "tokenizer.huggingface:_texts", lambda real: lambda *args: iter(["{"]), AUTO),
+    ("steps of a text", "tokenizer.vocabulary:_member", keyed_in("invert", True), AUTO),
+    ("a letter more in a step", "tokenizer.vocabulary:_member", keyed_in("behavior", "Removed"), AUTO),
+    ("no decoder of bytes", "tokenizer.huggingface:byte_level", without_decoder, AUTO),
+    ("a special token is a word", "tokenizer.huggingface:added_tokens", touched(lambda made: made[1:]), AUTO),
+    ("a beginning around a text", "tokenizer.huggingface:around", touched(lambda made: None), AUTO),
+    ("settings add an end", "tokenizer.huggingface:tokenizer_config", keyed_in("add_eos_token", "add_eos_token"), AUTO),
+    ("settings without a role", "tokenizer.huggingface:tokenizer_config", keyed_in("eos_token"), AUTO),
+    ("another end of generation", "tokenizer.huggingface:generation_config", keyed_in("eos_token_id", 7), AUTO),
+    (
+        "tokenizer.model is none",
+        "tokenizer.sentencepiece:encode",
+        touched(lambda data: data[:14] + b"x" + data[15:]),
+        GEMMA,
+    ),
+    ("merges in reverse", "tokenizer.huggingface:merges_of", touched(lambda made: iter([*made][::-1])), GEMMA),
+]
+
+BUMP, QWEN3 = ("--to", "bump", "--bump-version", "5"), "hf/qwen3-tied-bf16"
+BUMP_CONFIG, ENTRIES = "bump.write:_config", "tokenizer.vocabulary:tokenizer_entries"
+ENGINE = ("embed_dim", "attn_out_dim", "vocab_size", "rotary_dim", "rms_eps", "rope_scaling_type", "head_dim")
+
 CONTENT = [
     *(
         Case(f"{name}, {kind}", where, bug(), source, GGUF)
@@ -657,6 +703,27 @@ CONTENT = [
     Case("config.json without a window", CONFIG, documented("sliding_window"), "hf/gemma3-text-bf16", PLAIN),
     Case("config.json with another window", CONFIG, documented("sliding_window", 31), "hf/gemma3-text-bf16", PLAIN),
     Case("tokenizer.json: tokens shifted by one", "tokenizer.huggingface:byte_level", of_tokens, AUTO, PLAIN),
+    *(
+        Case(f"{name}, {asked[1]}", where, bug, source, asked)
+        for name, where, bug, source in TOKENIZERS
+        for asked in (PLAIN, MLX)
+    ),
+    *(
+        Case(f"bump: {key} is {'missing' if value is None else value}", BUMP_CONFIG, keyed_in(key, value), AUTO, BUMP)
+        for key, value in [*((key, None) for key in ENGINE), ("rope_theta", 1.0), ("rope_attn_factor", 2.0)]
+    ),
+    Case("bump: no count of merges", "bump.write:manifest", keyed_in("num_merges"), AUTO, BUMP),
+    Case("bump: norms of Q and K are not said", "bump.write:manifest", keyed_in("has_qk_norm", False), QWEN3, BUMP),
+    Case("bump: no rms_norm_eps", "bump.write:config_json", keyed_in("rms_norm_eps"), HF, BUMP),
+    *(
+        Case(f"bump: {name} of words", ENTRIES, in_entries(name, change), AUTO, BUMP)
+        for name, change in (
+            ("vocab_offsets", lambda data: data[4:] + data[:4]),
+            ("vocab_strings", lambda data: data.replace(b"a", b"b", 1)),
+            ("vocab_types", lambda data: bytes([data[0] ^ 1]) + data[1:]),
+            ("vocab_merges", lambda data: data[12:-8] + data[:12] + data[-8:]),
+        )
+    ),
 ]
 
 

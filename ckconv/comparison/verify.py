@@ -428,8 +428,9 @@ def verify_whole(
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
+    check_documents(out, asked.named)
     meant = content_of_plan(plan.contents())
-    said = islice(faults_of(out, source, options), ENOUGH)
+    said = islice(faults_of(out, source, options, asked.named), ENOUGH)
     planned = islice(differences(content_of_index(out, asked.named), meant), ENOUGH)
     faults = [*dict.fromkeys(str(fact) for fact in (*said, *planned))]
     if faults:

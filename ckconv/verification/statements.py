@@ -258,11 +258,9 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
     documents = {name: json.loads(data) for name, data in content.files.items() if name.endswith(".json")}
     for name, keys in table["documents"].items():
         file, _, part = name.partition(":")
-        whole = documents.get(file)
-        if whole is None or (part and out.version not in (4, 5)) or (file == CONFIG_NAME and out.version != 3):
-            continue
+        whole = documents.get(file, {})
         stated = whole.get(part, {}) if part else whole
-        for key in keys:
+        for key in keys if whole else ():
             meant = numbers.get(key)
             if key not in stated:
                 yield Fact(f"{part}.{key}".removeprefix("."), None, "one", file)

@@ -419,7 +419,7 @@ def _varint(value: int) -> bytes:
 
 
 def _of_steps(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
-    """What a ``tokenizer.json`` says besides its words."""
+    """Faults of a ``tokenizer.json``, words apart."""
     if document.keys() != _PARTS:
         yield Fact(min(document.keys() ^ _PARTS), None, "what the tokenizers library reads")
         return
@@ -541,7 +541,7 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
 
 
 def _of_made_merges(path: Path, words: Words) -> Iterator[Fact]:
-    """Faults of merges that make pieces: order of scores, halves that are words."""
+    """Faults of merges that make pieces, of their order and halves."""
     numbers = {text: number for number, text in words.tokens.items()}
     last, count = float("inf"), 0
     for merge in _merges_in(path):
