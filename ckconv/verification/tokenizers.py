@@ -13,7 +13,7 @@ import struct
 import tomllib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -338,7 +338,7 @@ class _Keys:
         """Numbers of tokens that are looked for in a text."""
         return (n for n, kind in self.words.types.items() if kind in _ADDED and not self.fills(n))
 
-    @property
+    @cached_property
     def unknown(self) -> int | None:
         """Number of the token for what is no other's."""
         found = [n for n in self.added if self.words.types[n] == _UNKNOWN]
@@ -358,7 +358,7 @@ class _Keys:
             return f"bert{' lower' * lower}{' accents' * self.value('normalizer.strip_accents', lower)}"
         return self.pre
 
-    @property
+    @cached_property
     def charsmap(self) -> bytes:
         """Rules of SentencePiece for characters."""
         return bytes(byte % 256 for byte in self.value("precompiled_charsmap", []))
@@ -379,18 +379,22 @@ class _Keys:
     def model_file(self) -> bytes:
         """A ``tokenizer.model`` (``sentencepiece_model.proto``)."""
         tokens, types, scores = self.words.tokens, self.words.types, self.words.scores
-        count = len(tokens)
+        count, pack = len(tokens), struct.Struct("<f").pack
         while count and self.fills(count - 1):
             count -= 1
-        parts = []
+        made, unknown, one_byte = bytearray(), self.unknown, [bytes((n,)) for n in range(0x80)]
         for number in range(count):
-            kind = _UNKNOWN if number == self.unknown else types[number]
-            kind = kind if _NORMAL <= kind <= _BYTE and not self.fills(number) else _UNUSED
-            text = tokens[number] or f"[PAD{number}]"
-            data = (text.replace(" ", "▁") if types[number] == _USER_DEFINED else text).encode()
-            body = b"\x0a" + _varint(len(data)) + data + b"\x15" + struct.pack("<f", scores[number])
-            body += bytes((0x18, kind)) if kind != _NORMAL else b""
-            parts += [b"\x0a", _varint(len(body)), body]
+            text, kind = tokens[number], types[number]
+            data = (text.replace(" ", "▁") if kind == _USER_DEFINED else text or f"[PAD{number}]").encode()
+            if number == unknown:
+                kind = _UNKNOWN
+            elif kind != _NORMAL or not text:
+                kind = kind if _NORMAL <= kind <= _BYTE and not self.fills(number) else _UNUSED
+            size = one_byte[len(data)] if len(data) < 0x80 else _varint(len(data))
+            tail = b"" if kind == _NORMAL else bytes((0x18, kind))
+            length = 1 + len(size) + len(data) + 5 + len(tail)
+            made += b"\x0a" + (one_byte[length] if length < 0x80 else _varint(length)) + b"\x0a" + size + data
+            made += b"\x15" + pack(scores[number]) + tail
         unigram = self.kind == "t5"
         trainer = [b"\x18", _varint(1 if unigram else 2), b"\x20", _varint(count), b"\x98\x02", _varint(not unigram)]
         for field, role in enumerate(("unk", "bos", "eos", "pad"), 40):
@@ -406,8 +410,8 @@ class _Keys:
         one = unigram and self.value("remove_extra_whitespaces", False)
         normalizer = [b"\x0a\x08identity", *rules, b"\x18", _varint(self.prefix), b"\x20", _varint(one)]
         for tag, message in ((b"\x12", b"".join(trainer)), (b"\x1a", b"".join(normalizer))):
-            parts += [tag, _varint(len(message)), message]
-        return b"".join(parts)
+            made += tag + _varint(len(message)) + message
+        return bytes(made)
 
 
 def _varint(value: int) -> bytes:
@@ -543,15 +547,15 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
 def _of_made_merges(path: Path, words: Words) -> Iterator[Fact]:
     """Faults of merges that make pieces, of their order and halves."""
     numbers = {text: number for number, text in words.tokens.items()}
-    last, count = float("inf"), 0
+    scores, last, count = words.scores, float("inf"), 0
     for merge in _merges_in(path):
         left, _, right = merge.partition(" ")
         number = numbers.get(left + right)
-        halves = all(len(half) == 1 or half in numbers for half in (left, right))
-        if number is None or not left or not right or not halves or words.scores[number] > last:
+        halves = (len(left) == 1 or left in numbers) and (len(right) == 1 or right in numbers)
+        if number is None or not halves or scores[number] > last:
             yield Fact(f"{DOCUMENT}merges[{count}]", shown(merge), "pieces in the order of their scores")
             return
-        last, count = words.scores[number], count + 1
+        last, count = scores[number], count + 1
 
 
 # -- Files -----------------------------------------------------------------------------------------------------------
