@@ -104,7 +104,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
             return
     ours = _words_of(out, document, merges=merges)
     if ours is None and theirs is not None and made and document:
-        yield Fact("model.vocab", "no list of words", "one", _FILE)
+        yield Fact("vocab", "no list of words", "one", _FILE)
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
