@@ -714,6 +714,7 @@ CONTENT = [
     ),
     Case("bump: no count of merges", "bump.write:manifest", keyed_in("num_merges"), AUTO, BUMP),
     Case("bump: norms of Q and K are not said", "bump.write:manifest", keyed_in("has_qk_norm", False), QWEN3, BUMP),
+    Case("bump: no types of matrices", "bump.write:_summary", touched(lambda made: None), AUTO, BUMP),
     Case("bump: no rms_norm_eps", "bump.write:config_json", keyed_in("rms_norm_eps"), HF, BUMP),
     *(
         Case(f"bump: {name} of words", ENTRIES, in_entries(name, change), AUTO, BUMP)

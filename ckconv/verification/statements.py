@@ -262,7 +262,7 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
         stated = whole.get(part, {}) if part else whole
         for key in keys if whole else ():
             meant = numbers.get(key)
-            if key not in stated:
+            if stated.get(key) is None:
                 yield Fact(f"{part}.{key}".removeprefix("."), None, "one", file)
             elif meant is not None and unequal(stated[key], meant):
                 yield Fact(f"{part}.{key}".removeprefix("."), shown(stated[key]), shown(meant), file)

@@ -465,9 +465,10 @@ def _of_ends(processor: Any, keys: _Keys) -> Iterator[Fact]:
     template: Mapping[str, Any] = next((member for member in members if member.get("type") == "TemplateProcessing"), {})
     roles = ("bos" if keys.begins else "", ("sep" if keys.bert else "eos") if keys.ends else "")
     begin, end = ([keys.text(role)] if role else [] for role in roles)
-    around = {"single": [*begin, None, *end], "pair": [*begin, None, *end] * 2} if begin or end else {}
+    parts = {"single": "A", "pair": "AB"} if begin or end else {}
+    around = {key: [part for name in names for part in (*begin, name, *end)] for key, names in parts.items()}
     for key, meant in around.items():
-        found = [item.get("SpecialToken", {}).get("id") for item in template.get(key, ())]
+        found = [next(iter(item.values())).get("id") for item in template.get(key, ())]
         if found != meant:
             yield Fact(f"post_processor.{key}", shown(found), shown(meant))
     whole = "ByteLevel" if keys.kind == "gpt2" and keys.pre not in needed()["adds"]["pieces"] else ""
@@ -485,8 +486,9 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     """Faults of a ``tokenizer_config.json``."""
     plain = {"add_bos_token": keys.begins, "add_eos_token": keys.ends, "clean_up_tokenization_spaces": False}
     meant = {**plain, "tokenizer_class": "PreTrainedTokenizerFast"}
-    roles = [role for role in _ALL_ROLES if role != "unk" or not keys.words.scores]
-    meant |= {f"{role}_token": keys.text(role) for role in roles}
+    meant |= {f"{role}_token": keys.text(role) for role in _ALL_ROLES}
+    if keys.words.scores and keys.unknown is not None and "unk" not in keys.roles:
+        meant["unk_token"] = keys.words.tokens[keys.unknown]
     meant["chat_template"] = keys.templates()
     for key, value in meant.items():
         if type(settings.get(key)) is not type(value) or settings.get(key) != value:
@@ -503,7 +505,7 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
         said = document.get(f"{role}_token_id")
         if said is not None and said != keys.roles.get(role):
             yield Fact(f"{role}_token_id", shown(said), shown(keys.roles.get(role)))
-    said = document.get("eos_token_id", [])
+    said, _texts = document.get("eos_token_id", []), {*needed()["ends"]["texts"]}
     also = {keys.value(f"{name}_token_id", -1) for name in ("eot", "eom")}
     for number in said if isinstance(said, list) else [said]:
         if (
