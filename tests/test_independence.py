@@ -635,6 +635,16 @@ def without_decoder(real: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+def only_first_end(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Ends that only their text says are left out."""
+
+    def wrong(made: Any, tokens: Any, types: Any) -> Any:
+        ends = real(made, tokens, types).get("eos_token_id")
+        return {**made, "eos_token_id": ends[0] if isinstance(ends, list) else 7}
+
+    return wrong
+
+
 #: What is wrong with documents that are made of a GGUF's tokenizer.
 TOKENIZERS: list[tuple[str, str, Bug, str]] = [
     ("tokenizer.json is none", "tokenizer.huggingface:_texts", lambda real: lambda *args: iter(["{"]), AUTO),
@@ -652,6 +662,7 @@ TOKENIZERS: list[tuple[str, str, Bug, str]] = [
         touched(lambda data: data[:14] + b"x" + data[15:]),
         GEMMA,
     ),
+    ("no end of generation but one", "tokenizer.huggingface:also_ending", only_first_end, GEMMA),
     ("merges in reverse", "tokenizer.huggingface:merges_of", touched(lambda made: iter([*made][::-1])), GEMMA),
 ]
 

@@ -505,14 +505,15 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
         said = document.get(f"{role}_token_id")
         if said is not None and said != keys.roles.get(role):
             yield Fact(f"{role}_token_id", shown(said), shown(keys.roles.get(role)))
-    said, _texts = document.get("eos_token_id", []), {*needed()["ends"]["texts"]}
-    also = {keys.value(f"{name}_token_id", -1) for name in ("eot", "eom")}
-    for number in said if isinstance(said, list) else [said]:
-        if (
-            number not in {keys.roles.get("eos"), *also}
-            and keys.words.tokens.get(number) not in needed()["ends"]["texts"]
-        ):
-            yield Fact("eos_token_id", shown(number), shown(keys.roles.get("eos")))
+    said = document.get("eos_token_id", [])
+    texts, words, types = needed()["ends"]["texts"], keys.words.tokens, keys.words.types
+    ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
+    known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
+    found = {*said} if isinstance(said, list) else {said}
+    if not found <= known or (found and not ends <= found):
+        yield Fact(
+            "eos_token_id", shown(said), shown(sorted(n for n in {keys.roles.get("eos"), *ends} if n is not None))
+        )
 
 
 def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> Iterator[Fact]:
