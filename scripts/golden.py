@@ -23,7 +23,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -75,6 +75,9 @@ PACKED: dict[str, tuple[str, ...]] = {
 #: Folders of models that are quantized -> what is asked of them.
 QUANTIZED = {"quantised": PACKED, "mlx": RUNS | LAID_OUT, "kquants": RUNS | LAID_OUT}
 
+#: What is done with an output: its source, the directory, and the options it was made with.
+Look = Callable[[Path, Path, tuple[str, ...]], None]
+
 
 def sources() -> list[Path]:
     """Every model and adapter of the fixtures: a file, a directory, or the first shard of a set."""
@@ -87,25 +90,31 @@ def sources() -> list[Path]:
     return found
 
 
-def lines(folder: str) -> Iterator[str]:
-    """One line a run, in a fixed order, of the sources in a folder, or of all."""
+def lines(start: str, look: Look | None = None) -> Iterator[str]:
+    """One line a run, in a fixed order, of the sources whose lines start so: those of a folder, one, or all.
+
+    Args:
+        look: called with every output that is made.
+    """
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     for source in sources():
-        if not str(source.relative_to(FIXTURES)).startswith(folder):
+        if not f"{source.relative_to(FIXTURES)}\t".startswith(start):
             continue
-        base = _base(source)
+        base = base_of(source)
         for name, arguments in QUANTIZED.get(source.parent.name, RUNS).items():
             with tempfile.TemporaryDirectory() as place:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]
-                status, printed = _run(call)
+                status, printed = called(call)
                 told = json.loads(printed[printed.index("{") :])
+                if status == 0 and look is not None:
+                    look(source, out, (*arguments, *base))
                 outcome = _digests(out) if status == 0 else str(told["error"]["code"])
                 messages = _messages(told).replace(f"{FIXTURES}/", "").replace(str(out), "OUT")
                 yield "\t".join((str(source.relative_to(FIXTURES)), name, str(status), outcome, messages)).rstrip()
 
 
-def _base(source: Path) -> tuple[str, ...]:
+def base_of(source: Path) -> tuple[str, ...]:
     """The base of an adapter of the fixtures, where its name says which it is."""
     if source.parent.name not in ("lora", "gguf-lora") or "merged" in source.name or "fused" in source.name:
         return ()
@@ -115,7 +124,8 @@ def _base(source: Path) -> tuple[str, ...]:
     return ("--base", str(path)) if family in bases and path.is_dir() else ()
 
 
-def _run(call: list[str]) -> tuple[int, str]:
+def called(call: list[str]) -> tuple[int, str]:
+    """Exit status of a command, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = run(call)
@@ -140,16 +150,16 @@ def _digests(out: Path) -> str:
     return " ".join(found)
 
 
-def made(folder: str) -> list[str]:
-    """The lines of a folder, as they are now."""
+def made(start: str, look: Look | None = None) -> list[str]:
+    """The lines that start so, as they are now."""
     with patch.object(documents5, "__version__", "0.1.0"):  # bump 5 says it, and no line is to move with a release
-        return list(lines(folder))
+        return list(lines(start, look))
 
 
-def differences(folder: str) -> list[str]:
-    """How the lines of a folder, or all, differ from those of the golden file."""
-    before = [line for line in GOLDEN.read_text().splitlines() if line.startswith(folder)]
-    return list(difflib.unified_diff(before, made(folder), "golden", "now", lineterm="", n=0))
+def differences(start: str, look: Look | None = None) -> list[str]:
+    """How the lines that start so differ from those of the golden file."""
+    before = [line for line in GOLDEN.read_text().splitlines() if line.startswith(start)]
+    return list(difflib.unified_diff(before, made(start, look), "golden", "now", lineterm="", n=0))
 
 
 def main() -> int:

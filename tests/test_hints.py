@@ -73,7 +73,7 @@ def runner(ckconv: Callable[..., Result], tmp_path: Path) -> Callable[[list[str]
 @pytest.mark.parametrize(("source", "name"), refused_lines(), ids=lambda it: it.replace("/", "-"))
 def test_hints_of_the_golden_file_lead_on(source: str, name: str, runner: Any) -> None:
     path = FIXTURES / source
-    base = golden._base(path)
+    base = golden.base_of(path)
     arguments = ["convert", str(path), "DST/", *golden.QUANTIZED.get(path.parent.name, golden.RUNS)[name], *base]
     known = {"GLOB": "*", "N": "64", "DST": "DST.gguf", "ADAPTER": str(path)}
     if path.parent.name in ("lora", "gguf-lora"):

@@ -14,36 +14,12 @@ from conftest import FIXTURES
 
 sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import bitflips
-import golden
 
 from ckconv.core.version import __version__
 from ckconv.record.conversion import sealed
 
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 QWEN2 = FIXTURES / "hf/qwen2-tied-bf16"
-
-#: Options that show in the output, so that nobody has to repeat them.
-SHOWN = {
-    "names": ("--to", "safetensors", "--names", "gguf"),
-    "f32 bump": ("--to", "bump", "--dtype", "f32"),
-    "f16": ("--to", "gguf", "--dtype", "f16", "--allow-lossy"),
-    "decoded and untied": ("--to", "mlx", "--dequantize", "--untie"),
-    "decoded in part": ("--to", "safetensors", "--decode", "*ffn*"),
-}
-
-
-@pytest.mark.parametrize("source", golden.sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_output_is_what_its_source_makes(source: Path, tmp_path: Path, ckconv) -> None:
-    base = golden._base(source)
-    for number, options in enumerate((*golden.RUNS.values(), *SHOWN.values())):
-        out = tmp_path / str(number) / "out"
-        out.parent.mkdir()
-        if ckconv("convert", source, f"{out}/", *options, *base, "-q").code:
-            continue
-        opened = next((path for path in sorted(out.iterdir()) if path.suffix == ".gguf"), out)
-        asked = options[options.index("--quantize") :][:2] if "--quantize" in options else ()
-        result = ckconv("verify", opened, source, *base, *asked)
-        assert result.code == 0, (options, result.err)
 
 
 @pytest.mark.parametrize("target", ["m.gguf", "hf/", "mlx/"])
