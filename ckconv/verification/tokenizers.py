@@ -59,7 +59,7 @@ _PIECE = 1 << 20
 
 #: Where the list of merges of a ``tokenizer.json`` begins, and whole items of it.
 _MERGES = rb'(?<!\\)"merges"\s*:\s*\['
-_ITEMS = re.compile(rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+', re.DOTALL)
+_ITEMS = rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+'
 
 
 class Words(NamedTuple):
@@ -573,7 +573,9 @@ def pieces(path: Any) -> Iterator[bytes]:
 
 def _parts_of(path: Any) -> Iterator[tuple[bool, bytes]]:
     """Bytes of a ``tokenizer.json``, and whether they are merges."""
-    rest, within = b"", False
+    import regex  # possessive quantifiers of re are wrong before 3.11.5 (python/cpython#106052)
+
+    rest, within, whole = b"", False, regex.compile(_ITEMS, regex.DOTALL)
     for piece in pieces(path):
         data, at = rest + piece, 0
         if not within:
@@ -582,7 +584,7 @@ def _parts_of(path: Any) -> Iterator[tuple[bool, bytes]]:
             within = start is not None
             yield False, data[:at]
         if within:
-            items = _ITEMS.match(data, at)
+            items = whole.match(data, at)
             assert items is not None
             yield True, data[at : items.end()]
             at = items.end()
