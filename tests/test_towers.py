@@ -113,7 +113,7 @@ def test_what_a_second_of_sound_is_cut_into_is_known(tmp_path: Path) -> None:
     (source / "processor_config.json").write_text(json.dumps({"feature_extractor": {**heard, "hop_length": 320}}))
 
     assert [note for note in report.plan.notes if "reads these keys" in note] == []
-    with pytest.raises(CkconvError, match=r"hop_length of the tower is 320, and llama\\.cpp computes with 160"):
+    with pytest.raises(CkconvError, match=r"hop_length of the tower is 320, and llama\.cpp computes with 160"):
         convert_tower(source, tmp_path / "other.gguf")
 
 
