@@ -214,6 +214,17 @@ def runs(letters: str, longest: int) -> list[tuple[str, str, object]]:
     ]
 
 
+@pytest.mark.parametrize("key", ["token_type", "scores"])
+def test_of_lists_longer_than_the_words_the_rest_is_left(key: str, tmp_path: Path, ckconv) -> None:
+    longer = [(name, kind, [*v, v[-1]] if name.endswith(key) else v) for name, kind, v in runs("a", 8)]
+    for name, tokenizer in (("plain", runs("a", 8)), ("longer", longer)):
+        source = tmp_path / f"{name}.gguf"
+        llama(source, F32, hidden=32, ffn=32, heads=1, vocab=265, tokenizer=tokenizer)
+        assert ckconv("convert", source, f"{tmp_path / name}/", "--to", "safetensors").code == 0
+    for file in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
+        assert (tmp_path / "longer" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+
+
 def test_a_tokenizer_that_is_many_times_its_words_is_written_in_pieces(tmp_path: Path) -> None:
     sizes, peaks = {}, {}
     for name, letters in (("small", "a"), ("large", "abcdefghij")):

@@ -336,7 +336,7 @@ class _Keys:
     @property
     def added(self) -> Iterator[int]:
         """Numbers of tokens that are looked for in a text."""
-        return (n for n, kind in self.words.types.items() if kind in _ADDED and not self.fills(n))
+        return (n for n in self.words.tokens if self.words.types.get(n) in _ADDED and not self.fills(n))
 
     @cached_property
     def unknown(self) -> int | None:

@@ -352,7 +352,8 @@ def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str
     files: dict[str, SideFile] = {}
     notes: tuple[str, ...] = ()
     if plan.vocabulary is not None:
-        tokens, types = plan.vocabulary.tokens.decode(), plan.vocabulary.types.decode()
+        tokens = plan.vocabulary.tokens.decode()
+        types = plan.vocabulary.types.decode()[: len(tokens)]  # llama.cpp looks at no more
         generation = also_ending(generation, tokens, types)
         try:
             files = _files(plan.vocabulary, tokens, types, plan.context)
@@ -371,7 +372,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
-    scores = vocabulary.scores.decode() if vocabulary.scores else ()
+    scores = vocabulary.scores.decode()[: len(tokens)] if vocabulary.scores else ()
     made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
     document = made(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
