@@ -214,6 +214,44 @@ def runs(letters: str, longest: int) -> list[tuple[str, str, object]]:
     ]
 
 
+def bytewise(pre: str, unknown: int) -> list[tuple[str, str, object]]:
+    """Words of bytes, or of pieces with merges, without a key for the unknown one."""
+    words = [("<unk>", unknown), *((f"<0x{byte:02X}>", 6) for byte in range(256)), ("a", 1), ("aa", 1)]
+    words = words if unknown == 2 else [("<|endoftext|>", unknown), ("a", 1), ("aa", 1)]
+    return [
+        ("tokenizer.ggml.model", "str", "gpt2"),
+        ("tokenizer.ggml.pre", "str", pre),
+        ("tokenizer.ggml.tokens", "arr[str]", [text for text, _ in words]),
+        ("tokenizer.ggml.token_type", "arr[i32]", [kind for _, kind in words]),
+        ("tokenizer.ggml.merges", "arr[str]", ["a a"]),
+        ("tokenizer.ggml.add_bos_token", "bool", False),
+    ]
+
+
+SCORED = [("tokenizer.ggml.scores", "arr[f32]", [0.0, 0.0, 0.0])]
+EMPTY = [
+    (key, kind, [*value[:-1], {"tokens": "", "token_type": 4}.get(key.rpartition(".")[2], 0.0), value[-1]])
+    if isinstance(value, list)
+    else (key, kind, value)
+    for key, kind, value in runs("a", 8)
+]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "unknown"),
+    [(bytewise("gpt-2", 3) + SCORED, None), (bytewise("sarvam-moe", 2), "<unk>"), (EMPTY, "<unk>")],
+    ids=["scores that bytes have no use for", "pieces with merges", "a piece without a text"],
+)
+def test_what_fewer_keys_say_of_a_tokenizer_is_written(
+    tokenizer: list[tuple[str, str, object]], unknown: str | None, tmp_path: Path, ckconv
+) -> None:
+    count = len({key: values for key, _, values in tokenizer}["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    source = tmp_path / "m.gguf"
+    llama(source, F32, hidden=32, ffn=32, heads=1, vocab=count, tokenizer=tokenizer)
+    assert ckconv("convert", source, f"{tmp_path / 'out'}/", "--to", "safetensors").code == 0
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text()).get("unk_token") == unknown
+
+
 @pytest.mark.parametrize("key", ["token_type", "scores"])
 def test_of_lists_longer_than_the_words_the_rest_is_left(key: str, tmp_path: Path, ckconv) -> None:
     longer = [(name, kind, [*v, v[-1]] if name.endswith(key) else v) for name, kind, v in runs("a", 8)]

@@ -27,7 +27,6 @@ from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.ages import DEFAULT
-from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import parse_shard_name
@@ -42,7 +41,7 @@ from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
-from ckconv.verification.content import check_json, content_of_index, differences
+from ckconv.verification.content import check_documents, check_json, content_of_index, differences
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 

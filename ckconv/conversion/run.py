@@ -32,7 +32,6 @@ from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.formats import format_of
-from ckconv.formats.bump.documents import check_documents
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.model import seen_as
@@ -47,6 +46,7 @@ from ckconv.quant.convert import Action
 from ckconv.quant.quantize import GGML_TYPES, Error, quantizer_of
 from ckconv.signals import noted
 from ckconv.system import peak_memory, sync, write_at
+from ckconv.verification.content import check_documents
 from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared, Soundness
 

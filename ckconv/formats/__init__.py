@@ -92,6 +92,7 @@ class Format(NamedTuple):
         of_headers: of a path, what is kept of the files that hold the tensors, and of ``config.json``: the index of a
             source whose record is beside an output; ``None`` where no record holds such a source.
         content: of an open model and the places of its side files: a :class:`ckconv.core.metadata.Content`.
+        documents: of an open model and the places of its side files: holds what loaders read beside it against it.
         shown: of a source and an open output: the options that show in the output.
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
         takes_along: of a plan and its directory: names of files there that loaders would read besides, a
@@ -125,6 +126,7 @@ class Format(NamedTuple):
     keeps_source: bool = False
     of_headers: Place | None = None
     content: Place = ("ckconv.formats.safetensors.content", "content")
+    documents: Place | None = None
     shown: Place | None = None
     stores_alike: Place | None = None
     takes_along: Place | None = None
@@ -278,6 +280,7 @@ FORMATS: tuple[Format, ...] = (
         choose=("ckconv.formats.bump.planners", "choose"),
         keeps_source=True,
         content=("ckconv.formats.bump.read", "content"),
+        documents=("ckconv.formats.bump.documents", "check_documents"),
         shown=("ckconv.formats.bump.read", "shown_settings"),
         stores_alike=("ckconv.formats.bump.read", "stores_alike"),
         takes_along=("ckconv.formats.bump.read", "takes_along"),

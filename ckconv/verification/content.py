@@ -192,6 +192,20 @@ def differences(
             )
 
 
+def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None) -> None:
+    """Hold the documents that loaders read beside a model against it.
+
+    Args:
+        named: document -> where it is, if not beside the model.
+
+    Raises:
+        VerifyError: ``verify.*``, they say something else.
+        InputError: one is malformed.
+    """
+    if (check := format_of(index.format).documents) is not None:
+        load(check)(index, named)
+
+
 def check_json(content: Content) -> None:
     """Every file beside a model that should be JSON is.
 

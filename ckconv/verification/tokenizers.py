@@ -22,7 +22,7 @@ from ckconv.core.metadata import beside, document_of
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.io.files import open_source
-from ckconv.verification.content import Fact, read_whole
+from ckconv.verification.content import Fact, of_files, read_whole
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
 NEEDED = Path(__file__).with_name("needed.toml")
@@ -69,9 +69,8 @@ class Words(NamedTuple):
         tokens: number -> text.
         merges: pairs, with a space between.
         scores: number -> score of a piece.
-        special, plain: numbers of added tokens that are special, and of those that are not.
+        special: numbers of added tokens that are special.
         roles: ``bos``, ``eos``, ... -> number.
-        template: of chats.
         behind: text of the token that a template puts behind a text.
     """
 
@@ -81,7 +80,6 @@ class Words(NamedTuple):
     types: Mapping[int, int] = {}
     special: frozenset[int] = frozenset()
     roles: Mapping[str, int] = {}
-    template: str | None = None
     behind: str = ""
 
 
@@ -96,20 +94,21 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
     theirs = _words_of(source, _json(beside(source), _FILE))
     merges = theirs is None or theirs.merges is not None
-    document = _json(files, _FILE, read_whole if merges else _without_merges)
+    documents = {_FILE: _json(files, _FILE, read_whole if merges else _without_merges)}
     made = made and source.metadata_kind is MetadataKind.TYPED
-    for name in [name for name in (_FILE, _SETTINGS, _GENERATION) if made and name in files]:
-        if not (document if name == _FILE else _json(files, name)):
-            yield Fact(name, "no JSON object", "one")
+    if made:
+        documents |= {name: _json(files, name) for name in (_SETTINGS, _GENERATION)}
+        if (none := next((name for name, found in documents.items() if name in files and not found), None)) is not None:
+            yield Fact(none, "no JSON object", "one")
             return
-    ours = _words_of(out, document, merges=merges)
-    if ours is None and theirs is not None and made and document:
+    ours = _words_of(out, documents[_FILE], merges=merges)
+    if ours is None and theirs is not None and made and documents[_FILE]:
         yield Fact("vocab", "no list of words", "one", _FILE)
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
     if made:
-        yield from _of_documents(files, document, source, theirs)
+        yield from _of_documents(files, documents, _Keys(source, theirs))
 
 
 # -- Words ------------------------------------------------------------------------------------------------------------
@@ -148,7 +147,6 @@ def _words_of_keys(index: TensorIndex) -> Words:
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
         roles_of_keys(index),
-        stored_value(index, "tokenizer.chat_template"),
     )
 
 
@@ -176,7 +174,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
         special |= {number} if added.get("special") and text not in doubted else set()
     merged = model.get("merges") if merges else None
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
-    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None, _behind(document))
+    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), _behind(document))
 
 
 def _behind(document: Mapping[str, Any]) -> str:
@@ -279,23 +277,15 @@ def shown(value: Any) -> str | None:
 # -- Documents that were made of a GGUF's tokenizer --------------------------------------------------------------------
 
 
-def _of_documents(
-    files: Mapping[str, Path], document: Mapping[str, Any], source: TensorIndex, words: Words
-) -> Iterator[Fact]:
-    keys = _Keys(source, words)
-    yield from (fact._replace(file=_FILE) for fact in _of_steps(document, keys) if document)
-    settings = _json(files, _SETTINGS)
-    yield from (fact._replace(file=_SETTINGS) for fact in _of_settings(settings, keys) if settings)
-    if generation := _json(files, _GENERATION):
-        yield from (fact._replace(file=_GENERATION) for fact in _of_generation(generation, keys))
-    if document and words.scores and words.merges is None and keys.kind == "llama":
-        yield from _of_made_merges(files[_FILE], words)
+def _of_documents(files: Mapping[str, Path], documents: Mapping[str, Mapping[str, Any]], keys: _Keys) -> Iterator[Fact]:
+    for name, faults_of in ((_FILE, _of_steps), (_SETTINGS, _of_settings), (_GENERATION, _of_generation)):
+        yield from (fact._replace(file=name) for fact in faults_of(documents[name], keys) if documents[name])
+    if keys.words.scores and keys.words.merges is None and keys.kind.get("merges_by_score"):
+        yield from _of_made_merges(files[_FILE], keys.words)
     if _MODEL in files:
         ours, meant = read_whole(files[_MODEL]), keys.model_file()
         if ours != meant:
-            at = next((n for n, pair in enumerate(zip(ours, meant, strict=False)) if pair[0] != pair[1]), None)
-            where = f" another from byte {at:,} on" if at is not None else ""
-            yield Fact(_MODEL, f"of {len(ours):,} bytes{where}", f"one of {len(meant):,}")
+            yield from of_files(_MODEL, ours, meant, files[_MODEL])
 
 
 class _Keys:
@@ -303,20 +293,28 @@ class _Keys:
 
     def __init__(self, source: TensorIndex, words: Words) -> None:
         self._source, self.words = source, words
-        self.kind = str(self.value("model", ""))
-        self.pre = self.kind if self.kind == "gemma4" else str(self.value("pre", ""))
+        model, table = str(self.value("model", "")), needed()["adds"]
+        self.kind: Mapping[str, Any] = needed()["kinds"].get(model, {})
+        self.pre = str(self.kind.get("pre") or self.value("pre", ""))
         self.name = str(stored_value(source, "general.name") or "").lower()
-        table = needed()["adds"]
-        self.bert = self.kind == "bert"
-        self.prefix = self.kind in ("llama", "t5") and self.value("add_space_prefix", self.kind == "llama")
-        begins = self.value("add_bos_token", self.kind == "llama" or (self.kind == "gpt2" and self.pre in table["bos"]))
-        self.begins = self.bert or begins or (self.kind not in ("llama", "t5") and self.pre in table["always"])
-        self.ends = self.bert or self.value("add_eos_token", self.kind == "t5")
+        self.flags: dict[str, Any] = {}
+        for word, (key, otherwise) in self.kind.get("flags", {}).items():
+            self.flags[word] = self.value(key, self.flags.get(otherwise) if isinstance(otherwise, str) else otherwise)
+        self.steps = " ".join([model, *(word for word, value in self.flags.items() if value)])
+        self.steps = self.steps if self.flags else self.pre
+        #: Pieces of words, and not of bytes.
+        self.pieces = bool(self.flags) or self.pre in table["pieces"]
         said = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in _ALL_ROLES.items()}
         roles = {role: number for role, number in said.items() if isinstance(number, int) and number >= 0}
-        self.roles = {**needed()["roles"].get(self.kind, {}), **roles}
-        if self.bert:
-            self.roles = {"eos": self.roles["sep"], **self.roles, "cls": self.roles["bos"]}
+        self.roles = {**self.kind.get("roles", {}), **roles}
+        closed = self.kind.get("closed")
+        begins = self.value("add_bos_token", self.kind.get("begins", self.pre in table["bos"]))
+        self.begins = bool(closed) or begins or (not self.flags and self.pre in table["always"])
+        self.ends = bool(closed) or self.value("add_eos_token", self.kind.get("ends", False))
+        #: Role of the token that ends a text.
+        self.end = closed or "eos"
+        if closed:  # the beginning stands for a class, too
+            self.roles = {"eos": self.roles[closed], **self.roles, "cls": self.roles["bos"]}
 
     def value(self, key: str, otherwise: Any) -> Any:
         """Value of a key of the type of another, or that one."""
@@ -346,22 +344,14 @@ class _Keys:
         return found[0] if found else named if self.words.types.get(named) in _ADDED else None
 
     @property
-    def steps(self) -> str:
-        """Name of what a text goes through in the table ``steps``."""
-        if self.kind == "llama":
-            return f"llama{' prefix' * self.prefix}"
-        if self.kind == "t5":
-            rules = " map" * bool(self.charsmap) + " one space" * self.value("remove_extra_whitespaces", False)
-            return f"t5{rules}{' prefix' * self.prefix}"
-        if self.bert:
-            lower = self.value("normalizer.lowercase", True)
-            return f"bert{' lower' * lower}{' accents' * self.value('normalizer.strip_accents', lower)}"
-        return self.pre
-
-    @cached_property
     def charsmap(self) -> bytes:
         """Rules of SentencePiece for characters."""
-        return bytes(byte % 256 for byte in self.value("precompiled_charsmap", []))
+        return bytes(byte % 256 for byte in self.flags.get("map", ()))
+
+    def piece(self, number: int) -> bytes:
+        """The text of a token in a ``tokenizer.model``."""
+        text, kind = self.words.tokens[number], self.words.types[number]
+        return ((text.replace(" ", "▁") if kind == _USER_DEFINED else text) or f"[PAD{number}]").encode()
 
     def templates(self) -> str | list[dict[str, str]] | None:
         """Templates of chats: one, or several by name."""
@@ -384,31 +374,27 @@ class _Keys:
             count -= 1
         made, unknown, one_byte = bytearray(), self.unknown, [bytes((n,)) for n in range(0x80)]
         for number in range(count):
-            text, kind = tokens[number], types[number]
-            data = (text.replace(" ", "▁") if kind == _USER_DEFINED else text or f"[PAD{number}]").encode()
+            data, kind = self.piece(number), types[number]
             if number == unknown:
                 kind = _UNKNOWN
-            elif kind != _NORMAL or not text:
+            elif kind != _NORMAL or not tokens[number]:
                 kind = kind if _NORMAL <= kind <= _BYTE and not self.fills(number) else _UNUSED
             size = one_byte[len(data)] if len(data) < 0x80 else _varint(len(data))
             tail = b"" if kind == _NORMAL else bytes((0x18, kind))
             length = 1 + len(size) + len(data) + 5 + len(tail)
             made += b"\x0a" + (one_byte[length] if length < 0x80 else _varint(length)) + b"\x0a" + size + data
             made += b"\x15" + pack(scores[number]) + tail
-        unigram = self.kind == "t5"
+        unigram = self.kind.get("unigram", False)
         trainer = [b"\x18", _varint(1 if unigram else 2), b"\x20", _varint(count), b"\x98\x02", _varint(not unigram)]
         for field, role in enumerate(("unk", "bos", "eos", "pad"), 40):
-            found = self.unknown if role == "unk" else self.roles.get(role, -1)
+            found = unknown if role == "unk" else self.roles.get(role, -1)
             assert found is not None
             trainer += [_varint(field << 3), _varint(found % (1 << 64))]
             if 0 <= found < count:
-                number = found
-                text = tokens[number] or f"[PAD{number}]"
-                data = (text.replace(" ", "▁") if types[number] == _USER_DEFINED else text).encode()
-                trainer += [_varint((field + 5) << 3 | 2), _varint(len(data)), data]
-        rules = [b"\x12", _varint(len(self.charsmap)), self.charsmap] if unigram and self.charsmap else []
-        one = unigram and self.value("remove_extra_whitespaces", False)
-        normalizer = [b"\x0a\x08identity", *rules, b"\x18", _varint(self.prefix), b"\x20", _varint(one)]
+                trainer += [_varint((field + 5) << 3 | 2), _varint(len(self.piece(found))), self.piece(found)]
+        rules = [b"\x12", _varint(len(self.charsmap)), self.charsmap] if self.charsmap else []
+        prefix, one = self.flags.get("prefix", False), self.flags.get("one space", False)
+        normalizer = [b"\x0a\x08identity", *rules, b"\x18", _varint(prefix), b"\x20", _varint(one)]
         for tag, message in ((b"\x12", b"".join(trainer)), (b"\x1a", b"".join(normalizer))):
             made += tag + _varint(len(message)) + message
         return bytes(made)
@@ -439,7 +425,7 @@ def _of_steps(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
         yield Fact("pre_tokenizer", f"with other steps ({digest})", f"those of {keys.steps!r}")
     if maps != [keys.charsmap] * len(maps):
         yield Fact("normalizer", "with other rules for characters", "those of precompiled_charsmap")
-    unknown = keys.unknown if keys.kind != "gpt2" or keys.pre in needed()["adds"]["pieces"] else None
+    unknown = keys.unknown if keys.pieces else None
     word = keys.words.tokens.get(unknown) if unknown is not None else None
     if model.get("unk_id", unknown) != unknown or model.get("unk_token", word) != word:
         yield Fact("model.unk_token", shown(model.get("unk_token", model.get("unk_id"))), shown(word))
@@ -463,7 +449,7 @@ def _of_ends(processor: Any, keys: _Keys) -> Iterator[Fact]:
     """Faults of the tokens around a text, or around each of two."""
     members = (processor or {}).get("processors", [processor] if processor else [])
     template: Mapping[str, Any] = next((member for member in members if member.get("type") == "TemplateProcessing"), {})
-    roles = ("bos" if keys.begins else "", ("sep" if keys.bert else "eos") if keys.ends else "")
+    roles = ("bos" if keys.begins else "", keys.end if keys.ends else "")
     begin, end = ([keys.text(role)] if role else [] for role in roles)
     parts = {"single": "A", "pair": "AB"} if begin or end else {}
     around = {key: [part for name in names for part in (*begin, name, *end)] for key, names in parts.items()}
@@ -471,8 +457,7 @@ def _of_ends(processor: Any, keys: _Keys) -> Iterator[Fact]:
         found = [next(iter(item.values())).get("id") for item in template.get(key, ())]
         if found != meant:
             yield Fact(f"post_processor.{key}", shown(found), shown(meant))
-    whole = "ByteLevel" if keys.kind == "gpt2" and keys.pre not in needed()["adds"]["pieces"] else ""
-    wanted = [kind for kind in (whole, "TemplateProcessing" if around else "") if kind]
+    wanted = [*([] if keys.pieces else ["ByteLevel"]), *(["TemplateProcessing"] if around else [])]
     found = [member.get("type") for member in members]
     if found != wanted or (len(wanted) > 1 and processor.get("type") != "Sequence"):
         yield Fact("post_processor.type", shown(found), shown(wanted))
@@ -487,7 +472,7 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     plain = {"add_bos_token": keys.begins, "add_eos_token": keys.ends, "clean_up_tokenization_spaces": False}
     meant = {**plain, "tokenizer_class": "PreTrainedTokenizerFast"}
     meant |= {f"{role}_token": keys.text(role) for role in _ALL_ROLES}
-    if keys.words.scores and keys.unknown is not None and "unk" not in keys.roles:
+    if keys.pieces and keys.unknown is not None and "unk" not in keys.roles:
         meant["unk_token"] = keys.words.tokens[keys.unknown]
     meant["chat_template"] = keys.templates()
     for key, value in meant.items():

@@ -152,8 +152,6 @@ _HEADER_KEYS = {
 def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None) -> None:
     """Check the documents beside a bump file, as far as they are there.
 
-    Of another format there are none.
-
     Args:
         named: document -> where it is, if not beside the file.
 
@@ -162,7 +160,7 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
             ``verify.quant-summary`` or ``verify.hash``, the engine does not build the file, or builds another.
         InputError: a document is malformed.
     """
-    if index.format != "bump" or not index.version:  # its manifest was held against it when it was opened
+    if not index.version:  # its manifest was held against it when it was opened
         return
     paths = {
         name: (named or {}).get(name) or document_beside(index.path, name) for name in (CONFIG_NAME, MANIFEST_NAME)
