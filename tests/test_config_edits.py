@@ -133,6 +133,34 @@ def test_biases_that_start_at_zero_are_none_for_mlx_lm(tmp_path: Path, key: str)
     assert not any(name.endswith(".bias") for name in tensors_of(out))
 
 
+EDITS = [
+    (
+        "jamba",
+        "attn_layer_period=2",
+        2,
+        "attn_layer_period says which layers",
+        "they are those of attn_layer_period = 4",
+    ),
+    ("nemotron_h", "hybrid_override_pattern=M*M-", 2, "says which layers", "those of no hybrid_override_pattern"),
+    ("mimo_v2_flash", "hybrid_layer_pattern=[1,0,0,1]", 2, "says which layers", "those of no hybrid_layer_pattern"),
+    ("glm_moe_dsa", "index_topk_freq=3", 2, "says which layers", "they are those of no index_topk_freq"),
+    ("deepseek_v2", "moe_layer_freq=3", 0, "transformers does not read moe_layer_freq of config.json, mlx-lm does", ""),
+]
+
+
+@pytest.mark.parametrize(("family", "pair", "code", "said", "hint"), EDITS)
+def test_an_edited_key_that_says_where_tensors_are_is_refused_or_said(
+    family: str, pair: str, code: int, said: str, hint: str, tmp_path: Path, ckconv: Any
+) -> None:
+    """Also where another key of the same document says it: what reads the edited one alone would look elsewhere."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+
+    done = ckconv("edit", source, tmp_path / "out", "--set-meta", pair)
+
+    assert (done.code, said in done.out + done.err, hint in done.err) == (code, True, True), done
+
+
 # Keys that change the computation
 
 

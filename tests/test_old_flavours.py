@@ -207,3 +207,20 @@ def test_what_a_script_adds_or_does_not_say_has_a_way_out(tmp_path: Path, ckconv
     said = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     found = ckconv("convert", built.write(headless, config=said), tmp_path / "n.gguf")
     assert (found.code, "the output head is not tied to the embeddings" in found.err) == (4, True)
+
+
+def test_biases_that_a_script_of_the_engine_drops_are_missed(tmp_path: Path, ckconv: Any) -> None:
+    """January's scripts write zeros for those of a Qwen 2, the script of v6.6 has no place for them."""
+    said = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    zeros, none = tmp_path / "zeros", tmp_path / "none"
+    zeros.mkdir()
+    none.mkdir()
+    done = ckconv("convert", build("B").write(zeros, config=said), tmp_path / "m.gguf")
+    assert (done.code, "which every qwen2 has: scripts of the engine leave them out" in done.out) == (0, True), done
+
+    built = build("F", version=5)
+    path = built.write(none, manifest=built.manifest(), config=said)
+    done = ckconv("convert", path, tmp_path / "n.gguf")
+    assert (done.code, "no tensor for layers.{n}.attention.q.bias in" in done.err) == (4, True), done.err
+    glob = "layers.*.attention.?.bias"
+    assert ckconv("convert", path, tmp_path / "n.gguf", "--drop", glob).code == 0

@@ -61,7 +61,13 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "ssm_head_dim (mamba_d_head) is 3, and would be read as 4"),
     ("granitemoehybrid", "m.gguf", {"mamba_d_head": 0}, "(mamba_d_head)"),
-    ("glm4_moe", "m.gguf", {"use_qk_norm": -1.5}, "qk_norm (use_qk_norm) is -1.5, and would be read as False"),
+    (
+        "glm4_moe",
+        "m.gguf",
+        {"use_qk_norm": -1.5},
+        "no tensor for layers.{n}.attention.q_norm.weight in 3 layers (num_hidden_layers, n_routed_experts, "
+        "num_local_experts, model_type, use_qk_norm)",
+    ),
     ("gemma4_unified", "m.gguf", {"rope_parameters.full_attention.partial_rotary_factor": 0.3}, "is 0.3, and would"),
     (
         "ministral3",
@@ -405,6 +411,17 @@ def test_an_adapter_that_stands_for_none_is_of_zeros(tmp_path: Path, ckconv: Any
     done = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf")
     assert (done.code, "blk.1.ffn_down.lora_a begins with an adapter that is not of" in done.err) == (4, True), done.err
 
+    done = ckconv("verify", tmp_path / "m.gguf", source)
+    assert (done.code, "begins with an adapter that is neither of zeros nor the source's" in done.err) == (5, True)
+    done = ckconv("convert", source, tmp_path / "n.gguf")
+    for other in (source, tmp_path / "n.gguf"):
+        for pair in ((tmp_path / "m.gguf", other), (other, tmp_path / "m.gguf")):
+            done = ckconv("diff", *pair)
+            assert (done.code, "what stands before its elements" in done.out) == (5, True), done.out
+    assert ckconv("diff", source, tmp_path / "n.gguf").code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "c.gguf").code == 0
+    assert ckconv("verify", tmp_path / "c.gguf", tmp_path / "m.gguf").code == 0
+
 
 @pytest.mark.parametrize(("family", "wrong"), [("falcon_mamba", 2.5), ("bailing_hybrid", -2.5)])
 def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, tmp_path: Path, ckconv: Any) -> None:
@@ -572,3 +589,36 @@ def test_a_head_that_an_openelm_does_not_compute_with_is_refused(tmp_path: Path,
     done = ckconv(*to)
     assert (done.code, "share_input_output_layers says that it is" in done.err) == (4, True), done.err
     assert ckconv(*to, "--drop", "output.weight").code == 0
+
+
+LOST = {
+    "qwen2": ("self_attn.{}_proj.bias", "layers.*.attention.?.bias", {}),
+    "cohere": ("self_attn.{}_norm.weight", "", {"use_qk_norm": True}),
+}
+
+
+@pytest.mark.parametrize("family", LOST)
+def test_a_checkpoint_without_what_its_class_has_is_refused_where_the_engine_does_without(
+    family: str, tmp_path: Path, ckconv: Any
+) -> None:
+    """transformers makes zeros of a bias that is not there, and ones of a norm; llama.cpp computes without."""
+    lost, glob, changes = LOST[family]
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    document = json.loads((source / "config.json").read_text()) | changes
+    (source / "config.json").write_text(json.dumps(document))
+    path = source / "model.safetensors"
+    whole, ends = load_file(path), tuple(lost.format(part) for part in "qkvo")
+    save_file({name: values for name, values in whole.items() if not name.endswith(ends)}, path, {"format": "pt"})
+
+    refused = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (refused.code, "no tensor for layers.{n}.attention.q" in refused.err) == (4, True), refused.err
+    if not glob:
+        return
+    assert "hint: --drop 'layers.*.attention.q.bias' makes a model without them" in refused.err
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "layers.*.attention.*.bias").code == 0
+    assert not [one.name for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors if one.name.endswith(".bias")]
+    refused = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "5")
+    assert (refused.code, "no tensor for layers.{n}.attention.q.bias" in refused.err) == (4, True), refused.err
+    refused = ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx")
+    assert (refused.code, "no tensor for layers.{n}.attention.q.bias" in refused.err) == (4, True), refused.err

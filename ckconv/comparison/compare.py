@@ -30,6 +30,7 @@ from ckconv.core.tensors import (
     require_tensors,
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
+from ckconv.families.canonical import unowned
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_config import text_config
 from ckconv.families.keys import CONSUMERS, MLX_LM
@@ -54,6 +55,7 @@ from ckconv.verification.content import (
     parameter_differences,
 )
 from ckconv.verification.statements import ENOUGH, required_keys
+from ckconv.verification.tensors import same_before
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
@@ -239,6 +241,8 @@ def diff(
             tell(0, name)
             other = theirs[name]
             found = _compare(mine, other, (_shift(a, mine), _shift(b, other)), files, tell, spread=spread)
+            if found is None and not _alike_before(mine, a, other, b, files):
+                found = incomparable(mine, other, "what stands before its elements")
             if found is not None:
                 (near if tolerance and not found.reason and found.relative_error <= tolerance else different).append(
                     found
@@ -347,6 +351,14 @@ def _compare(
         return incomparable(one, other, f"shape {list(one.shape)} and {list(other.shape)}")
     one, other = in_rows_of(one, other), in_rows_of(other, one)
     return difference(one, other, shifts, files, lambda nbytes: progress(nbytes, one.name), spread=spread)
+
+
+def _alike_before(one: Tensor, a: TensorIndex, other: Tensor, b: TensorIndex, files: Files) -> bool:
+    """Whether elements that no tensor owns are equal, or zeros in one alone."""
+    mine, theirs = a.once(unowned).get(one.source), b.once(unowned).get(other.source)
+    if mine is not None:
+        return same_before(mine, other, b, files)
+    return theirs is None or files.are_zero([theirs])
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

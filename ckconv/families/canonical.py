@@ -13,9 +13,12 @@ from ckconv.core.layouts import plain, shifted
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     Dropped,
+    Extent,
+    MetadataKind,
     Name,
     StoredTensor,
     Tensor,
+    TensorIndex,
     cut,
     matrix_of,
     parse,
@@ -476,3 +479,18 @@ def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
         return embedding
     its, own = (factor_of(part, scope) for part in parts)
     return embedding if its == own else with_factor(embedding, own)
+
+
+def unowned(index: TensorIndex) -> dict[str, Extent]:
+    """Stored name -> elements in front that no tensor has.
+
+    A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
+    """
+    family = FAMILIES[index.config.family] if index.config and index.metadata_kind is MetadataKind.TYPED else None
+    written = names_of(family, "gguf").written.values() if family else ()
+    if not any(letter.startswith("_") for held in written for letter in shapes.letters(held.parts[0].stored)):
+        return {}
+    stored = {one.name: one.extent for one in index.stored}
+    whole = (one for one in index.tensors.values() if len(index.canonical_of.get(one.source, ())) == 1 and one.extents)
+    found = {one.source: one.extents[0].offset - stored[one.source].offset for one in whole if one.source in stored}
+    return {name: stored[name]._replace(nbytes=before) for name, before in found.items() if before > 0}

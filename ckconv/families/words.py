@@ -8,6 +8,7 @@ from dataclasses import replace
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.errors import an
 from ckconv.families.catalog import FAMILIES, families_of_gguf, family_of_model_type
+from ckconv.families.expressions import Expression
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family, TensorRow
@@ -104,20 +105,26 @@ def _of_layers(family: Family, format: str, pattern: str) -> list[str]:
     return _keys_of(family, held.parts[0].row, format) if held else []
 
 
-def _keys_of(family: Family, row: TensorRow, format: str) -> list[str]:
-    """Keys that say which layers have the tensors of a row."""
+def _keys_of(family: Family, row: TensorRow, format: str, *switches: Expression | None) -> list[str]:
+    """Keys that say which layers have the tensors of a row.
+
+    Args:
+        switches: expressions that say whether any has.
+    """
     fields = sorted({name for kind in row.layers.names for name in family.layers[kind].names}) if row.layers else []
+    fields += sorted({name for switch in switches if switch is not None for name in switch.names} - {*fields})
     words = gguf_words if format == "gguf" else document_words
     return [key for name in fields for key in words(family, name)]
 
 
 def layers_said(config: ModelConfig, pattern: str, format: str) -> list[str]:
-    """Keys that say which layers have a tensor of this canonical name."""
+    """Keys that say whether, and in which layers, a model has a tensor."""
     family = family_of(config)
     row = next((row for row in family.tensors.values() if _is_of(row.name, pattern)), None) if family else None
     if family is None or row is None or not (config.raw or format == "gguf"):
         return []
-    return list(dict.fromkeys(_keys_of(family, row, format)))
+    switches = (row.when, row.bias if pattern.endswith(".bias") else None)
+    return list(dict.fromkeys(_keys_of(family, row, format, *switches)))
 
 
 def _is_of(module: str, pattern: str) -> bool:

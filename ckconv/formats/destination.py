@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import beside_text, names_of
@@ -198,6 +198,10 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     known |= {MTP} if own.get(DRAFTS) or halves else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
         known.update(read_shard_index(index.shard_index).weight_map)
+    if options.drop:
+        from ckconv.plan.planner import lost_tensors
+
+        known.update(with_layer(pattern, 0) for pattern in lost_tensors(index))
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")

@@ -43,10 +43,13 @@ class Clock:
     Args:
         path: the file whose patterns they are.
         code: of the error where none is left, or an expression cannot be matched.
+        malformed: of the error where an expression is none.
     """
 
-    def __init__(self, path: Path | None = None, code: str = "adapter.unsupported") -> None:
-        self.path, self.code = path, code
+    def __init__(
+        self, path: Path | None = None, code: str = "adapter.unsupported", malformed: str = "adapter.config"
+    ) -> None:
+        self.path, self.code, self.malformed = path, code, malformed
         self._left = MAX_SECONDS
 
     def take(self, seconds: float) -> None:
@@ -78,17 +81,23 @@ def compiled(text: str, field: str, clock: Clock, around: str | None) -> Matcher
     The expression is valid by itself.
 
     Raises:
-        InputError: ``adapter.config``, it is not a regular expression.
+        InputError: the clock's code for it, the expression is not a regular one.
         UnsupportedError: the clock's code, Python and regex read it otherwise, or it is too large.
     """
     began = time.monotonic()
     whole = text if around is None else around.replace("{}", text)
     counts = [(bool(group), int(number)) for group, number in _COUNT.findall(text)]
     places = len(text) * math.prod(number for group, number in counts if group) * max([1, *(n for _, n in counts)])
+    message = (
+        f"{quoted(text)} of {field} is an expression that ckconv does not match: it is longer than"
+        f" {MAX_PATTERN:,} characters, too deep or too often repeated, or has braces that are no number of"
+        " repetitions, or a class [:...:]"
+    )
+    refused = UnsupportedError(clock.code, message, path=clock.path)
+    if len(text) > MAX_PATTERN or places > MAX_PLACES or _OTHERWISE.search(text):
+        raise refused
     try:
         with warnings.catch_warnings(action="ignore"):  # of a bracket in a class
-            if len(text) > MAX_PATTERN or places > MAX_PLACES or _OTHERWISE.search(text):
-                raise RecursionError
             re.compile(text)
             plain = re.compile(whole)
             if PLAIN.fullmatch(text):
@@ -98,13 +107,8 @@ def compiled(text: str, field: str, clock: Clock, around: str | None) -> Matcher
             made = regex.compile(whole, cache_pattern=False)
     except re.error as error:
         message = f"{quoted(text)} of {field} is not a regular expression: {error}"
-        raise InputError("adapter.config", message, path=clock.path) from None
+        raise InputError(clock.malformed, message, path=clock.path) from None
     except (RecursionError, OverflowError):
-        message = (
-            f"{quoted(text)} of {field} is an expression that ckconv does not match: it is longer than"
-            f" {MAX_PATTERN:,} characters, too deep or too often repeated, or has braces that are no number of"
-            " repetitions, or a class [:...:]"
-        )
-        raise UnsupportedError(clock.code, message, path=clock.path) from None
+        raise refused from None
     clock.take(time.monotonic() - began)
     return partial(clock.match, made.fullmatch if around is None else made.match)

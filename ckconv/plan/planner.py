@@ -9,7 +9,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
-from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse
+from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
@@ -30,16 +30,16 @@ from ckconv.families.catalog import (
     without_rules,
 )
 from ckconv.families.expressions import SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
+from ckconv.families.huggingface_classes import expected_of, fit, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
-from ckconv.families.sizes import layers_of_nothing
+from ckconv.families.sizes import always, layers_of_nothing
 from ckconv.families.towers import is_seen_by
-from ckconv.families.words import document_words, keys_said, said, tie_word, window_words
+from ckconv.families.words import document_words, keys_said, layers_said, said, tie_word, window_words
 from ckconv.options import Options
-from ckconv.plan.probe import SourceFacts
+from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
@@ -167,7 +167,7 @@ class Planner(ABC):
             self._last = config.num_layers
             index = replace(index, config=replace(config, own={**config.own, DRAFTS: False}))
         self.index = index
-        self.notes: list[str] = list(index.notes)
+        self.notes: list[str] = [*index.notes, *filter(None, [index.once(zeroed_biases)])]
         if self._last and MTP not in options.drop:
             self.notes.append(f"the layers that predict further tokens are left out: {self._no_drafts}")
         self._scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
@@ -273,13 +273,27 @@ class Planner(ABC):
             return Counter()
         return Counter(parse(it.name).pattern for it in tensors.values() if self.dropped(it.name, it.source))
 
-    def refuse_missing(self, counts: Mapping[str, int], keys: str = "", hint: str = "") -> None:
+    def refuse_missing(
+        self, counts: Mapping[str, int], keys: str = "", hint: str = "", spared: Collection[str] = ()
+    ) -> None:
         """Note missing tensors of the target.
 
         As :func:`ckconv.plan.steps.missing_tensors` finds them.
+
+        Args:
+            spared: those without which the target computes a model, if a flag asks for it.
         """
-        found = missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
-        self.reasons += [one._replace(hint=hint or one.hint) for one in found]
+        dropped, config = self.dropped_patterns(self.index.tensors), self.index.config
+        for pattern, count in counts.items():
+            flag = f"--drop '{pattern.replace('{n}', '*')}' makes a model without them" if pattern in spared else ""
+            also = layers_said(config, pattern, self.index.format) if config is not None else []
+            found = missing_tensors({pattern: count}, keys, dropped=dropped, of_layers={pattern: also}.__getitem__)
+            self.reasons += [one._replace(hint=flag or hint or one.hint) for one in found]
+
+    def lost(self) -> dict[str, int]:
+        """:func:`lost_tensors` that no flag leaves out."""
+        found = lost_tensors(self.index)
+        return {pattern: count for pattern, count in found.items() if not self.dropped(with_layer(pattern, 0))}
 
     def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
         """How many layers have no tensor, where the family has one for them."""
@@ -629,6 +643,45 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
             f"the {kind} has no {pattern}{also}{_switch(switches, names[0])}, and computes without",
             f"--drop '{glob}' leaves out what it ignores",
         )
+
+
+def lost_tensors(index: TensorIndex) -> Mapping[str, int]:
+    """Canonical pattern -> layers, of tensors that only the class has.
+
+    transformers makes them up: biases as zeros, matrices at random; mlx-lm loads no such model. Of a bump file they are
+    those that models of its family always have: its engine's early scripts leave biases out. Where a key says that
+    there are biases, and none is there, they are zeros that nothing has trained.
+    """
+    config = index.config
+    if config is None or index.metadata_kind is MetadataKind.TYPED or not FAMILIES[config.family].known_classes:
+        return {}
+    consumer, document = CONSUMERS.get(index.format, TRANSFORMERS), own_document(config)
+    there = fit(config, index.tensors, consumer).switches
+    on = {key: found and is_on(config, key, document, consumer) for key, found in there.items()}
+    counts = Counter(parse(name).pattern for name in index.tensors)
+    wanted = expected_of(config, on, consumer)
+    return {pattern: count - counts[pattern] for pattern, count in wanted.items() if counts[pattern] < count}
+
+
+def zeroed_biases(index: TensorIndex) -> str:
+    """Note on zeros in place of biases that a family has; or empty.
+
+    Source: ``convert_hf_to_bump.py`` and ``convert_gguf_to_bump.py`` of January 2026.
+    """
+    config = index.config
+    if config is None or index.metadata_kind is not MetadataKind.OWN or not index.version:
+        return ""
+    biases = always(FAMILIES[config.family], "hf")
+    held = [one for one in index.tensors.values() if one.may_be_absent and parse(one.name).pattern in biases]
+    empty = zeros(index, held)
+    there = {parse(one.name).pattern for one in held if one.name not in empty}
+    found = sorted({parse(name).pattern for name in empty} - there)
+    if not found:
+        return ""
+    return (
+        f"zeros stand for {', '.join(found)}, which every {config.family} has: scripts of the engine leave them out; "
+        "where the model had others, convert what the file was made of"
+    )
 
 
 def drop_flags(index: TensorIndex, pattern: str) -> str:

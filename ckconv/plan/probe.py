@@ -14,8 +14,9 @@ from ckconv.core.arrays import Floats, Rows, np
 from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.named import NamedTuple
-from ckconv.core.tensors import MetadataKind, Role, Tensor, TensorIndex, is_bias, parse
+from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import counted
+from ckconv.families.canonical import unowned
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import tables_of
 from ckconv.families.schema import EXPERTS
@@ -132,20 +133,9 @@ def _gathered(index: TensorIndex) -> SourceFacts:
 
 
 def not_of_zeros(index: TensorIndex) -> Iterator[str]:
-    """Stored tensors with more before what their rule takes than zeros.
-
-    A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
-    """
-    typed = index.metadata_kind is MetadataKind.TYPED
-    stored = {one.name: one.extent for one in index.stored} if typed else {}
+    """Stored tensors with more before what their rule takes than zeros."""
     with Files(index.identities) as files:
-        for tensor in index.tensors.values():
-            whole = stored.get(tensor.source)
-            if whole is None or len(index.canonical_of.get(tensor.source, ())) != 1 or not tensor.extents:
-                continue
-            before = tensor.extents[0].offset - whole.offset
-            if before > 0 and not files.are_zero([whole._replace(nbytes=before)]):
-                yield tensor.source
+        yield from (name for name, before in index.once(unowned).items() if not files.are_zero([before]))
 
 
 def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:

@@ -38,7 +38,7 @@ from ckconv.core.tensors import (
     quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
-from ckconv.families.canonical import as_head
+from ckconv.families.canonical import as_head, unowned
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import DRAFT_FORMATS, MTP, OF_FORMAT
@@ -355,6 +355,18 @@ class Soundness(Digests):
 _COPIES = (f".{Role.SAVED_WEIGHT}", f".{Role.SAVED_BIAS}")
 
 
+#: What stands before the adapters of a Granite Switch.
+_BEFORE = "begins with an adapter that is neither of zeros nor the source's"
+
+
+def same_before(before: Extent, tensor: Tensor, other: TensorIndex, files: Files) -> bool:
+    """Whether elements that no tensor owns are zeros, or as in another model."""
+    theirs = other.once(unowned).get(tensor.source)
+    if theirs is None or theirs.nbytes != before.nbytes:
+        return files.are_zero([before])
+    return files.are_same([((before.path, before.offset), (theirs.path, theirs.offset), before.nbytes)])
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class TensorComparison:
     """Comparison of an output's tensors with a source's, in file order.
@@ -625,6 +637,9 @@ class TensorComparison:
 
     def _padding(self, tensor: Tensor) -> list[Fault]:
         """Padding is zero."""
+        before = self.out.once(unowned).get(tensor.source)
+        if before is not None and self.source is not None and not same_before(before, tensor, self.source, self.files):
+            return [Fault("verify.padding", f"{_label(tensor)} {_BEFORE}", tensor.source)]
         if not tensor.layout.padded:
             return []
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
-from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, parse, with_layer
+from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, beside_text, names_of, part_hint
@@ -445,7 +445,8 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        self.refuse_missing(missing, tensors_said(self.config, format=self.index.format))
+        lost = {pattern: count for pattern, count in self.lost().items() if is_bias(pattern)}  # zeros would stand there
+        self.refuse_missing({**missing, **lost}, tensors_said(self.config, format=self.index.format), spared=lost)
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

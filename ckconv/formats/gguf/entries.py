@@ -37,6 +37,7 @@ from ckconv.core.tensors import (
     StoredTensor,
     Tensor,
     TensorIndex,
+    is_bias,
     made,
     matrix_of,
     parse,
@@ -530,8 +531,11 @@ def _check_missing(
         if missing[pattern] and (reason := _no_rows(planner.index, config, pattern)):
             planner.reasons.append(reason)
             del missing[pattern]
-    hint = "--drop mtp leaves out the layers that predict further tokens" if late else ""
-    planner.refuse_missing(missing, tensors_said(config, format=planner.index.format), hint)
+    free = loaded(FAMILIES[config.family], LLAMA_CPP.row)
+    unasked = {pattern: count for pattern, count in planner.lost().items() if pattern in free}
+    spared = [pattern for pattern in unasked if is_bias(pattern)]
+    hint = "--drop mtp leaves out the layers that predict further tokens" if late and any(missing.values()) else ""
+    planner.refuse_missing({**missing, **unasked}, tensors_said(config, format=planner.index.format), hint, spared)
 
 
 def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | None:

@@ -12,6 +12,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -23,7 +24,7 @@ from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import parse
-from ckconv.errors import InputError, UsageError, an, quoted
+from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
@@ -274,6 +275,10 @@ class _Edits:
                 self.refusals = [Reason(text, f"the last one is {config.vocab_size - 1}")]
 
     def _note_unread(self, key: str, new: Any) -> None:
+        family, consumer = huggingface_family(self._after[CONFIG_NAME]), CONSUMERS[self._plan.format]
+        readers = [one for one in CONSUMERS.values() if family and family.document.keys.reads(key, one)]
+        if new is not None and readers and consumer not in readers:
+            self.notes.append(f"{consumer} does not read {key} of config.json, {readers[0]} does")
         if new is None or not self._names() or self._known(key) or any(key in rows for rows in _rows().values()):
             return
         near = get_close_matches(key, self._names(), n=1, cutoff=0.8)
@@ -299,11 +304,25 @@ class _Edits:
         except InputError as error:
             raise UsageError("usage.meta", f"config.json would say something malformed: {error.message}") from None
         if made.family == index.config.family:
-            self._check_places(family, index.config, made)
+            for each in (made, *self._by_one_key(family, document)):
+                self._check_places(family, index.config, each)
         reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
+
+    def _by_one_key(self, family: Family, document: Mapping[str, Any]) -> Iterator[ModelConfig]:
+        """Models of readers that go by one of the edited keys alone."""
+        own, consumer = text_key(document), CONSUMERS[self._plan.format]
+        for key in {change.key.rpartition(" ")[2] for change in self.changes if change.new is not None}:
+            rows = [{cell.key for cell in row.key_cells("hf")} for row in family.parameters.values()]
+            others = {other for keys in rows if key in keys for other in keys} - {key}
+            if others and family.document.keys.reads(key, consumer):
+                less = {name: value for name, value in self._own.items() if name not in others}
+                alone = {**document, own: less} if isinstance(document.get(own), dict) else less
+                with suppress(InputError, UnsupportedError):  # what is read without the others is not known
+                    made = huggingface_config(alone, family, self._index.stored, Path(), consumer=consumer)
+                    yield made
 
     def _check_places(self, family: Family, config: ModelConfig, made: ModelConfig) -> None:
         """Check that the same layers have matrices of the same shapes."""
@@ -322,7 +341,9 @@ class _Edits:
         keys = [(change.key.rpartition(" ")[2], change.old) for change in self.changes if CONFIG_NAME in change.key]
         says = f"{', '.join(key for key, _ in keys)} {'together say' if keys[1:] else 'says'}"
         what = "which layers have which tensors" if moved else "which shapes tensors have"
-        hint = f"they are those of {', '.join(f'{key} = {json.dumps(old)}' for key, old in keys)}"
+        before = self._before[CONFIG_NAME]
+        was = (f"{key} = {json.dumps(old)}" if _has(before, key.split(".")) else f"no {key}" for key, old in keys)
+        hint = f"they are those of {', '.join(was)}"
         raise UsageError("usage.meta", f"{says} {what}, and a copy has them as the source", hint=hint)
 
     def _check_kind(self, family: Family | None) -> None:
