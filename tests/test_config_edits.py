@@ -134,13 +134,7 @@ def test_biases_that_start_at_zero_are_none_for_mlx_lm(tmp_path: Path, key: str)
 
 
 EDITS = [
-    (
-        "jamba",
-        "attn_layer_period=2",
-        2,
-        "attn_layer_period says which layers",
-        "they are those of attn_layer_period = 4",
-    ),
+    ("jamba", "attn_layer_offset=0", 2, "says which layers", "they are those of attn_layer_offset = 2"),
     ("nemotron_h", "hybrid_override_pattern=M*M-", 2, "says which layers", "those of no hybrid_override_pattern"),
     ("mimo_v2_flash", "hybrid_layer_pattern=[1,0,0,1]", 2, "says which layers", "those of no hybrid_layer_pattern"),
     ("glm_moe_dsa", "index_topk_freq=3", 2, "says which layers", "they are those of no index_topk_freq"),
