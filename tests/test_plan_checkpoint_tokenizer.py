@@ -367,6 +367,17 @@ def test_templates_by_name_and_only_control_tokens_as_special_ones() -> None:
     assert several["chat_template"] == [{"name": "default", "template": "{{ x }}"}, {"name": "rag", "template": "y"}]
 
 
+@pytest.mark.parametrize("ends", [("", ".default", ".rag"), (".default", ".rag", ""), (".rag", ".default", "")])
+def test_the_template_without_a_name_is_the_default_as_llama_cpp_takes_it(ends: Sequence[str], tmp_path: Path) -> None:
+    texts = {f"tokenizer.chat_template{end}": end or "plain" for end in ends}
+    source = gguf_copy(
+        FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf", tmp_path / "m.gguf", keys=texts, without=[*texts]
+    )
+    settings = json.loads((to_hf(source, tmp_path) / "tokenizer_config.json").read_text())
+
+    assert settings["chat_template"] == [{"name": "default", "template": "plain"}, {"name": "rag", "template": ".rag"}]
+
+
 def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) -> None:
     source = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
     ends = {"tokenizer.ggml.eot_token_id": 17, "tokenizer.ggml.eom_token_id": 9999}

@@ -423,11 +423,16 @@ def _charsmap(metadata: Mapping[str, Any]) -> Any:
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
-    """The template, and those with names beside it."""
+    """The template, and those with names beside it.
+
+    The key without a name is the default whatever another calls itself (``llama_model_chat_template``).
+    """
     key = "tokenizer.chat_template"
-    texts = {"default": encodable(_text(metadata, key))} if key in metadata else {}
-    texts |= {k.removeprefix(f"{key}."): encodable(_text(metadata, k)) for k in metadata if k.startswith(f"{key}.")}
-    texts = {name: text for name, text in texts.items() if text}
+    named = sorted((k for k in metadata if k == key or k.startswith(f"{key}.")), key=lambda k: k != key)
+    texts: dict[str, str] = {}
+    for k in named:
+        if text := encodable(_text(metadata, k)):
+            texts.setdefault(k.removeprefix(key).removeprefix(".") or "default", text)
     if texts.keys() <= {"default"}:
         return texts.get("default")
     return [{"name": name, "template": text} for name, text in texts.items()]

@@ -356,9 +356,9 @@ class _Keys:
     def templates(self) -> str | list[dict[str, str]] | None:
         """Templates of chats: one, or several by name."""
         key, found = "tokenizer.chat_template", {}
-        for name in [name for name in self._source.metadata if name == key or name.startswith(f"{key}.")]:
+        for name in [*(name for name in self._source.metadata if name.startswith(f"{key}.")), key]:
             text = stored_value(self._source, name)
-            if isinstance(text, str) and text:
+            if isinstance(text, str) and text:  # llama.cpp takes the key without a name, which is the last here
                 found[name.removeprefix(key).removeprefix(".") or "default"] = text.encode("utf-8", "replace").decode()
         if found.keys() <= {"default"}:
             return found.get("default")
