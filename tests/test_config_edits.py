@@ -138,6 +138,8 @@ EDITS = [
     ("nemotron_h", "hybrid_override_pattern=M*M-", 2, "says which layers", "those of no hybrid_override_pattern"),
     ("mimo_v2_flash", "hybrid_layer_pattern=[1,0,0,1]", 2, "says which layers", "those of no hybrid_layer_pattern"),
     ("glm_moe_dsa", "index_topk_freq=3", 2, "says which layers", "they are those of no index_topk_freq"),
+    ("qwen3_next", "full_attention_interval=3", 0, "mlx-lm's class has full attention in every nth layer", ""),
+    ("mimo_v2_flash", "moe_layer_freq=[1,0,0,1]", 0, "config.json says otherwise in moe_layer_freq", ""),
     ("deepseek_v2", "moe_layer_freq=3", 0, "transformers does not read moe_layer_freq of config.json, mlx-lm does", ""),
 ]
 

@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
-from ckconv.core.tensors import parse
+from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.schema import Family
+from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.json import Document, parse_object
+from ckconv.plan.planner import row_reasons
 from ckconv.plan.steps import Change, Plan, Reason
 from ckconv.publish.files import SideFile, pieces_of
 from ckconv.tokenizer.checkpoint import words_of_document
@@ -310,6 +311,17 @@ class _Edits:
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
+        self.notes += sorted(self._engines(made) - self._engines(index.config))
+
+    def _engines(self, config: ModelConfig) -> set[str]:
+        """Why engines of other formats would compute something else."""
+        untied = HEAD in self._index.tensors
+        context = config.context_length
+        return {
+            reason.text
+            for loader in OF_FORMAT.values()
+            for reason in row_reasons(config, loader, context=context, tied=not untied, equal=not untied)
+        }
 
     def _by_one_key(self, family: Family, document: Mapping[str, Any]) -> Iterator[ModelConfig]:
         """Models of readers that go by one of the edited keys alone."""
