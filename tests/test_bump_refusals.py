@@ -44,7 +44,7 @@ FAMILIES_RUN = {
     "mixtral": Wrong("no template", EXPERTS),
     "qwen3moe": Wrong("no template", EXPERTS),
     "arcee": Wrong("no template", "the engine's MLP has a gate, and arcee's has none"),
-    "granite": Wrong("no template", "no multipliers of embeddings, attention, residuals and logits"),
+    "granite": Wrong("no template", "no multipliers of embeddings, attention, residuals and logits (model_type)"),
     "stablelm": Wrong("no template", "no LayerNorm"),
     "olmo2": Wrong("no template", "before attention and MLP, and olmo2's after them"),
     "cohere": Wrong("no template", "attention and MLP one after the other, and cohere computes them side by side"),

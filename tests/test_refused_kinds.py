@@ -193,6 +193,8 @@ DERIVED = [
     ("deepseek_v2", "deepseek2.leading_dense_block_count", number("UINT32", "I", 0), "leading_dense_block_count"),
     ("glm4", "glm4.rope.dimension_count", number("UINT32", "I", 7), "7, which is no number of pairs within the"),
     ("gpt_neox", "gptneox.rope.dimension_count", number("UINT32", "I", 99), "99, which is no number of pairs"),
+    ("glm4", "glm4.attention.key_length", number("UINT32", "I", 2), "of a head (glm4.attention.key_length)"),
+    ("phi3", "phi3.attention.head_count", number("UINT32", "I", 32), "(phi3.embedding_length / attention.head_count)"),
     ("refact", "refact.attention.head_count_kv", number("UINT32", "I", 2), "one head of K and V, and this one 2"),
     ("minicpm", "minicpm.residual_scale", number("FLOAT32", "f", math.inf), "must be a finite number, got inf"),
     ("modernbert_classifier", "modern-bert.classifier.pooling_type", number("UINT32", "I", 7), "not 7"),

@@ -459,7 +459,10 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         for name, turned in (("rope_dim", part), ("local_dim", own.get("local_dim"))):
             if turned is not None and not (2 <= turned <= head and turned % 2 == 0):
                 key = next(iter(gguf_words(family, name)), f"{architecture}.rope.dimension_count")
-                raise fail(f"{key} is {turned}, which is no number of pairs within the {head} elements of a head")
+                size = f"{architecture}.attention.key_length"
+                size = size if size in file.metadata else f"{architecture}.embedding_length / attention.head_count"
+                text = f"which is no number of pairs within the {head} elements of a head ({size})"
+                raise fail(f"{key} is {turned}, {text}")
         return replace(config, **found, own=own)
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None

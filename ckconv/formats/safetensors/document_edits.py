@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -311,17 +311,13 @@ class _Edits:
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
-        self.notes += sorted(self._engines(made) - self._engines(index.config))
+        self.notes += [text for text in self._otherwise(made) if text not in self._otherwise(index.config)]
 
-    def _engines(self, config: ModelConfig) -> set[str]:
+    def _otherwise(self, config: ModelConfig) -> list[str]:
         """Why engines of other formats would compute something else."""
-        untied = HEAD in self._index.tensors
-        context = config.context_length
-        return {
-            reason.text
-            for loader in OF_FORMAT.values()
-            for reason in row_reasons(config, loader, context=context, tied=not untied, equal=not untied)
-        }
+        tied = HEAD not in self._index.tensors
+        rows = partial(row_reasons, config, context=config.context_length, tied=tied, equal=tied)
+        return [reason.text for loader in OF_FORMAT.values() for reason in rows(loader)]
 
     def _by_one_key(self, family: Family, document: Mapping[str, Any]) -> Iterator[ModelConfig]:
         """Models of readers that go by one of the edited keys alone."""
