@@ -18,6 +18,7 @@ from test_tokenizer_names import TEXTS as HOSTILE
 from tokenizer_layouts import FOLDER, LAYOUTS, RECORDED, ROWS, TEXTS, Layout, asked
 
 import ckconv
+from ckconv import Options
 from ckconv.tokenizer.source import tokenizer_of
 
 RESULTS = json.loads(RECORDED.read_text("utf-8"))
@@ -117,6 +118,27 @@ def test_a_tokenizer_json_with_other_words_counts_and_not_the_model_beside_it(tm
     keys = keys_of(converted(layout, tmp_path)[0])
 
     assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.tokens"][305]) == ("gpt2", "<|new|>")
+
+
+@pytest.mark.parametrize("to", ["gguf", "bump"])
+def test_a_users_token_with_marks_for_spaces_has_spaces_as_of_llama_cpps_converter(to: str, tmp_path: Path) -> None:
+    """Gemma 3 has 30 of them; the proof takes the one spelling for the other."""
+    document = json.loads((FOLDER / "layouts/pieces.json").read_bytes())
+    token = {**document["added_tokens"][0], "id": 320, "content": "▁▁▁", "special": False}
+    document["added_tokens"].append(token)
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/tokenizer.json").write_text(json.dumps(document | {"pre_tokenizer": split, "post_processor": None}))
+    decoder = Decoder(layers=1, hidden=16, heads=1, kv_heads=1, ffn=16, vocab=ROWS)
+    source = save(tmp_path / "hf", decoder.config(bos_token_id=1, eos_token_id=2), decoder.tensors())
+    out = tmp_path / f"m.{to}"
+
+    ckconv.convert(source, out, options=Options(source_record=False))
+
+    assert ckconv.verify(out, source).tensors
+    if to == "gguf":
+        assert keys_of(out)["tokenizer.ggml.tokens"][320] == "   "
 
 
 def foreign(tmp_path: Path, tokens: list[str], end: int) -> Path:

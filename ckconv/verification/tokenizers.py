@@ -210,9 +210,11 @@ def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, st
 
 
 def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
-    prefix = "tokenizer.ggml." if typed else DOCUMENT
+    prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or theirs.types
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
+        if found is not None and kinds.get(number) == _USER_DEFINED:
+            found, text = _with_spaces(found), _with_spaces(text)
         if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):
             continue
         if not (re.fullmatch(_FILLS, text) and (found is None or re.fullmatch(_FILLS, found))):
@@ -221,7 +223,6 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
     if ours.merges is not None and theirs.merges is not None and ours.merges != theirs.merges:
         yield first_difference(f"{prefix}merges", ours.merges, theirs.merges)
     if ours.scores and theirs.scores:
-        kinds = ours.types or theirs.types
         both = (n for n in theirs.scores if n in ours.scores and kinds.get(n, _NORMAL) == _NORMAL)
         wrong = (n for n in both if not _near(ours.scores[n], theirs.scores[n]))
         if (at := next(wrong, None)) is not None:
@@ -250,6 +251,14 @@ def _spelled(text: str) -> Iterator[str]:
     """
     yield text
     yield text.removeprefix("▁") if text.startswith("▁") else f"##{text}"
+
+
+def _with_spaces(text: str) -> str:
+    """A user's token as a GGUF has it.
+
+    As ``_create_vocab_sentencepiece`` and ``get_vocab_base`` of llama.cpp's converter do.
+    """
+    return text.replace("▁", " ")
 
 
 def _near(one: float, other: float) -> bool:
@@ -516,7 +525,10 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
     offsets = struct.unpack(f"<{rows}i", entries["vocab_offsets"])
     ends = (*offsets[1:], len(strings))
     words = [strings[at:end].removesuffix(b"\0") for at, end in zip(offsets, ends, strict=True)]
+    kinds = entries.get("vocab_types", bytes(rows))
     for number, text in theirs.tokens.items():
+        if number < rows and kinds[number] == _USER_DEFINED:
+            text = _with_spaces(text)
         if number < rows and text and words[number] != text.encode("utf-8", "surrogateescape"):
             yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
             break
