@@ -231,6 +231,27 @@ def test_keys_are_dropped_wherever_they_stand(tmp_path: Path, ckconv) -> None:
     assert "config.json: rope_theta: 10000.0 -> (none)" in said
 
 
+@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+@pytest.mark.parametrize(
+    "flags",
+    [("--set-meta", "pad_token=a"), ("--set-meta", "unk_token=a"), ("--set-meta", "eos_token=a")],
+    ids=" ".join,
+)
+def test_a_role_that_is_asked_for_is_no_fault_of_another_format(
+    flags: tuple[str, str], to: str, tmp_path: Path, ckconv
+) -> None:
+    source, out = (QWEN2, tmp_path / "m.gguf") if to == "gguf" else (LLAMA, tmp_path / "out")
+    assert ckconv("convert", source, out, "--to", to, *flags).code == 0
+    assert ckconv("verify", out, source, *flags).code == 0
+    assert ckconv("verify", out, source).code == 5
+
+
+def test_a_glob_without_a_file_is_of_keys_alone(tmp_path: Path, ckconv) -> None:
+    documents, _ = edited(tmp_path, ckconv, "--drop-meta", "*token*")
+    assert "eos_token" not in documents["tokenizer_config.json"]
+    assert "model_max_length" in documents["tokenizer_config.json"]
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [

@@ -378,6 +378,38 @@ def test_the_template_without_a_name_is_the_default_as_llama_cpp_takes_it(ends: 
     assert settings["chat_template"] == [{"name": "default", "template": "plain"}, {"name": "rag", "template": ".rag"}]
 
 
+@pytest.mark.parametrize(
+    ("name", "last", "keys"),
+    [
+        ("phi3", {}, {"merges": ["a b"]}),  # which llama.cpp does not look at
+        ("qwen2-tied", {"tokens": "", "token_type": CONTROL}, {}),
+        ("phi3", {}, {"unknown_token_id": 5}),  # a byte
+    ],
+    ids=["merges beside scores", "a control token without a text", "a byte is unknown"],
+)
+def test_what_llama_cpp_loads_is_written_and_proved(
+    name: str, last: Mapping[str, Any], keys: Mapping[str, Any], tmp_path: Path
+) -> None:
+    source = FIXTURES / "gguf" / f"{name}-bf16.auto.gguf"
+    fields = gguf.GGUFReader(source).fields
+    lists = {key: [*fields[f"tokenizer.ggml.{key}"].contents()[:-1], item] for key, item in last.items()}
+    made = {f"tokenizer.ggml.{key}": value for key, value in {**lists, **keys}.items()}
+    root = to_hf(gguf_copy(source, tmp_path / "m.gguf", keys=made), tmp_path)
+
+    assert (root / "tokenizer.json").exists()
+
+
+def test_a_tab_that_is_no_token_is_its_byte(tmp_path: Path) -> None:
+    source = FIXTURES / "gguf" / "phi3-bf16.auto.gguf"
+    tokens = gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
+    tokens[tokens.index("orld")] = "\t\t"
+    root = to_hf(gguf_copy(source, tmp_path / "m.gguf", keys={"tokenizer.ggml.tokens": tokens}), tmp_path)
+    vocab = json.loads((root / "tokenizer.json").read_text())["model"]["vocab"]
+
+    assert vocab["\t"] == vocab["<0x09>"] == tokens.index("<0x09>")
+    ckconv.convert(root, f"{tmp_path / 'bump'}/", to="bump", options=Options(bump_version=5))
+
+
 def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) -> None:
     source = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
     ends = {"tokenizer.ggml.eot_token_id": 17, "tokenizer.ggml.eom_token_id": 9999}

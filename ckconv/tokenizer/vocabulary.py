@@ -589,7 +589,7 @@ def huggingface_entries(
         return None
     by_id: dict[int, str] = {
         number: token
-        for token, number in (*vocab.items(), *(_added(document) if added is None else added.items()))
+        for token, number in (*reversed(vocab.items()), *(_added(document) if added is None else added.items()))
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size
     }
     unknown = _unknown(model)

@@ -33,6 +33,7 @@ from ckconv.verification.content import (
     unequal,
 )
 from ckconv.verification.tokenizers import (
+    ALL_ROLES,
     DOCUMENT,
     TOKENS,
     engine_words,
@@ -164,11 +165,14 @@ def _is_asked(key: str, options: Options) -> bool:
 
     By the key, by ``FILE:KEY``, an inner key or a token's text.
     """
+    short = key.removeprefix("tokenizer.").removeprefix("ggml.")
+    role = next((ours for ours, theirs in ALL_ROLES.items() if short == f"{theirs}_token_id"), short)
+    keys = (key, short, f"{role}_token", f"{role}_token_id")
     for asked, _ in options.set_meta:
         name = asked.rpartition(":")[2]
-        if key in (asked, name, name.partition(".")[0]) or key == f"{name}_id":
+        if asked == key or not {name, name.partition(".")[0], f"{name}_id"}.isdisjoint(keys):
             return True
-    return any(fnmatchcase(key, glob.rpartition(":")[2]) for glob in options.drop_meta)
+    return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ NEEDED = Path(__file__).with_name("needed.toml")
 
 #: Roles of tokens -> what a GGUF calls them.
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_ALL_ROLES = {**_ROLES, "sep": "seperator", "cls": "cls", "mask": "mask"}
+ALL_ROLES = {**_ROLES, "sep": "seperator", "cls": "cls", "mask": "mask"}
 
 #: Words that stand for a number without one.
 _FILLS = r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?"
@@ -140,9 +140,10 @@ def _words_of_keys(index: TensorIndex) -> Words:
         dict(enumerate(lists[name] if isinstance(lists[name], list) else ()))
         for name in ("tokens", "token_type", "scores")
     )
+    scored = needed()["kinds"].get(stored_value(index, "tokenizer.ggml.model"), {}).get("flags")
     return Words(
         tokens,
-        lists["merges"],
+        None if scored else lists["merges"],  # which llama.cpp reads of no such kind
         scores,
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
@@ -160,7 +161,9 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
         tokens = {number: str(pair[0]) for number, pair in enumerate(vocab)}
         scores = {number: float(pair[1]) for number, pair in enumerate(vocab)}
     elif isinstance(vocab, dict):
-        tokens = {number: text for text, number in vocab.items()}
+        tokens = {}
+        for text, number in vocab.items():  # a letter without a token of its own may stand behind them, for its byte
+            tokens.setdefault(number, text)
     else:
         return None
     special, words = set(), {text: number for number, text in tokens.items()}
@@ -231,14 +234,15 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         yield first_difference(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
     elif ours.special and theirs.special and (ours.types or theirs.types):
         unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == _UNKNOWN}
-        for number in sorted(theirs.special - ours.special - unknown)[:1]:  # other documents may add to them
+        lost = theirs.special - ours.special - unknown  # other documents may add to them
+        for number in sorted(number for number in lost if theirs.tokens.get(number))[:1]:
             yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
     for role, number in theirs.roles.items():
         said = ours.roles.get(role)
         one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
         if one and ours.tokens.get(number) in needed()["ends"]["texts"]:
             continue  # a GGUF has one key for what ends a text and for what is put behind one
-        if role == "unk" and said is None and theirs.types.get(number) in (_NORMAL, _UNUSED):
+        if role == "unk" and said is None and theirs.types.get(number, _UNKNOWN) not in _ADDED:
             continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
         if said != number and number in theirs.tokens:
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number))
@@ -313,7 +317,7 @@ class _Keys:
         self.steps = self.steps if self.flags else self.pre
         #: Pieces of words, and not of bytes.
         self.pieces = bool(self.flags) or self.pre in table["pieces"]
-        said = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in _ALL_ROLES.items()}
+        said = {role: stored_value(source, f"tokenizer.ggml.{name}_token_id") for role, name in ALL_ROLES.items()}
         roles = {role: number for role, number in said.items() if isinstance(number, int) and number >= 0}
         self.roles = {**self.kind.get("roles", {}), **roles}
         closed = self.kind.get("closed")
@@ -480,7 +484,7 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     """Faults of a ``tokenizer_config.json``."""
     plain = {"add_bos_token": keys.begins, "add_eos_token": keys.ends, "clean_up_tokenization_spaces": False}
     meant = {**plain, "tokenizer_class": "PreTrainedTokenizerFast"}
-    meant |= {f"{role}_token": keys.text(role) for role in _ALL_ROLES}
+    meant |= {f"{role}_token": keys.text(role) for role in ALL_ROLES}
     if keys.pieces and keys.unknown is not None and "unk" not in keys.roles:
         meant["unk_token"] = keys.words.tokens[keys.unknown]
     meant["chat_template"] = keys.templates()
@@ -529,7 +533,8 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
     for number, text in theirs.tokens.items():
         if number < rows and kinds[number] == _USER_DEFINED:
             text = _with_spaces(text)
-        if number < rows and text and words[number] != text.encode("utf-8", "surrogateescape"):
+        found = words[number].decode("utf-8", "surrogateescape") if number < rows else text
+        if text and found != text and {*_spelled(found)}.isdisjoint(_spelled(text)):
             yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
             break
     for name, code, known in (("vocab_scores", "f", theirs.scores), ("vocab_types", "B", theirs.types)):

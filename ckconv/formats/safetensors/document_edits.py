@@ -156,7 +156,8 @@ class _Edits:
             nested = [(*at, key) for at in tables for key in _table(self._after[file], (*at, "")) or ()]
             for path in nested:
                 key = path[-1]
-                if not any(fnmatchcase(name, glob) for name in (key, f"{file}:{key}", ".".join(path))):
+                names = (key, ".".join(path), f"{file}:{key}" if ":" in glob else key)
+                if not any(fnmatchcase(name, glob) for name in names):
                     continue
                 if _table(self._after[file], path) is None:  # gone with the table that it was in
                     continue
