@@ -827,3 +827,34 @@ def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor:
         assert (calls[0] > 0, status) == (True, 0 if factor == 1 else 5), printed
         command("convert", str(source), f"{tmp_path}/out/", *PLAIN, "--no-verify")
         assert command("verify", f"{tmp_path}/out", str(source))[0] == status
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {"tokenizer.chat_template": typed.scalar("str", "another")}], ids=["none", "another"]
+)
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "of settings"),
+        ({}, [{"name": "rag", "template": "R"}, {"name": "default", "template": "of settings"}]),
+        ({"chat_template.jinja": "of a file"}, "of settings"),
+        ({"chat_template.json": '{"chat_template": "of a document"}'}, None),
+        ({"chat_template.jinja": "of a file", "additional_chat_templates/rag.jinja": "R"}, None),
+        ({"additional_chat_templates/rag.jinja": "R"}, "of settings"),
+    ],
+)
+def test_a_gguf_has_the_chat_template_that_transformers_takes(
+    files: Mapping[str, str], said: Any, found: Mapping[str, Any], tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(FIXTURES / HF, tmp_path / "source"))
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": said}))
+    for name, text in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+    with broken("tokenizer.gguf_words:chat_templates", touched(lambda made: (found, made[1]))) as calls:
+        status, printed = command("convert", str(source), f"{tmp_path}/n.gguf")
+        assert (calls[0] > 0, status) == (True, 0 if [*files] == ["additional_chat_templates/rag.jinja"] else 5), (
+            printed
+        )

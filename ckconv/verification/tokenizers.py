@@ -43,6 +43,8 @@ _FILE, _SETTINGS, _GENERATION, _MODEL = (
 )
 DOCUMENT = f"{_FILE}: "
 
+_TEMPLATE = "tokenizer.chat_template"
+
 #: Types of tokens (``enum llama_token_type``), and those that are looked for in a text before anything else.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)
@@ -109,6 +111,10 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
     if made:
         yield from _of_documents(files, documents, _Keys(source, theirs))
+    elif out.metadata_kind is MetadataKind.TYPED:
+        said, found = _template(beside(source)), stored_value(out, _TEMPLATE)
+        if said is not None and found != said:
+            yield Fact(_TEMPLATE, shown(found), shown(said))
 
 
 # -- Words ------------------------------------------------------------------------------------------------------------
@@ -130,6 +136,20 @@ def roles_of_keys(index: TensorIndex) -> dict[str, int]:
     """Numbers of tokens with a role that keys of a GGUF say."""
     found = {role: stored_value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     return {role: number for role, number in found.items() if isinstance(number, int)}
+
+
+def _template(files: Mapping[str, Any]) -> str | None:
+    """The default chat template of a checkpoint."""
+    said: Any = None
+    if "chat_template.jinja" in files:
+        said = read_whole(files["chat_template.jinja"]).decode("utf-8", "replace")
+    elif not any(name.startswith("additional_chat_templates") for name in files):  # which count before settings
+        said = _json(files, _SETTINGS).get("chat_template")
+        said = _json(files, "chat_template.json").get("chat_template") if said is None else said
+    if isinstance(said, list):
+        said = {item.get("name"): item.get("template") for item in said if isinstance(item, dict)}
+    text = said.get("default") if isinstance(said, dict) else said
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
 
 
 def _words_of_keys(index: TensorIndex) -> Words:
@@ -368,7 +388,7 @@ class _Keys:
 
     def templates(self) -> str | list[dict[str, str]] | None:
         """Templates of chats: one, or several by name."""
-        key, found = "tokenizer.chat_template", {}
+        key, found = _TEMPLATE, {}
         for name in [*(name for name in self._source.metadata if name.startswith(f"{key}.")), key]:
             text = stored_value(self._source, name)
             if isinstance(text, str) and text:  # llama.cpp takes the key without a name, which is the last here
@@ -531,9 +551,9 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
     words = [strings[at:end].removesuffix(b"\0") for at, end in zip(offsets, ends, strict=True)]
     kinds = entries.get("vocab_types", bytes(rows))
     for number, text in theirs.tokens.items():
-        if number < rows and kinds[number] == _USER_DEFINED:
-            text = _with_spaces(text)
         found = words[number].decode("utf-8", "surrogateescape") if number < rows else text
+        if number < rows and kinds[number] == _USER_DEFINED:
+            found, text = _with_spaces(found), _with_spaces(text)
         if text and found != text and {*_spelled(found)}.isdisjoint(_spelled(text)):
             yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
             break
