@@ -17,6 +17,7 @@ from safetensors_builder import tensors_of
 from test_packed_floats import DEEPSEEK, deepseek
 
 import ckconv
+from ckconv.comparison.compare import hash_index
 from ckconv.core.dtypes import DTYPES
 from ckconv.errors import UnsupportedError, VerifyError
 from ckconv.formats.detect import open_index
@@ -49,6 +50,12 @@ def test_i64_becomes_i32_and_i64_again(tmp_path: Path) -> None:
     assert stored.dtype.name == "I32"
     assert tensors_of(tmp_path / "back")[TABLE] == tensors_of(source)[TABLE]
     assert ckconv.diff(source, tmp_path / "model.gguf").same
+
+
+def test_the_model_has_one_hash_in_both_formats(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf")
+    ckconv.convert(source, tmp_path / "model.gguf")
+    assert hash_index(open_index(source)) == hash_index(open_index(tmp_path / "model.gguf"))
 
 
 def test_one_number_that_is_another_is_found(tmp_path: Path) -> None:

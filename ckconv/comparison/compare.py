@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.dtypes import F32, F64, INTEGERS, WIDENS_TO_F32
+from ckconv.core.dtypes import F32, F64, I64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.layouts import COUNTED
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
 from ckconv.core.tensors import (
@@ -59,8 +59,8 @@ from ckconv.verification.tensors import same_before
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
-# are decoded, and zeros are positive. Blocks without a decoder count as type and bytes. The model's hash covers the
-# hashes of all tensors, by name.
+# are decoded, and zeros are positive; whole numbers count as I64. Blocks without a decoder count as type and bytes. The
+# model's hash covers the hashes of all tensors, by name.
 
 _NEGATIVE_ZERO = 0x80000000
 
@@ -117,7 +117,8 @@ def _hash_tensor(
     if index.config is not None:
         shift = shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
     factor = tensor.layout.scale if exact else 1.0
-    conversion = Conversion(reader.dtype, F32 if exact else reader.dtype, shift if exact else 0, factor=factor)
+    target = F32 if exact else I64 if reader.dtype in INTEGERS else reader.dtype
+    conversion = Conversion(reader.dtype, target, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))
     digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
     if index.adapter is not None:  # what an adapter's rows are depends on where they go

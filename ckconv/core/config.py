@@ -106,8 +106,8 @@ SCALED_BY_KEYS = ("linear", "yarn")
 
 def scales_by_one(scaling: Mapping[str, Any]) -> bool:
     """Every angle is what it is without the scaling."""
-    numbers = (scaling.get("factor"), scaling.get("attention_factor", 1))
-    return scaling.get("rope_type") in SCALED_BY_KEYS and numbers == (1, 1)
+    numbers = (scaling.get("factor"), scaling.get("attention_factor") or 1, scaling.get("llama_4_scaling_beta") or 0)
+    return scaling.get("rope_type") in SCALED_BY_KEYS and numbers == (1, 1, 0)
 
 
 def behind_note(config: ModelConfig) -> str:
@@ -574,6 +574,8 @@ def _windowed(config: ModelConfig, other: int) -> ModelConfig:
 
 def _comparable(value: object, config: ModelConfig) -> object:
     if isinstance(value, Mapping):
+        if scales_by_one(value):
+            return None
         return effective_scaling(value, config.context_length, latent="kv_rank" in config.own)
     return value
 
