@@ -68,6 +68,47 @@ def test_the_factor_that_yarn_computes_anyway_is_no_key(tmp_path: Path) -> None:
     assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") is None
 
 
+#: Scalings by which no angle changes (factor 1), whatever else they say.
+BY_ONE = [
+    {"rope_type": "linear"},
+    {"rope_type": "yarn", "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.5},
+    {"rope_type": "yarn", "attention_factor": 1.0},
+    {"rope_type": "yarn", "beta_fast": 16.0, "beta_slow": 2.0},
+    {
+        "rope_type": "llama3",
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    {"rope_type": "dynamic"},
+]
+
+
+@pytest.mark.parametrize("scaling", BY_ONE, ids=lambda scaling: "-".join(map(str, scaling.values())))
+def test_a_scaling_by_one_goes_to_every_format(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    source = save(tmp_path / "hf", Decoder().config(rope_scaling={"factor": 1.0, **scaling}), Decoder().tensors())
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(source, tmp_path / "bump", to="bump")
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+    ckconv.convert(tmp_path / "mlx", tmp_path / "of-mlx.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    said = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert said.get("rope_scaling") is None
+    assert said["rope_parameters"]["rope_type"] == "default"
+
+
+def test_a_factor_of_one_does_not_hide_what_weighs_attention(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 1.0, "attention_factor": 0.9}
+    source = save(tmp_path / "hf", Decoder().config(rope_scaling=scaling), Decoder().tensors())
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") == pytest.approx(0.9)
+    with pytest.raises(UnsupportedError, match="RoPE is scaled"):
+        ckconv.convert(source, tmp_path / "bump", to="bump")
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("family", ["llama", "phi", "nomic_bert", "olmo3", "cohere"])
 @pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale": 0.8, "mscale_all_dim": 0.5}])
