@@ -500,8 +500,9 @@ def _label(index: TensorIndex) -> str:
         nbytes[(whole or stored).dtype.name] += stored.extent.nbytes
     item = index.metadata.get("general.file_type")
     number = item.value if isinstance(item, MetaValue) and isinstance(item.value, int) else None
-    names = {recipes.file_type(name): (name.upper(), recipes.base(name)) for name in recipes.names()}
-    names = {**{value: (name, name) for name, value in FILE_TYPES.items()}, **names}
+    names = {value: (name, name) for name, value in FILE_TYPES.items()}
+    if number is not None and number not in (FILE_TYPES["F32"], FILE_TYPES["F16"], FILE_TYPES["BF16"]):  # a mix
+        names |= {recipes.file_type(name): (name.upper(), recipes.base(name)) for name in recipes.names()}
     most = [name for name, _ in nbytes.most_common(2)]
     if number in names:
         said, base = names[number]
