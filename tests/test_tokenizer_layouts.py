@@ -141,6 +141,19 @@ def test_a_users_token_with_marks_for_spaces_has_spaces_as_of_llama_cpps_convert
         assert keys_of(out)["tokenizer.ggml.tokens"][320] == "   "
 
 
+@pytest.mark.parametrize(("listed", "end"), [(False, 1), (True, 2)])
+def test_an_end_of_the_map_counts_where_transformers_reads_it(listed: bool, end: int, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", tmp_path / "hf"))
+    added = json.loads((source / "tokenizer.json").read_bytes())["added_tokens"]
+    settings = {"added_tokens_decoder": {str(token.pop("id")): token for token in added}} if listed else {}
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", **settings}))
+    (source / "special_tokens_map.json").write_text('{"eos_token": "<s>"}')
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert keys_of(tmp_path / "m.gguf")["tokenizer.ggml.eos_token_id"] == end
+
+
 def foreign(tmp_path: Path, tokens: list[str], end: int) -> Path:
     keys = {"tokenizer.ggml.eos_token_id": end}
     return Model(vocab=len(tokens), tokens=tuple(tokens), extra_keys=keys).write(tmp_path / f"foreign-{end}.gguf")

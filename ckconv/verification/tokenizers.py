@@ -221,7 +221,9 @@ def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
 def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
     """Numbers of tokens with a role, of the tokenizer or of config.json."""
     numbers = {text: number for number, text in tokens.items()}
-    settings = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
+    settings = _json(files, _SETTINGS)
+    if "added_tokens_decoder" not in settings:  # as transformers reads them (PreTrainedTokenizerBase._from_pretrained)
+        settings |= _json(files, "special_tokens_map.json")
     config, found = document_of(index.metadata), {}
     for role in _ROLES:
         said = settings.get(f"{role}_token")
