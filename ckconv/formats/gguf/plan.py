@@ -33,7 +33,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.names import interleaves, names_of
+from ckconv.families.names import beside_text, interleaves, names_of
 from ckconv.families.parameters import (
     FILE_TYPES,
     Written,
@@ -533,10 +533,18 @@ class GgufPlanner(Planner):
             if key.endswith("_token_id") and type(value) is int and value >= count:
                 self.refuse(f"--set-meta {key}={value}: there are {count:,} tokens", f"the last one is {count - 1}")
 
+    def _unloaded(self, entries: Sequence[Entry]) -> str:
+        """A note on a tower in a copy, which llama.cpp does not load; may be empty."""
+        parts = sorted({beside_text({}, entry.name) for entry in entries} - {""}) if self.index.config else []
+        if not parts:
+            return ""
+        flags = " ".join(f"--drop '{part}'" for part in parts)
+        return f"llama.cpp does not load a text model's file with {' and '.join(parts)}; {flags} leaves them out"
+
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         """The source's keys, with the file type that the tensors now have."""
         metadata = copied(self.index.metadata)
-        self.notes += filter(None, [equal_tokens_of(self.index)])
+        self.notes += filter(None, [equal_tokens_of(self.index), self._unloaded(entries)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
         if self.options.quantize:
             metadata |= type_keys(self._file_type(entries, types)) | self._weighed()
