@@ -534,7 +534,7 @@ class GgufPlanner(Planner):
                 self.refuse(f"--set-meta {key}={value}: there are {count:,} tokens", f"the last one is {count - 1}")
 
     def _unloaded(self, entries: Sequence[Entry]) -> str:
-        """A note on a tower in a copy, which llama.cpp does not load; may be empty."""
+        """Note on a tower that llama.cpp does not load."""
         parts = sorted({beside_text({}, entry.name) for entry in entries} - {""}) if self.index.config else []
         if not parts:
             return ""
