@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import pytest
 from conftest import FIXTURES
@@ -25,6 +26,15 @@ from ckconv.options import Options
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
 MINE = OLMO2.replace('"olmo2"', '"mylmo"').replace("Olmo2For", "MylmoFor")
 NO_ROWS = "".join(line for line in MINE.splitlines(keepends=True) if not line.startswith('"bump{3,5}"'))
+
+
+#: OLMo 3, whose layers slide or do not, under names of its own.
+READ, WRITE = (
+    """layer_types.gguf.read = "slides(layers, it)"\n""",
+    """layer_types.gguf.write = "each(it, 'sliding_attention', true, false)"\n""",
+)
+KINDS = re.sub(r"gguf = \{.*", 'gguf = { arch = "mylmo" }', (FOLDER / "olmo3.toml").read_text(), count=1)
+KINDS = KINDS.replace('"olmo3", class = "Olmo3', '"mylmo", class = "Mylmo')
 
 
 def written(folder: Path, text: str, name: str = "mylmo") -> Path:
@@ -503,6 +513,14 @@ MALFORMED = {
         row("L.{" + ",".join(f"x{n}" for n in range(80)) + "}", '"absent"'),
         "braces of 80 names; 64 are allowed",
     ),
+    "kinds of layers that are read and not written": (
+        KINDS.replace(WRITE, ""),
+        "sliding_window_pattern is of bool[], not of kinds of layers, and lacks write",
+    ),
+    "kinds of layers that are written and not read": (
+        KINDS.replace(READ, ""),
+        "parameters.layer_types: attention.sliding_window_pattern is of bool[], not of kinds of layers, and lacks read",
+    ),
     "a condition over something else than keys": (
         MINE.replace("not has('attention.sliding_window')", "layers > 3").replace('arch = "mylmo"', 'arch = "olmo2"'),
         "gguf.match: no parameter 'layers'; it asks for has('KEY') only",
@@ -521,6 +539,25 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert said_of(tmp_path / "x.toml") == "is not a regular file"
     assert said_of(tmp_path / "y.toml") == "No such file or directory"
     assert said_of(written(tmp_path, MINE, "my lmo")).startswith("a family is called what its file is: ")
+
+
+def test_kinds_of_layers_that_are_read_and_written_load(tmp_path: Path) -> None:
+    assert READ in KINDS
+    assert WRITE in KINDS
+    with own_families([written(tmp_path, KINDS)]):
+        assert "layer_types" in FAMILIES["mylmo"].parameters
+
+
+def test_a_list_of_flags_holds_flags_only(tmp_path: Path) -> None:
+    """Words were written as flags that are all set."""
+    options = Options(families=(written(tmp_path, KINDS.replace(WRITE, WRITE.replace("true, false", "'x', 'y'"))),))
+    family_cases.checkpoint(next(family_cases.cases("olmo3")).recorded, tmp_path / "hf")
+    document = json.loads((tmp_path / "hf/config.json").read_text())
+    changed = {**document, "model_type": "mylmo", "architectures": ["MylmoForCausalLM"]}
+    (tmp_path / "hf/config.json").write_text(json.dumps(changed))
+    with pytest.raises(InputError, match=r"which no bool\[\] holds") as caught:
+        ckconv.convert(tmp_path / "hf", tmp_path / "m.gguf", options=options)
+    assert caught.value.code == "family.file"
 
 
 def test_a_value_that_a_model_gives_nothing_for_is_the_files_fault(tmp_path: Path) -> None:

@@ -334,6 +334,8 @@ class ParameterRows(Fields):
                 for cell in parameter.key_cells(format):
                     if not cell.alias and places.setdefault(cell.key, name) != name:
                         raise self.fault(f"{cell.key} is written by {places[cell.key]!r} too")
+                    if format == "gguf" and name == "layer_types" and not cell.alias and cell.type != "str[]":
+                        self._check_kinds(cell)
                 needed = not (parameter.value or parameter.optional or parameter.defaults)
                 if needed and not any(not cell.alias for cell in parameter.cells.get(format, ())):
                     other = next(
@@ -343,6 +345,15 @@ class ParameterRows(Fields):
                         f"it has no place in {format}, and no default: add {format} = {other!r}, or "
                         f'{format} = {{ fixed = VALUE, else = "WHY OTHERS ARE REFUSED" }}, or optional = true'
                     )
+
+    def _check_kinds(self, cell: ParameterCell) -> None:
+        """Check that a key of numbers has both ways to kinds of layers."""
+        ways = {"read": cell.read, "write": cell.write}
+        missing = " and ".join(way for way, expression in ways.items() if expression is None)
+        if missing:
+            some = 'read = "slides(layers, it)" and write = "each(it, \'sliding_attention\', true, false)"'
+            more = f"; for example {some}" if cell.type == "bool[]" else ""
+            raise self.fault(f"{cell.key} is of {cell.type}, not of kinds of layers, and lacks {missing}{more}")
 
     def _defaults(self, value: object) -> dict[str, Expression]:
         if value is None:

@@ -542,6 +542,8 @@ def keys_of_entries(family: Family, entries: Mapping[str, tuple[str, Any]]) -> d
 def _value(type: str, value: Any) -> Value:
     """A value in its key's type, or a list of such."""
     if isinstance(value, list | tuple):
+        if type == "bool[]" and not all(isinstance(item, bool) for item in value):
+            raise TypeError(type)
         return array("bool" if isinstance(value[0], bool) else type.removesuffix("[]"), list(value))
     if type.endswith("[]"):
         raise TypeError(type)
