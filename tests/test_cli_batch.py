@@ -150,6 +150,16 @@ def test_equal_names_are_refused_before_anything_runs(tmp_path: Path, ckconv) ->
     assert not (tmp_path / "all").exists()
 
 
+def test_files_of_a_split_set_and_a_file_twice_are_one_model(tmp_path: Path, ckconv) -> None:
+    ckconv("convert", LLAMA, f"{tmp_path}/set/", "--to", "gguf", "--max-shard-size", "60kB")
+    shards = sorted((tmp_path / "set").glob("*.gguf"))
+    assert len(shards) > 1
+    done = ckconv("batch", *shards, LLAMA, LLAMA, "--to", "mlx", "--into", tmp_path / "all")
+    assert done.code == 0
+    assert [line["source"] for line in lines(done.out)] == [str(shards[0]), str(LLAMA)]
+    assert {line["verified"] for line in lines(done.out)} == {20}
+
+
 def test_a_model_does_not_go_to_where_it_is(tmp_path: Path, ckconv) -> None:
     shutil.copytree(QWEN2, tmp_path / "model")
     done = ckconv("batch", tmp_path / "model", "--to", "gguf", "--into", tmp_path)

@@ -303,9 +303,18 @@ def _blocks(place: Place | None) -> list[str]:
 
 
 def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
-    """Name the place of each model in one directory, ``INTO/NAME/``."""
-    named: dict[str, list[Path]] = {}
+    """Name the place of each model in one directory, ``INTO/NAME/``.
+
+    A file that is named twice is one model, and so are files of one split set.
+    """
+    from ckconv.formats.gguf.values import parse_shard_name
+
+    wholes: dict[tuple[Path, str, int], Path] = {}
     for source in sources:
+        shard = parse_shard_name(source.name)
+        wholes.setdefault((source.parent, shard.stem, shard.count) if shard else (source, "", 0), source)
+    named: dict[str, list[Path]] = {}
+    for source in wholes.values():
         named.setdefault(_name(source), []).append(source)
     faults = [f"{name}: {', '.join(map(shown, same))}" for name, same in named.items() if len(same) > 1]
     if faults:
