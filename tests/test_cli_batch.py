@@ -150,9 +150,10 @@ def test_equal_names_are_refused_before_anything_runs(tmp_path: Path, ckconv) ->
     assert not (tmp_path / "all").exists()
 
 
-def test_files_of_a_split_set_and_a_file_twice_are_one_model(tmp_path: Path, ckconv) -> None:
-    ckconv("convert", LLAMA, f"{tmp_path}/set/", "--to", "gguf", "--max-shard-size", "60kB")
-    shards = sorted((tmp_path / "set").glob("*.gguf"))
+@pytest.mark.parametrize("format", ["gguf", "safetensors"])
+def test_files_of_a_split_set_and_a_file_twice_are_one_model(format: str, tmp_path: Path, ckconv) -> None:
+    ckconv("convert", LLAMA, f"{tmp_path}/set/", "--to", format, "--max-shard-size", "60kB")
+    shards = sorted((tmp_path / "set").glob(f"*.{format}"))
     assert len(shards) > 1
     done = ckconv("batch", *shards, LLAMA, LLAMA, "--to", "mlx", "--into", tmp_path / "all")
     assert done.code == 0

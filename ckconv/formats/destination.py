@@ -307,12 +307,10 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
 
     A file that is named twice is one model, and so are files of one split set.
     """
-    from ckconv.formats.gguf.values import parse_shard_name
-
-    wholes: dict[tuple[Path, str, int], Path] = {}
+    wholes: dict[tuple[Path, str], Path] = {}
     for source in sources:
-        shard = parse_shard_name(source.name)
-        wholes.setdefault((source.parent, shard.stem, shard.count) if shard else (source, "", 0), source)
+        stem, whole = _split_set(source.name)
+        wholes.setdefault((source.parent, whole) if stem else (source, ""), source)
     named: dict[str, list[Path]] = {}
     for source in wholes.values():
         named.setdefault(_name(source), []).append(source)
@@ -327,19 +325,23 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     return [(source, f"{into / name}/") for name, (source,) in named.items()]
 
 
+def _split_set(name: str) -> tuple[str, str]:
+    """Stem of a split set, and what its files have in common."""
+    found = re.fullmatch(r"(.+)-\d{5}(-of-\d{5}\.(?:gguf|safetensors|bin))", name, re.DOTALL)
+    return (found[1], found[1] + found[2]) if found else ("", "")
+
+
 def _name(source: Path) -> str:
     """Name of a model in the batch.
 
     A directory as it is (of a download cache, the repository), a file without suffix.
     """
-    from ckconv.formats.gguf.values import parse_shard_name
-
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return directory_name(source) or "model"
     name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
-    shard = parse_shard_name(name)
-    if shard:
-        return shard.stem
+    stem, _ = _split_set(name)
+    if stem:
+        return stem
     if os.path.lexists(source) or any(Path(name).suffix in row.endings for row in FORMATS):
         return Path(name).stem or "model"
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
