@@ -14,7 +14,7 @@ from checkpoints import Decoder, Tensors, save
 from conftest import FIXTURES, Result
 from family_cases import checkpoint, recording
 from gguf_builder import string
-from gguf_copies import finish
+from gguf_copies import finish, gguf_copy
 from models import Model
 
 import ckconv as library
@@ -371,3 +371,28 @@ def test_a_tolerance_is_the_relative_error_that_counts_as_none(ckconv: Run, tmp_
     found = library.diff(a, b, tolerance=0.1)
     assert (found.same, len(found.near), found.to_dict()["near"][0]["tensor"]) == (True, 2, first)
     assert repr(found) == f"<Comparison: the same, {found.equal} equal, 2 near, 0 different>"
+
+
+FLAG = "tokenizer.ggml.add_{}_token"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "same"),
+    [
+        ("gemma3-text-bf16", "gemma3.rope.freq_base_swa", 10_000.0, True),  # llama_model_gemma3::load_arch_hparams
+        ("gemma3-text-bf16", "gemma3.rope.freq_base_swa", 20_000.0, False),
+        ("gemma3-text-bf16", "gemma3.attention.key_length", None, False),  # hidden / heads would be another size
+        ("gemma3-text-bf16", "gemma3.embedding_length", None, False),  # without which nothing loads
+        ("gemma3-text-bf16", "gemma3.new", 1.5, False),
+        *(("llama-tied-bf16", FLAG.format(flag), flag == "bos", True) for flag in ("bos", "eos", "sep")),
+        *(("llama-tied-bf16", FLAG.format(flag), flag != "bos", False) for flag in ("bos", "eos", "sep")),
+    ],
+)
+def test_a_key_that_one_gguf_lacks_is_what_llama_cpp_takes_for_it(
+    ckconv: Run, tmp_path: Path, name: str, key: str, value: float | None, same: bool
+) -> None:
+    source = FIXTURES / "gguf" / f"{name}.auto.gguf"
+    without = gguf_copy(source, tmp_path / "without.gguf", without=[key])
+    said = gguf_copy(source, tmp_path / "with.gguf", keys={} if value is None else {key: value})
+
+    assert ckconv("diff", without, said).code == ckconv("diff", said, without).code == (0 if same else 5)

@@ -16,7 +16,7 @@ from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.dtypes import F32, F64, I64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.layouts import COUNTED
-from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, scalar, text_key
+from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, document_of, scalar, text_key
 from ckconv.core.tensors import (
     HEAD,
     PREFIX,
@@ -474,6 +474,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     """Compare what is no tensor of two models."""
     if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)
+        one, other = _with_flags(a, one, other), _with_flags(b, other, one)
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         overruled, places = _overruled(a) | _overruled(b), _places(a, b)
         counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
@@ -489,6 +490,13 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     # Of two ways the one that finds less: the other names what only one of the formats has a place for.
     fewer = min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
     return fewer._replace(different=(*lacking, *fewer.different))
+
+
+def _with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
+    """Content with flags that only another GGUF says, by their defaults."""
+    taken = adds_by_default(index.metadata) if index.metadata_kind is MetadataKind.TYPED else {}
+    flags = {key: scalar("bool", value) for key, value in taken.items() if key in other.keys}
+    return content._replace(keys={**flags, **content.keys})
 
 
 def _overruled(index: TensorIndex) -> set[str]:
@@ -522,6 +530,12 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     """
     if a.config is None or b.config is None:
         return False
+    if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.mine, fact.meant):
+        # llama.cpp takes a key that it does not need by a default, which the rules know
+        own = FAMILIES[a.config.family].parameters.values()
+        read = any(f"{a.architecture}.{cell.key}" == fact.key for row in own for cell in row.key_cells(a.format))
+        needed = {*required_keys(a), *required_keys(b)}
+        return read and fact.key not in needed and not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
@@ -563,10 +577,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
         meant = content_of_plan(plan.contents())
     except CkconvError as error:
         return Facts(unknown=error.message)
-    mine = content_of_index(other)
-    if other.metadata_kind is MetadataKind.TYPED:  # a flag that is not there is what llama.cpp takes for it
-        taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
-        mine = mine._replace(keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
+    mine = _with_flags(other, content_of_index(other), meant)
     places = _places(source, other)
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (

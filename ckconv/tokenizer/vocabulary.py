@@ -46,6 +46,9 @@ class PreTokenizer(NamedTuple):
     otherwise: str = ""
 
 
+#: Names under which llama.cpp puts a separator between two texts (``impl::load`` of ``llama-vocab.cpp``).
+_SEPARATES = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
+
 #: A step as what it does: its kind and what tells it from others of the kind.
 Step = tuple[object, ...]
 
@@ -378,7 +381,8 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
     if kind != "llama" and pre is None:
         return {}
     adds_bos = kind == "llama" or (pre is not None and pre.adds_bos)
-    return {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": False}
+    flags = {"bos": adds_bos, "eos": False, "sep": pre is not None and pre.name in _SEPARATES}
+    return {f"tokenizer.ggml.add_{name}_token": added for name, added in flags.items()}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
