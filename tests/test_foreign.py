@@ -56,6 +56,8 @@ FILES = {
     ("m.mlmodel", b"\x08\x07" + bytes(64)): ("Core ML model", "Core ML"),
     ("m.keras", b"PK\3\4" + bytes(64)): ("Keras archive", "Keras"),
     ("flax_model.msgpack", b"\x84" + bytes(64)): ("Flax checkpoint", "Flax"),
+    ("llm.mnn.weight", bytes(64)): ("MNN model", "MNN"),
+    ("model_state.pdparams", b"\x80\x04}q\x00."): ("PaddlePaddle model", "PaddlePaddle"),
 }
 
 

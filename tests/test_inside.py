@@ -258,6 +258,11 @@ def llamafile(path: Path, **members: bytes) -> Path:
     return path
 
 
+def test_a_llamafile_that_ends_early_says_so(tmp_path: Path, ckconv: Run) -> None:
+    (tmp_path / "m.llamafile").write_bytes(b"MZqFpD='\n" + bytes(4000))
+    assert "is a llamafile that ends early" in ckconv("inspect", tmp_path / "m.llamafile").err
+
+
 def test_the_model_of_a_llamafile(tmp_path: Path, ckconv: Run) -> None:
     path = llamafile(tmp_path / "m.llamafile", m_gguf=GGUF.read_bytes(), _args=b"-m\nm.gguf")
     assert ckconv("convert", path, tmp_path / "m.gguf").code == 0

@@ -108,6 +108,8 @@ FOREIGN: tuple[Foreign, ...] = (
             names=("openvino_*.xml", "openvino_*.bin")),
     Foreign("a Core ML model", "Core ML",
             names=("*.mlmodel", "*.mlpackage", "*.mlmodelc", "coremldata.bin", "com.apple.CoreML")),
+    Foreign("an MNN model", "MNN", names=("*.mnn", "*.mnn.weight")),
+    Foreign("a PaddlePaddle model", "PaddlePaddle", names=("*.pdparams", "*.pdiparams", "*.pdmodel")),
     Foreign("a Keras archive", "Keras", _SAVED, names=("*.keras", "*.weights.h5")),
     Foreign("a TensorFlow model", "TensorFlow", _SAVED, names=("saved_model.pb", "tf_model.h5", "*.ckpt.index")),
     Foreign("a Flax checkpoint", "Flax", _SAVED, names=("*.msgpack",)),

@@ -226,7 +226,7 @@ def _llamafile(path: Path, source: FileSource) -> Path:
         members = {name: member for name, member in members_of(source).items() if name.endswith(".gguf")}
         extents = {PurePosixPath(name).name: member_extent(source, member) for name, member in members.items()}
     except (Malformed, EOFError) as error:
-        raise InputError("llamafile.zip", f"is a llamafile that {error or 'ends early'}", path=path) from None
+        raise InputError("llamafile.zip", f"is a llamafile that {str(error) or 'ends early'}", path=path) from None
     text = {name: extent for name, extent in extents.items() if "mmproj" not in name}
     if len(text) != 1:
         some = ", ".join(map(quoted, [*text][:4])) or "none"
