@@ -58,6 +58,13 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("openelm", "m.gguf", {"num_kv_heads": "x"}, "num_kv_heads must be a whole number, got 'x'"),
     ("openelm", "m.gguf", {"num_query_heads": ["x", 2, 3]}, "num_query_heads must be whole numbers, got ['x', 2, 3]"),
     ("spark2_5", "m/", {"rope_parameters.sliding_attention.rope_theta": 0}, "sliding_attention.rope_theta is 0"),
+    (
+        "llama",
+        "m.gguf",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 8, "beta_slow": 2}},
+        "rope_parameters.beta_slow=1 makes them 32 and 1, and llama.cpp's --yarn-beta-fast 8 --yarn-beta-slow 2",
+    ),
+    ("gemma3", "m.gguf", {"rope_parameters.full_attention.rope_type": "x"}, "of which transformers knows nothing"),
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "ssm_head_dim (mamba_d_head) is 3, and would be read as 4"),
     ("granitemoehybrid", "m.gguf", {"mamba_d_head": 0}, "(mamba_d_head)"),

@@ -79,10 +79,15 @@ MAX_FLOAT32, MIN_FLOAT32 = (2 - 2**-23) * 2.0**127, 2.0**-149
 LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
+#: Those of ``ROPE_INIT_FUNCTIONS`` of modeling_rope_utils.py, transformers 5.24, and what older classes call some.
+_SCALINGS = frozenset({"linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "mrope", "su"})
+
+
 def scaled(kind: str, config: ModelConfig) -> str:
     """A sentence that RoPE is scaled, with the configuration key."""
     if config.raw:
-        return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
+        none = "" if kind in _SCALINGS else ", of which transformers knows nothing"
+        return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters{none})"
     keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
     return f"RoPE is scaled ({kind} by {', '.join(keys)})"
 

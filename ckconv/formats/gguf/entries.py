@@ -278,18 +278,24 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         if positive_numbers(scaling, tuple(given)) is None:
             yield Reason(f"{scaled(kind, config)} with numbers that are none: " + ", ".join(given))
             return
-        for key, fixed in _YARN_FIXED.items():
-            if key not in written and scaling.get(key) not in (None, fixed):
-                yield Reason(
-                    f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}",
-                    _by_flag(config, key, fixed),
-                )
+        others = {
+            key: fixed
+            for key, fixed in _YARN_FIXED.items()
+            if key not in written and scaling.get(key) not in (None, fixed)
+        }
+        hint = _by_flags(config, others) if others else ""
+        for key, fixed in others.items():
+            text = f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}"
+            yield Reason(text, hint)
 
 
-def _by_flag(config: ModelConfig, key: str, fixed: float) -> str:
-    """Way to a file that llama.cpp computes right where it is run with a flag.
+def _by_flags(config: ModelConfig, fixed: Mapping[str, float]) -> str:
+    """Way to a file that llama.cpp computes right where it is run with flags.
 
-    Source: ``llama_context`` of llama-context.cpp, which takes the flag's number for that of the model.
+    Source: ``llama_context`` of llama-context.cpp, which takes a flag's number for that of the model.
+
+    Args:
+        fixed: key -> number that llama.cpp has for it.
     """
     whole: dict[str, Any] = dict(config.raw)
     tables = (
@@ -299,10 +305,12 @@ def _by_flag(config: ModelConfig, key: str, fixed: float) -> str:
         for table in ("rope_scaling", "rope_parameters")
     )
     for path, table in tables:
-        if isinstance(table, dict) and key in table:
-            flag = f"--yarn-{key.replace('_', '-')} {table[key]:g}"
-            said_so = f"ckconv edit SRC DST --set-meta {path}.{key}={fixed:g} makes it {fixed:g}"
-            return f"{said_so}, and llama.cpp's {flag} computes the model"
+        if isinstance(table, dict) and fixed.keys() <= table.keys():
+            edits = " ".join(f"--set-meta {path}.{key}={number:g}" for key, number in fixed.items())
+            flags = " ".join(f"--yarn-{key.replace('_', '-')} {table[key]:g}" for key in fixed)
+            made = " and ".join(f"{number:g}" for number in fixed.values())
+            what = "it" if len(fixed) == 1 else "them"
+            return f"ckconv edit SRC DST {edits} makes {what} {made}, and llama.cpp's {flags} computes the model"
     return ""
 
 

@@ -151,10 +151,10 @@ def weighed(scaling: Mapping[str, Any], *, latent: bool) -> Mapping[str, Any]:
     growth = yarn_scale(factor) - 1
     whole = scaling.get("mscale_all_dim") or 0 if latent else max(1.0, (2 / weight - 1) / growth)
     one = (weight * (growth * whole + 1) - 1) / growth
-    if not whole or one <= 0:
+    if one <= 0:
         return scaling
     others = {key: value for key, value in scaling.items() if key != "attention_factor"}
-    return {**others, "mscale": one, "mscale_all_dim": whole}
+    return {**others, "mscale": one, **({"mscale_all_dim": whole} if whole else {})}
 
 
 def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine, loader: Loader) -> Iterator[Reason]:
