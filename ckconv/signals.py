@@ -71,7 +71,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     repeated = time.monotonic() - State.raised_at <= GRACE
     State.number = number if State.number is None else State.number
-    if State.blocking or not (State.depth or repeated or _imports(frame)):
+    if not _imports(frame) and (State.blocking or not (State.depth or repeated)):
         State.blocking = False
         check()
 
@@ -168,16 +168,19 @@ def noted() -> Iterator[None]:
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """Raise signals at once even in :func:`noted`, around a call that waits."""
+    """Raise signals at once even in :func:`noted`.
+
+    For what waits, or reads for long, and cleans nothing up.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    outer, State.blocking = State.blocking, True
     try:
-        State.blocking = True
         check()
         yield
     finally:
-        State.blocking = False
+        State.blocking = outer
 
 
 def ignore() -> None:

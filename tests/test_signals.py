@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
 import pytest
+from conftest import FIXTURES
 
-from ckconv import signals
+from ckconv import convert, signals
 from ckconv.errors import Interrupted
-from ckconv.publish.files import locked
-from ckconv.publish.staging import Outputs, Room
+from ckconv.publish.files import locked, side_file
+from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.signals import blocking, check, declare, interruptible, noted
 from ckconv.system import ENDING
 
@@ -154,13 +157,44 @@ def test_who_waits_for_somebody_else_is_broken_off(before: bool) -> None:
     assert waited == []
 
 
-def test_an_import_is_not_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_breaks_a_side_file_off_between_its_pieces(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(4):
+            asked.append(number)
+            if len(asked) == 6:  # they are made once to be counted
+                send(signal.SIGTERM)
+            yield bytes(5 << 20)
+
+    small = Small("tokenizer.json", side_file(pieces))
+    with pytest.raises(Interrupted), interruptible(), Outputs({tmp_path / "tokenizer.json": small}, {}):
+        asked.append(-1)
+    assert (asked, [*tmp_path.iterdir()]) == ([0, 1, 2, 3, 0, 1], [])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_import_is_not_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     """It would stay locked, and who imports it next would wait for ever."""
-    (tmp_path / "signaled.py").write_text("import os\nos.kill(os.getpid(), 15)\nwhole = True\n")
+    (tmp_path / f"signaled{waits}.py").write_text("import os\nos.kill(os.getpid(), 15)\nwhole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Interrupted), interruptible():
-        import signaled  # type: ignore[import-not-found]
+    with pytest.raises(Interrupted), interruptible(), noted(), blocking() if waits else nullcontext():
+        signaled = importlib.import_module(f"signaled{waits}")
     assert signaled.whole
+
+
+def test_a_signal_breaks_the_proof_of_metadata_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of a large vocabulary take seconds, in which no piece of a file is read."""
+    went_on = []
+
+    def proof(*_: object, **__: object) -> None:
+        send(signal.SIGTERM)
+        went_on.append("for seconds")
+
+    monkeypatch.setattr("ckconv.conversion.run.check_statements", proof)
+    with pytest.raises(Interrupted), interruptible():
+        convert(FIXTURES / "hf" / "llama-tied-bf16", tmp_path / "m.gguf")
+    assert (went_on, [*tmp_path.iterdir()]) == ([], [])
 
 
 def test_a_program_that_leaves_ctrl_c_to_python_is_told_as_python_does() -> None:

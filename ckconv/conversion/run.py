@@ -44,7 +44,7 @@ from ckconv.publish.files import check_parent, check_place, failing
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.quant.convert import Action
 from ckconv.quant.quantize import GGML_TYPES, Error, quantizer_of
-from ckconv.signals import noted
+from ckconv.signals import blocking, noted
 from ckconv.system import peak_memory, sync, write_at
 from ckconv.verification.content import check_documents
 from ckconv.verification.statements import check_statements
@@ -480,8 +480,9 @@ class _Staged:
         found = known | Digests(c.extent for c in checksums if c.extent not in known).all()
         compared.check(plan.index.path, checksums, found)
         named = {small.name: self._outputs.staged(path) for path, small in self._side.items()}
-        check_statements(out, plan.index, plan.options, self._target.name, named=named)
-        check_documents(out, named)
+        with blocking():
+            check_statements(out, plan.index, plan.options, self._target.name, named=named)
+            check_documents(out, named)
         return compared
 
     def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:

@@ -308,6 +308,8 @@ def write_file(fd: int, content: SideFile, path: Path) -> None:
         for piece in pieces_of(content):
             write_at(fd, piece, at)
             at += len(piece)
+            if at < len(content):  # merges of a large vocabulary take seconds to make
+                check()
         sync(fd)
         if not is_in(fd, content):
             raise VerifyError("verify.file", "differs from what should have been written", path=path)
