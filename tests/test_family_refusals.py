@@ -97,6 +97,8 @@ def test_a_factor_of_0_is_none_for_llama_cpp(family: str, key: str, said: str, t
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
         ("exaone_moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
         ("mimo_v2_flash", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
+        ("nemotron_h", {"mamba_dt_min": 0.01}, "mamba_dt_min = 0.01 changes the computation"),
+        ("nemotron_h_moe", {"mamba_dt_min": 0.01}, "mamba_dt_min = 0.01 changes the computation"),
         ("bailing_hybrid", {"linear_num_heads": 2}, "the configuration makes it [2] (linear_num_heads"),
         ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2, linear_attn_config.num_heads is 4"),
         ("bailing_hybrid", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "first_k_dense_replace is 1"),
