@@ -631,3 +631,27 @@ def test_a_checkpoint_without_what_its_class_has_is_refused_where_the_engine_doe
     assert (refused.code, "no tensor for layers.{n}.attention.q.bias" in refused.err) == (4, True), refused.err
     refused = ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx")
     assert (refused.code, "no tensor for layers.{n}.attention.q.bias" in refused.err) == (4, True), refused.err
+
+
+NEEDED = {
+    "falcon": ("input_layernorm.bias", "layers.{n}.attention_norm.bias"),
+    "pangu_embedded": ("self_attn.o_proj.bias", "layers.{n}.attention.output.bias"),
+}
+
+
+@pytest.mark.parametrize("family", NEEDED)
+def test_biases_without_which_llama_cpp_loads_no_model_are_not_to_be_dropped(
+    family: str, tmp_path: Path, ckconv: Any
+) -> None:
+    """``create_tensor`` of ``falcon.cpp`` and ``pangu-embed.cpp`` has no ``TENSOR_NOT_REQUIRED`` for them."""
+    ends, pattern = NEEDED[family]
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    asked = ckconv("convert", source, tmp_path / "m.gguf", "--drop", pattern.replace("{n}", "*"))
+    assert (asked.code, f"no tensor for {pattern}, which --drop leaves out" in asked.err) == (4, True), asked.err
+
+    kept = {name: it for name, it in case.recorded["tensors"].items() if not name.endswith(ends)}
+    source = family_cases.checkpoint({**case.recorded, "tensors": kept}, tmp_path / "lacking", case.tokenizer)
+    refused = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (refused.code, f"no tensor for {pattern} in" in refused.err) == (4, True), refused.err
+    assert "--drop" not in refused.err
