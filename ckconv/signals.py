@@ -35,7 +35,8 @@ class State:
     number: int | None = None
     #: Blocks of :func:`noted` that are open, and whether the innermost one lets signals through (:func:`blocking`).
     depth = 0
-    blocking = False
+    #: Where :func:`blocking` was entered.
+    blocking: FrameType | None = None
     raised_at = float("-inf")
     #: A program of somebody else's, which hears of Ctrl-C as it is used to.
     library = over = False
@@ -71,17 +72,17 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     repeated = time.monotonic() - State.raised_at <= GRACE
     State.number = number if State.number is None else State.number
-    if not _imports(frame) and (State.blocking or not (State.depth or repeated)):
-        State.blocking = False
+    if not _imports(frame, State.blocking) and (State.blocking or not (State.depth or repeated)):
+        State.blocking = None
         check()
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported.
+def _imports(frame: FrameType | None, within: FrameType | None) -> bool:
+    """Whether a module is being imported, within a frame.
 
     Broken off, it stays locked, and C code cannot begin twice.
     """
-    while frame is not None:
+    while frame is not None and frame is not within:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
         frame = frame.f_back
@@ -150,7 +151,7 @@ def noted() -> Iterator[None]:
     library = not State.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if library:
         State.number, State.library, State.over = None, True, False
-    blocking, State.blocking = State.blocking, False
+    blocking, State.blocking = State.blocking, None
     State.depth += 1
     try:
         if library:
@@ -175,7 +176,7 @@ def blocking() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    outer, State.blocking = State.blocking, True
+    outer, State.blocking = State.blocking, sys._getframe(2)  # of who enters it by contextlib
     try:
         check()
         yield

@@ -382,6 +382,7 @@ FLAG = "tokenizer.ggml.add_{}_token"
         ("gemma3-text-bf16", "gemma3.rope.freq_base_swa", 10_000.0, True),  # llama_model_gemma3::load_arch_hparams
         ("gemma3-text-bf16", "gemma3.rope.freq_base_swa", 20_000.0, False),
         ("gemma3-text-bf16", "gemma3.attention.key_length", None, False),  # hidden / heads would be another size
+        ("gemma3-text-bf16", "gemma3.attention.value_length", None, False),  # which llama.cpp does not load
         ("gemma3-text-bf16", "gemma3.embedding_length", None, False),  # without which nothing loads
         ("gemma3-text-bf16", "gemma3.new", 1.5, False),
         *(("llama-tied-bf16", FLAG.format(flag), flag == "bos", True) for flag in ("bos", "eos", "sep")),
@@ -396,3 +397,16 @@ def test_a_key_that_one_gguf_lacks_is_what_llama_cpp_takes_for_it(
     said = gguf_copy(source, tmp_path / "with.gguf", keys={} if value is None else {key: value})
 
     assert ckconv("diff", without, said).code == ckconv("diff", said, without).code == (0 if same else 5)
+
+
+@pytest.mark.parametrize(("kind", "adds"), [("t5", {"eos"}), ("bert", {"bos", "sep"}), ("llama", {"bos"})])
+def test_flags_that_are_missing_are_those_of_the_kind_of_tokenizer(
+    ckconv: Run, tmp_path: Path, kind: str, adds: set[str]
+) -> None:
+    a = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    for flag in ("bos", "eos", "sep"):
+        keys: dict[str, object] = {"tokenizer.ggml.model": kind}
+        without = gguf_copy(a, tmp_path / "without.gguf", keys=keys)
+        for value in (True, False):
+            said = gguf_copy(a, tmp_path / "said.gguf", keys={**keys, FLAG.format(flag): value})
+            assert ckconv("diff", without, said).code == (0 if value == (flag in adds) else 5)

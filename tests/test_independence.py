@@ -840,6 +840,8 @@ def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor:
         ({"chat_template.jinja": "of a file"}, "of settings"),
         ({"chat_template.json": '{"chat_template": "of a document"}'}, None),
         ({"chat_template.jinja": "of a file", "additional_chat_templates/rag.jinja": "R"}, None),
+        ({"chat_template.jinja": "of a file", "additional_chat_templates/default.jinja": "of another"}, None),
+        ({"chat_template.jinja": "two\r\nlines"}, None),
         ({"additional_chat_templates/rag.jinja": "R"}, "of settings"),
     ],
 )
@@ -851,7 +853,7 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": said}))
     for name, text in files.items():
         (source / name).parent.mkdir(exist_ok=True)
-        (source / name).write_text(text)
+        (source / name).write_bytes(text.encode())
     assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
     with broken("tokenizer.gguf_words:chat_templates", touched(lambda made: (found, made[1]))) as calls:
         status, printed = command("convert", str(source), f"{tmp_path}/n.gguf")

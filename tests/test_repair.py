@@ -43,7 +43,7 @@ def test_a_copy_keeps_towers_and_drop_leaves_them_out(tmp_path: Path, ckconv) ->
     both = gguf_copy(GEMMA3, tmp_path / "both.gguf", tensors=TOWER)
     found = ckconv("convert", both, tmp_path / "copy.gguf")
     assert (found.code, names(tmp_path / "copy.gguf")) == (0, names(both))
-    note = "does not load a text model's file with mm.* and v.*; --drop 'mm.*' --drop 'v.*' leaves them out"
+    note = "does not load a text model's file with mm.*, v.*; convert --drop 'mm.*' --drop 'v.*' leaves them out"
     assert f"note: llama.cpp {note}" in found.out
     found = ckconv("convert", both, tmp_path / "text.gguf", "--drop", "v.*", "--drop", "mm.*")
     assert "does not load" not in found.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from checkpoints import Decoder, save
 from conftest import FIXTURES
 from consumers import LIBRARY
+from gguf_copies import gguf_copy
 from llama_cpp_vocabulary import ids_by_file
 from models import Model
 from test_tokenizer_names import TEXTS as HOSTILE
@@ -19,6 +21,7 @@ from tokenizer_layouts import FOLDER, LAYOUTS, RECORDED, ROWS, TEXTS, Layout, as
 
 import ckconv
 from ckconv import Options
+from ckconv.errors import VerifyError
 from ckconv.tokenizer.source import tokenizer_of
 
 RESULTS = json.loads(RECORDED.read_text("utf-8"))
@@ -120,18 +123,23 @@ def test_a_tokenizer_json_with_other_words_counts_and_not_the_model_beside_it(tm
     assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.tokens"][305]) == ("gpt2", "<|new|>")
 
 
-@pytest.mark.parametrize("to", ["gguf", "bump"])
-def test_a_users_token_with_marks_for_spaces_has_spaces_as_of_llama_cpps_converter(to: str, tmp_path: Path) -> None:
-    """Gemma 3 has 30 of them; the proof takes the one spelling for the other."""
+def of_pieces(root: Path) -> Path:
+    """A checkpoint with pieces, and a user's token of three spaces."""
     document = json.loads((FOLDER / "layouts/pieces.json").read_bytes())
     token = {**document["added_tokens"][0], "id": 320, "content": "▁▁▁", "special": False}
     document["added_tokens"].append(token)
     document["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf/tokenizer.json").write_text(json.dumps(document | {"pre_tokenizer": split, "post_processor": None}))
+    root.mkdir()
+    (root / "tokenizer.json").write_text(json.dumps(document | {"pre_tokenizer": split, "post_processor": None}))
     decoder = Decoder(layers=1, hidden=16, heads=1, kv_heads=1, ffn=16, vocab=ROWS)
-    source = save(tmp_path / "hf", decoder.config(bos_token_id=1, eos_token_id=2), decoder.tensors())
+    return save(root, decoder.config(bos_token_id=1, eos_token_id=2), decoder.tensors())
+
+
+@pytest.mark.parametrize("to", ["gguf", "bump"])
+def test_a_users_token_with_marks_for_spaces_has_spaces_as_of_llama_cpps_converter(to: str, tmp_path: Path) -> None:
+    """Gemma 3 has 30 of them; the proof takes the one spelling for the other."""
+    source = of_pieces(tmp_path / "hf")
     out = tmp_path / f"m.{to}"
 
     ckconv.convert(source, out, options=Options(source_record=False))
@@ -139,6 +147,25 @@ def test_a_users_token_with_marks_for_spaces_has_spaces_as_of_llama_cpps_convert
     assert ckconv.verify(out, source).tensors
     if to == "gguf":
         assert keys_of(out)["tokenizer.ggml.tokens"][320] == "   "
+
+
+@pytest.mark.parametrize(
+    ("spelled", "kind"),
+    [(lambda word: word.removeprefix("▁"), 1), (lambda word: word.replace("▁", " "), 4)],
+    ids=["without marks", "as a user's tokens"],
+)
+def test_pieces_with_other_marks_are_other_pieces(spelled: Callable[[str], str], kind: int, tmp_path: Path) -> None:
+    source, right = of_pieces(tmp_path / "hf"), tmp_path / "m.gguf"
+    ckconv.convert(source, right)
+    keys = keys_of(right)
+    tokens, types = ([*keys[f"tokenizer.ggml.{key}"]] for key in ("tokens", "token_type"))
+    words = [n for n, text in enumerate(tokens) if text.startswith("▁") and len(text) > 1 and types[n] == 1]
+    for number in words:
+        tokens[number], types[number] = spelled(tokens[number]), kind
+    said = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+    with pytest.raises(VerifyError, match=rf"tokenizer\.ggml\.tokens\[{words[0]}\]"):
+        ckconv.verify(gguf_copy(right, tmp_path / "n.gguf", keys=said), source)
 
 
 @pytest.mark.parametrize(("listed", "end"), [(False, 1), (True, 2)])

@@ -531,11 +531,11 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     if a.config is None or b.config is None:
         return False
     if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.mine, fact.meant):
-        # llama.cpp takes a key that it does not need by a default, which the rules know
-        own = FAMILIES[a.config.family].parameters.values()
-        read = any(f"{a.architecture}.{cell.key}" == fact.key for row in own for cell in row.key_cells(a.format))
-        needed = {*required_keys(a), *required_keys(b)}
-        return read and fact.key not in needed and not parameter_differences(a, b)
+        # llama.cpp takes a number where the key is not there; what follows from other keys or shapes, it may ask for
+        of_family = FAMILIES[a.config.family].parameters.values()
+        taken = (row for row in of_family if "llama_cpp" in row.defaults and not row.defaults["llama_cpp"].names)
+        keys = {f"{a.architecture}.{cell.key}" for row in taken for cell in row.key_cells(a.format)}
+        return fact.key in keys - {*required_keys(a), *required_keys(b)} and not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):

@@ -305,11 +305,14 @@ def _blocks(place: Place | None) -> list[str]:
 def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     """Name the place of each model in one directory, ``INTO/NAME/``.
 
-    A file that is named twice is one model, and so are files of one split set.
+    A file that is named twice is one model, and so are files of one split set and their index.
     """
     wholes: dict[tuple[Path, str], Path] = {}
+    stems = {(source.parent, _split_set(source.name)[0]) for source in sources}
     for source in sources:
         stem, whole = _split_set(source.name)
+        if source.name.endswith(INDEX_SUFFIX) and (source.parent, _name(source)) in stems:
+            continue
         wholes.setdefault((source.parent, whole) if stem else (source, ""), source)
     named: dict[str, list[Path]] = {}
     for source in wholes.values():

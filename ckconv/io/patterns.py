@@ -43,13 +43,10 @@ class Clock:
     Args:
         path: the file whose patterns they are.
         code: of the error where none is left, or an expression cannot be matched.
-        malformed: of the error where an expression is none.
     """
 
-    def __init__(
-        self, path: Path | None = None, code: str = "adapter.unsupported", malformed: str = "adapter.config"
-    ) -> None:
-        self.path, self.code, self.malformed = path, code, malformed
+    def __init__(self, path: Path | None = None, code: str = "adapter.unsupported") -> None:
+        self.path, self.code = path, code
         self._left = MAX_SECONDS
 
     def take(self, seconds: float) -> None:
@@ -107,7 +104,7 @@ def compiled(text: str, field: str, clock: Clock, around: str | None) -> Matcher
             made = regex.compile(whole, cache_pattern=False)
     except re.error as error:
         message = f"{quoted(text)} of {field} is not a regular expression: {error}"
-        raise InputError(clock.malformed, message, path=clock.path) from None
+        raise InputError("adapter.config", message, path=clock.path) from None
     except (RecursionError, OverflowError):
         raise refused from None
     clock.take(time.monotonic() - began)

@@ -634,7 +634,8 @@ def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
 
 
 def _text(path: Path) -> str:
-    return (_bytes(path) or b"").decode("utf-8", "replace")
+    """A text with Unix ends of lines, as transformers reads templates."""
+    return (_bytes(path) or b"").decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ import json
 import sys
 import tomllib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,10 @@ class PreTokenizer(NamedTuple):
     otherwise: str = ""
 
 
-#: Names under which llama.cpp puts a separator between two texts (``impl::load`` of ``llama-vocab.cpp``).
+#: Kind of a tokenizer that has no pre-tokenizer -> what llama.cpp adds (``impl::load`` of ``llama-vocab.cpp``).
+_ADDED_BY_KIND: Mapping[str, Collection[str]] = {"llama": ("bos",), "bert": ("bos", "sep"), "t5": ("eos",), "rwkv": ()}
+
+#: Names under which it puts a separator between two texts.
 _SEPARATES = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 
 #: A step as what it does: its kind and what tells it from others of the kind.
@@ -378,11 +381,11 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
     Where the file does not say; empty where it is not known.
     """
     kind, pre = _text(metadata, "tokenizer.ggml.model"), pre_tokenizers().get(_text(metadata, "tokenizer.ggml.pre"))
-    if kind != "llama" and pre is None:
-        return {}
-    adds_bos = kind == "llama" or (pre is not None and pre.adds_bos)
-    flags = {"bos": adds_bos, "eos": False, "sep": pre is not None and pre.name in _SEPARATES}
-    return {f"tokenizer.ggml.add_{name}_token": added for name, added in flags.items()}
+    added = _ADDED_BY_KIND.get(kind)
+    if added is None and pre is not None:
+        added = {name for name, adds in (("bos", pre.adds_bos), ("sep", pre.name in _SEPARATES)) if adds}
+    names = ("bos", "eos", "sep") if added is not None else ()
+    return {f"tokenizer.ggml.add_{name}_token": name in (added or ()) for name in names}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -44,6 +44,8 @@ _FILE, _SETTINGS, _GENERATION, _MODEL = (
 DOCUMENT = f"{_FILE}: "
 
 _TEMPLATE = "tokenizer.chat_template"
+#: Files of the default one, the first that is there (``PreTrainedTokenizerBase._from_pretrained``).
+_TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")
 
 #: Types of tokens (``enum llama_token_type``), and those that are looked for in a text before anything else.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -72,8 +74,10 @@ class Words(NamedTuple):
         merges: pairs, with a space between.
         scores: number -> score of a piece.
         special: numbers of added tokens that are special.
+        users: numbers of added tokens that are not.
         roles: ``bos``, ``eos``, ... -> number.
         behind: text of the token that a template puts behind a text.
+        is_wordpiece: as BERT has words, whose beginnings a GGUF marks, and a document the others.
     """
 
     tokens: Mapping[int, str]
@@ -83,6 +87,8 @@ class Words(NamedTuple):
     special: frozenset[int] = frozenset()
     roles: Mapping[str, int] = {}
     behind: str = ""
+    users: frozenset[int] = frozenset()
+    is_wordpiece: bool = False
 
 
 @cache
@@ -106,15 +112,15 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     ours = _words_of(out, documents[_FILE], merges=merges)
     if ours is None and theirs is not None and made and documents[_FILE]:
         yield Fact("vocab", "no list of words", "one", _FILE)
+    if ours is not None and source.metadata_kind is MetadataKind.DOCUMENT and not made:
+        said, found = _template(beside(source)), stored_value(out, _TEMPLATE)
+        if said is not None and found != said and out.metadata_kind is MetadataKind.TYPED:
+            yield Fact(_TEMPLATE, shown(found), shown(said))
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
     if made:
         yield from _of_documents(files, documents, _Keys(source, theirs))
-    elif out.metadata_kind is MetadataKind.TYPED:
-        said, found = _template(beside(source)), stored_value(out, _TEMPLATE)
-        if said is not None and found != said:
-            yield Fact(_TEMPLATE, shown(found), shown(said))
 
 
 # -- Words ------------------------------------------------------------------------------------------------------------
@@ -141,8 +147,8 @@ def roles_of_keys(index: TensorIndex) -> dict[str, int]:
 def _template(files: Mapping[str, Any]) -> str | None:
     """The default chat template of a checkpoint."""
     said: Any = None
-    if "chat_template.jinja" in files:
-        said = read_whole(files["chat_template.jinja"]).decode("utf-8", "replace")
+    if (first := next((files[name] for name in _TEMPLATES if name in files), None)) is not None:
+        said = re.sub(r"\r\n?", "\n", read_whole(first).decode("utf-8", "replace"))
     elif not any(name.startswith("additional_chat_templates") for name in files):  # which count before settings
         said = _json(files, _SETTINGS).get("chat_template")
         said = _json(files, "chat_template.json").get("chat_template") if said is None else said
@@ -160,14 +166,16 @@ def _words_of_keys(index: TensorIndex) -> Words:
         dict(enumerate(lists[name] if isinstance(lists[name], list) else ()))
         for name in ("tokens", "token_type", "scores")
     )
-    scored = needed()["kinds"].get(stored_value(index, "tokenizer.ggml.model"), {}).get("flags")
+    kind = needed()["kinds"].get(stored_value(index, "tokenizer.ggml.model"), {})
     return Words(
         tokens,
-        None if scored else lists["merges"],  # which llama.cpp reads of no such kind
+        None if kind.get("flags") else lists["merges"],  # which llama.cpp reads of no such kind
         scores,
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
         roles_of_keys(index),
+        users=frozenset(number for number, kind in types.items() if kind == _USER_DEFINED),
+        is_wordpiece=kind.get("wordpiece", False),
     )
 
 
@@ -186,7 +194,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
             tokens.setdefault(number, text)
     else:
         return None
-    special, words = set(), {text: number for number, text in tokens.items()}
+    special, users, words = set[int](), set[int](), {text: number for number, text in tokens.items()}
     free = max(tokens, default=-1) + 1
     doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
     for added in document.get("added_tokens") or ():  # a word keeps its number, any other token gets the next one
@@ -194,10 +202,12 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
         number = words.setdefault(text, free)
         free = max(free, number + 1)
         tokens[number] = text
-        special |= {number} if added.get("special") and text not in doubted else set()
+        (special if added.get("special") and text not in doubted else users).add(number)
     merged = model.get("merges") if merges else None
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
-    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), _behind(document))
+    roles, behind = _roles(index, files, tokens), _behind(document)
+    sets = (frozenset(special), frozenset(users))
+    return Words(tokens, pairs, scores, {}, sets[0], roles, behind, sets[1], model.get("type") == "WordPiece")
 
 
 def _behind(document: Mapping[str, Any]) -> str:
@@ -238,9 +248,7 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
     prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or theirs.types
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
-        if found is not None and kinds.get(number) == _USER_DEFINED:
-            found, text = _with_spaces(found), _with_spaces(text)
-        if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):
+        if found is not None and _is_spelled_alike(found, text, number, theirs):
             continue
         if not (re.fullmatch(_FILLS, text) and (found is None or re.fullmatch(_FILLS, found))):
             yield Fact(f"{prefix}tokens[{number}]", shown(found), shown(text))
@@ -270,21 +278,19 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number))
 
 
-def _spelled(text: str) -> Iterator[str]:
-    """A word in each spelling in which it may be stored.
+def _is_spelled_alike(found: str, meant: str, number: int, theirs: Words) -> bool:
+    """Whether two formats have one word, each in the spelling of its own.
 
-    One of BERT's begins with a space, or with none where others have ``##``.
+    A GGUF has a user's tokens with spaces (``_create_vocab_sentencepiece`` and ``get_vocab_base`` of llama.cpp's
+    converter), and BERT's words with a mark where they begin (``BertModel.set_vocab``).
     """
-    yield text
-    yield text.removeprefix("▁") if text.startswith("▁") else f"##{text}"
+    if number in theirs.users:
+        found, meant = found.replace("▁", " "), meant.replace("▁", " ")
+    return found == meant or (theirs.is_wordpiece and (found == _marked(meant) or _marked(found) == meant))
 
 
-def _with_spaces(text: str) -> str:
-    """A user's token as a GGUF has it.
-
-    As ``_create_vocab_sentencepiece`` and ``get_vocab_base`` of llama.cpp's converter do.
-    """
-    return text.replace("▁", " ")
+def _marked(text: str) -> str:
+    return text.removeprefix("##") if text.startswith("##") else f"▁{text}"
 
 
 def _near(one: float, other: float) -> bool:
@@ -551,12 +557,9 @@ def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> 
     offsets = struct.unpack(f"<{rows}i", entries["vocab_offsets"])
     ends = (*offsets[1:], len(strings))
     words = [strings[at:end].removesuffix(b"\0") for at, end in zip(offsets, ends, strict=True)]
-    kinds = entries.get("vocab_types", bytes(rows))
     for number, text in theirs.tokens.items():
         found = words[number].decode("utf-8", "surrogateescape") if number < rows else text
-        if number < rows and kinds[number] == _USER_DEFINED:
-            found, text = _with_spaces(found), _with_spaces(text)
-        if text and found != text and {*_spelled(found)}.isdisjoint(_spelled(text)):
+        if text and not _is_spelled_alike(found, text, number, theirs):
             yield Fact(f"vocab_strings[{number}]", shown(words[number].decode("utf-8", "replace")), shown(text))
             break
     for name, code, known in (("vocab_scores", "f", theirs.scores), ("vocab_types", "B", theirs.types)):

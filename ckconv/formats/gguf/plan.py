@@ -539,7 +539,7 @@ class GgufPlanner(Planner):
         if not parts:
             return ""
         flags = " ".join(f"--drop '{part}'" for part in parts)
-        return f"llama.cpp does not load a text model's file with {' and '.join(parts)}; {flags} leaves them out"
+        return f"llama.cpp does not load a text model's file with {', '.join(parts)}; convert {flags} leaves them out"
 
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         """The source's keys, with the file type that the tensors now have."""

@@ -317,7 +317,7 @@ def _matches(expression: str, module: str) -> bool:
 @lru_cache(4096)
 def _pattern(expression: str) -> Matcher:
     try:
-        return compiled(expression, "quantization_config", Clock(code="quant.config", malformed="quant.config"), "{}")
+        return compiled(expression, "quantization_config", Clock(code="quant.config"), "{}")
     except InputError:
         return lambda _: None
 
