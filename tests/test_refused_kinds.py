@@ -655,3 +655,20 @@ def test_biases_without_which_llama_cpp_loads_no_model_are_not_to_be_dropped(
     refused = ckconv("convert", source, tmp_path / "m.gguf")
     assert (refused.code, f"no tensor for {pattern} in" in refused.err) == (4, True), refused.err
     assert "--drop" not in refused.err
+
+
+def test_a_bias_that_one_layer_lacks_is_not_to_be_dropped_of_all(tmp_path: Path, ckconv: Any) -> None:
+    """The flag would drop what was trained: the source is incomplete, and the message says where."""
+    case = next(family_cases.cases("qwen2"))
+    lost = "model.layers.1.self_attn.q_proj.bias"
+    kept = {name: it for name, it in case.recorded["tensors"].items() if name != lost}
+    layers = [n for n in range(8) if f"model.layers.{n}.self_attn.q_proj.bias" in kept]
+    source = family_cases.checkpoint({**case.recorded, "tensors": kept}, tmp_path / "hf", case.tokenizer)
+    others = "layer 0 has" if layers == [0] else f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]} have"
+    for output in ((tmp_path / "m.gguf",), (tmp_path / "m.bump", "--bump-version", "5")):
+        refused = ckconv("convert", source, *output)
+        said = f"no tensor for layers.{{n}}.attention.q.bias in layer 1, which {others}: the source is incomplete"
+        assert (refused.code, said in refused.err, "--drop" in refused.err) == (4, True, False), refused.err
+    refused = ckconv("convert", source, tmp_path / "m.gguf", "--drop", "layers.1.attention.q.bias")
+    assert (refused.code, "no tensor for layers.{n}.attention.q.bias" in refused.err) == (4, True), refused.err
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "layers.*.attention.q.bias").code == 0

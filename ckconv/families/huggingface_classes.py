@@ -28,7 +28,7 @@ from ckconv.core.tensors import parse
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import MLX_LM, Parameter
 from ckconv.families.schema import Family
-from ckconv.families.sizes import always, expected, required, switches
+from ckconv.families.sizes import always, expected_layers, required, switches
 
 # -- Defaults of transformers' configuration classes for missing keys --------------------------------------------------
 
@@ -230,7 +230,12 @@ def _by_default(row: Parameter, config: ModelConfig, consumer: str) -> bool:
 
 
 def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> dict[str, int]:
-    """Canonical pattern -> count of tensors of the class, without the head.
+    """Canonical pattern -> count of :func:`expected_layers_of`."""
+    return {pattern: len(layers) for pattern, layers in expected_layers_of(config, on, consumer).items()}
+
+
+def expected_layers_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> dict[str, Sequence[int]]:
+    """Canonical pattern -> layers of tensors of the class, without the head.
 
     Args:
         on: keys of :func:`switches_of` -> there are those biases; of others, what the class takes.
@@ -242,9 +247,9 @@ def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> d
         asked = [on[cell.key] for cell in row.key_cells("hf") if cell.key in on]
         told[name] = any(asked) if asked else _by_default(row, config, consumer)
     if consumer != MLX_LM:
-        return expected(family, "hf", {**config.scope, **told})
-    everywhere = dict.fromkeys(required(family, "mlx_lm"), config.num_layers)
-    return expected(family, "mlx", {**config.scope, **told}) | everywhere
+        return expected_layers(family, "hf", {**config.scope, **told})
+    everywhere = dict.fromkeys(required(family, "mlx_lm"), range(config.num_layers))
+    return expected_layers(family, "mlx", {**config.scope, **told}) | everywhere
 
 
 class Fit(NamedTuple):

@@ -208,16 +208,21 @@ def conditional(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequ
 
 def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, int]:
     """Canonical pattern -> count of a model's tensors, without the head."""
+    return {pattern: len(layers) for pattern, layers in expected_layers(family, format, parameters).items()}
+
+
+def expected_layers(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern -> layers of a model's tensors, without the head."""
     scope = Scope(family, parameters)
-    counts: dict[str, int] = {}
+    found: dict[str, Sequence[int]] = {}
     for row in family.tensors.values():
         if not _has(row, format) or row.name == _HEAD or (row.when is not None and not row.when.value(scope)):
             continue
-        count = len(layers_with(family, row, scope))
-        counts[_pattern(family, row, "weight")] = count
+        layers = layers_with(family, row, scope)
+        found[_pattern(family, row, "weight")] = layers
         if row.bias is not None and row.bias.value(scope):
-            counts[_pattern(family, row, "bias")] = count
-    return {pattern: count for pattern, count in counts.items() if count}
+            found[_pattern(family, row, "bias")] = layers
+    return {pattern: layers for pattern, layers in found.items() if layers}
 
 
 def switches(family: Family) -> dict[str, frozenset[str]]:

@@ -201,7 +201,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     if options.drop:
         from ckconv.plan.planner import lost_tensors
 
-        known.update(with_layer(pattern, 0) for pattern in lost_tensors(index))
+        known.update(with_layer(pattern, n) for pattern, layers in lost_tensors(index).items() for n in layers)
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")

@@ -9,7 +9,7 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,7 +30,7 @@ from ckconv.families.catalog import (
     without_rules,
 )
 from ckconv.families.expressions import SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import expected_of, fit, is_on, switches_of
+from ckconv.families.huggingface_classes import expected_layers_of, expected_of, fit, is_on, switches_of
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
@@ -274,26 +274,36 @@ class Planner(ABC):
         return Counter(parse(it.name).pattern for it in tensors.values() if self.dropped(it.name, it.source))
 
     def refuse_missing(
-        self, counts: Mapping[str, int], keys: str = "", hint: str = "", spared: Collection[str] = ()
+        self, counts: Mapping[str, int], keys: str = "", hint: str = "", lost: Mapping[str, Sequence[int]] | None = None
     ) -> None:
         """Note missing tensors of the target.
 
         As :func:`ckconv.plan.steps.missing_tensors` finds them.
 
         Args:
-            spared: those without which the target computes a model, if a flag asks for it.
+            lost: pattern -> layers, of those without which the target computes a model, if a flag asks for it.
         """
         dropped, config = self.dropped_patterns(self.index.tensors), self.index.config
         for pattern, count in counts.items():
-            flag = f"--drop '{pattern.replace('{n}', '*')}' makes a model without them" if pattern in spared else ""
+            layers, flag = (lost or {}).get(pattern, ()), ""
+            named = map(parse, self.index.tensors) if layers else ()
+            if there := sorted(name.layer or 0 for name in named if name.pattern == pattern):  # they were trained
+                self.refuse(
+                    f"no tensor for {pattern} in {_layers(layers)}, which {_layers(there)} "
+                    f"{'has' if len(there) == 1 else 'have'}: the source is incomplete"
+                )
+                continue
+            if layers:
+                flag = f"--drop '{pattern.replace('{n}', '*')}' makes a model without them"
             also = layers_said(config, pattern, self.index.format) if config is not None else []
             found = missing_tensors({pattern: count}, keys, dropped=dropped, of_layers={pattern: also}.__getitem__)
             self.reasons += [one._replace(hint=flag or hint or one.hint) for one in found]
 
-    def lost(self) -> dict[str, int]:
+    def lost(self) -> dict[str, list[int]]:
         """:func:`lost_tensors` that no flag leaves out."""
         found = lost_tensors(self.index)
-        return {pattern: count for pattern, count in found.items() if not self.dropped(with_layer(pattern, 0))}
+        left = {pattern: [n for n in ns if not self.dropped(with_layer(pattern, n))] for pattern, ns in found.items()}
+        return {pattern: layers for pattern, layers in left.items() if layers}
 
     def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
         """How many layers have no tensor, where the family has one for them."""
@@ -645,7 +655,17 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
         )
 
 
-def lost_tensors(index: TensorIndex) -> Mapping[str, int]:
+def _layers(layers: Sequence[int]) -> str:
+    """``layer 1``, ``layers 0, 2 and 3``; of many, the first."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    shown = [str(layer) for layer in layers[:_SHOWN_KEYS]]
+    rest = len(layers) - len(shown)
+    last = f"{rest} more" if rest else shown.pop()
+    return f"layers {', '.join(shown)} and {last}"
+
+
+def lost_tensors(index: TensorIndex) -> Mapping[str, Sequence[int]]:
     """Canonical pattern -> layers, of tensors that only the class has.
 
     transformers makes them up: biases as zeros, matrices at random; mlx-lm loads no such model. Of a bump file they are
@@ -659,8 +679,12 @@ def lost_tensors(index: TensorIndex) -> Mapping[str, int]:
     there = fit(config, index.tensors, consumer).switches
     on = {key: found and is_on(config, key, document, consumer) for key, found in there.items()}
     counts = Counter(parse(name).pattern for name in index.tensors)
-    wanted = expected_of(config, on, consumer)
-    return {pattern: count - counts[pattern] for pattern, count in wanted.items() if counts[pattern] < count}
+    wanted = expected_layers_of(config, on, consumer)
+    return {
+        pattern: [layer for layer in layers if with_layer(pattern, layer) not in index.tensors]
+        for pattern, layers in wanted.items()
+        if counts[pattern] < len(layers)
+    }
 
 
 def zeroed_biases(index: TensorIndex) -> str:

@@ -445,8 +445,10 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        lost = {pattern: count for pattern, count in self.lost().items() if is_bias(pattern)}  # zeros would stand there
-        self.refuse_missing({**missing, **lost}, tensors_said(self.config, format=self.index.format), spared=lost)
+        # zeros would stand there
+        lost = {pattern: layers for pattern, layers in self.lost().items() if is_bias(pattern)}
+        counts = {**missing, **{pattern: len(layers) for pattern, layers in lost.items()}}
+        self.refuse_missing(counts, tensors_said(self.config, format=self.index.format), lost=lost)
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

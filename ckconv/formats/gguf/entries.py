@@ -542,10 +542,11 @@ def _check_missing(
             planner.reasons.append(reason)
             del missing[pattern]
     free = loaded(FAMILIES[config.family], LLAMA_CPP.row)
-    unasked = {pattern: count for pattern, count in planner.lost().items() if pattern in free}
-    spared = [pattern for pattern in unasked if is_bias(pattern)]
+    unasked = {pattern: layers for pattern, layers in planner.lost().items() if pattern in free}
+    counts = {**missing, **{pattern: len(layers) for pattern, layers in unasked.items()}}
+    biases = {pattern: layers for pattern, layers in unasked.items() if is_bias(pattern)}
     hint = "--drop mtp leaves out the layers that predict further tokens" if late and any(missing.values()) else ""
-    planner.refuse_missing({**missing, **unasked}, tensors_said(config, format=planner.index.format), hint, spared)
+    planner.refuse_missing(counts, tensors_said(config, format=planner.index.format), hint, biases)
 
 
 def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | None:
