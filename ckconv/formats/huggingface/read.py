@@ -63,7 +63,8 @@ from ckconv.io.json import Document, parse_object, read_object
 from ckconv.io.patterns import Clock, Matcher, compiled
 from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui, hqq
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui
+from ckconv.quant.packings.integers import HQQ_BESIDE
 from ckconv.quant.packings.module import MAX_WHOLE, Declared, Misfit, Module, Packing, Unread, check_bounded
 from ckconv.tokenizer.checkpoint import token_ids_beside
 
@@ -343,7 +344,7 @@ def check_ignored(settings: Mapping[str, Any], modules: Mapping[str, Any], fault
 _CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2"))
 
 #: Suffixes that only packed modules have, and a type.
-_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scale", ".scales", *hqq.BESIDE})
+_OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scale", ".scales", *HQQ_BESIDE})
 _POWERS = DTYPES["F8_E8M0"]
 
 #: Where it is said that a matrix is another one times a rotation, which engines have to compute of activations, too.

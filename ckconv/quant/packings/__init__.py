@@ -19,13 +19,14 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import comfyui, hqq, torchao
+from ckconv.quant.packings import comfyui, torchao
 from ckconv.quant.packings.floats import BITSANDBYTES_PACKINGS, FP8_PACKINGS, MX_PACKINGS, NVFP4_PACKINGS
 from ckconv.quant.packings.integers import (
     AWQ_PACKINGS,
     BITNET_PACKINGS,
     COMPRESSED_PACKINGS,
     GPTQ_PACKINGS,
+    HQQ_PACKINGS,
     QUARK_PACKINGS,
 )
 
@@ -41,7 +42,7 @@ PACKINGS = (
     *COMPRESSED_PACKINGS,
     *MX_PACKINGS,
     *NVFP4_PACKINGS,
-    *hqq.PACKINGS,
+    *HQQ_PACKINGS,
 )
 
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.
