@@ -141,7 +141,7 @@ def test_what_some_models_have_is_missed_where_only_some_layers_have_it(tmp_path
     said = refusal(*checkpoint(tmp_path, family, "", lost))
 
     assert "bias" in said
-    assert "in 1 layer" in said
+    assert "in layer 1, which layer" in said
 
 
 @pytest.mark.parametrize(
