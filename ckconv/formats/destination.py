@@ -17,7 +17,7 @@ from ckconv.families.names import beside_text, names_of
 from ckconv.families.parameters import directory_name
 from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
-from ckconv.formats.safetensors.container import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX, parse_shard_name
 from ckconv.formats.safetensors.files import read_shard_index
 from ckconv.options import OPTIONS, Options, asked
 from ckconv.plan.quantizing import parsed
@@ -201,7 +201,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     if options.drop:
         from ckconv.plan.planner import lost_tensors
 
-        known.update(with_layer(pattern, n) for pattern, layers in lost_tensors(index).items() for n in layers)
+        known.update(with_layer(pattern, n) for pattern, layers in index.once(lost_tensors).items() for n in layers)
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")
@@ -307,13 +307,13 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
 
     A file that is named twice is one model, and so are files of one split set and their index.
     """
-    wholes: dict[tuple[Path, str], Path] = {}
-    stems = {(source.parent, _split_set(source.name)[0]) for source in sources}
-    for source in sources:
-        stem, whole = _split_set(source.name)
+    wholes: dict[tuple[object, ...], Path] = {}
+    sets = {source: _split_set(source.name) for source in sources}
+    stems = {(source.parent, found[0]) for source, found in sets.items() if found}
+    for source, found in sets.items():
         if source.name.endswith(INDEX_SUFFIX) and (source.parent, _name(source)) in stems:
             continue
-        wholes.setdefault((source.parent, whole) if stem else (source, ""), source)
+        wholes.setdefault((source.parent, source.suffix, found) if found else (source,), source)
     named: dict[str, list[Path]] = {}
     for source in wholes.values():
         named.setdefault(_name(source), []).append(source)
@@ -328,10 +328,14 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     return [(source, f"{into / name}/") for name, (source,) in named.items()]
 
 
-def _split_set(name: str) -> tuple[str, str]:
-    """Stem of a split set, and what its files have in common."""
-    found = re.fullmatch(r"(.+)-\d{5}(-of-\d{5}\.(?:gguf|safetensors|bin))", name, re.DOTALL)
-    return (found[1], found[1] + found[2]) if found else ("", "")
+def _split_set(name: str) -> tuple[str, int] | None:
+    """Stem and count of the set that a shard is of."""
+    from ckconv.formats.gguf.values import parse_shard_name as parse_split_name
+
+    if split := parse_split_name(name):
+        return split.stem, split.count
+    shard = parse_shard_name(name)
+    return (shard[0], shard[2]) if shard else None
 
 
 def _name(source: Path) -> str:
@@ -342,9 +346,9 @@ def _name(source: Path) -> str:
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return directory_name(source) or "model"
     name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
-    stem, _ = _split_set(name)
-    if stem:
-        return stem
+    found = _split_set(name)
+    if found:
+        return found[0]
     if os.path.lexists(source) or any(Path(name).suffix in row.endings for row in FORMATS):
         return Path(name).stem or "model"
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"

@@ -78,7 +78,7 @@ def compiled(text: str, field: str, clock: Clock, around: str | None) -> Matcher
     The expression is valid by itself.
 
     Raises:
-        InputError: the clock's code for it, the expression is not a regular one.
+        InputError: ``adapter.config``, it is not a regular expression.
         UnsupportedError: the clock's code, Python and regex read it otherwise, or it is too large.
     """
     began = time.monotonic()

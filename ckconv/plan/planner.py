@@ -301,7 +301,7 @@ class Planner(ABC):
 
     def lost(self) -> dict[str, list[int]]:
         """:func:`lost_tensors` that no flag leaves out."""
-        found = lost_tensors(self.index)
+        found = self.index.once(lost_tensors)
         left = {pattern: [n for n in ns if not self.dropped(with_layer(pattern, n))] for pattern, ns in found.items()}
         return {pattern: layers for pattern, layers in left.items() if layers}
 

@@ -382,10 +382,11 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
     """
     kind, pre = _text(metadata, "tokenizer.ggml.model"), pre_tokenizers().get(_text(metadata, "tokenizer.ggml.pre"))
     added = _ADDED_BY_KIND.get(kind)
-    if added is None and pre is not None:
+    if added is None:
+        if pre is None:
+            return {}
         added = {name for name, adds in (("bos", pre.adds_bos), ("sep", pre.name in _SEPARATES)) if adds}
-    names = ("bos", "eos", "sep") if added is not None else ()
-    return {f"tokenizer.ggml.add_{name}_token": name in (added or ()) for name in names}
+    return {f"tokenizer.ggml.add_{name}_token": name in added for name in ("bos", "eos", "sep")}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -112,13 +112,14 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     ours = _words_of(out, documents[_FILE], merges=merges)
     if ours is None and theirs is not None and made and documents[_FILE]:
         yield Fact("vocab", "no list of words", "one", _FILE)
-    if ours is not None and source.metadata_kind is MetadataKind.DOCUMENT and not made:
+    typed = out.metadata_kind is MetadataKind.TYPED
+    if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
         said, found = _template(beside(source)), stored_value(out, _TEMPLATE)
-        if said is not None and found != said and out.metadata_kind is MetadataKind.TYPED:
+        if said is not None and found != said:
             yield Fact(_TEMPLATE, shown(found), shown(said))
     if ours is None or theirs is None:
         return
-    yield from _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED)
+    yield from _of_words(ours, theirs, typed=typed)
     if made:
         yield from _of_documents(files, documents, _Keys(source, theirs))
 
@@ -205,9 +206,16 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
         (special if added.get("special") and text not in doubted else users).add(number)
     merged = model.get("merges") if merges else None
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
-    roles, behind = _roles(index, files, tokens), _behind(document)
-    sets = (frozenset(special), frozenset(users))
-    return Words(tokens, pairs, scores, {}, sets[0], roles, behind, sets[1], model.get("type") == "WordPiece")
+    return Words(
+        tokens,
+        pairs,
+        scores,
+        special=frozenset(special),
+        roles=_roles(index, files, tokens),
+        behind=_behind(document),
+        users=frozenset(users),
+        is_wordpiece=model.get("type") == "WordPiece",
+    )
 
 
 def _behind(document: Mapping[str, Any]) -> str:

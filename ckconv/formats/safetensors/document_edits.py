@@ -312,7 +312,8 @@ class _Edits:
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
-        self.notes += [text for text in self._otherwise(made) if text not in self._otherwise(index.config)]
+        before = self._otherwise(index.config)
+        self.notes += [text for text in self._otherwise(made) if text not in before]
 
     def _otherwise(self, config: ModelConfig) -> list[str]:
         """Why engines of other formats would compute something else."""
@@ -330,8 +331,7 @@ class _Edits:
                 less = {name: value for name, value in self._own.items() if name not in others}
                 alone = {**document, own: less} if isinstance(document.get(own), dict) else less
                 with suppress(InputError, UnsupportedError):  # what is read without the others is not known
-                    made = huggingface_config(alone, family, self._index.stored, Path(), consumer=consumer)
-                    yield made
+                    yield huggingface_config(alone, family, self._index.stored, Path(), consumer=consumer)
 
     def _check_places(self, family: Family, config: ModelConfig, made: ModelConfig) -> None:
         """Check that the same layers have matrices of the same shapes."""
