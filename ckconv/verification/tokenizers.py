@@ -154,7 +154,8 @@ def _template(files: Mapping[str, Any]) -> str | None:
         said = _json(files, _SETTINGS).get("chat_template")
         said = _json(files, "chat_template.json").get("chat_template") if said is None else said
     if isinstance(said, list):
-        said = {item.get("name"): item.get("template") for item in said if isinstance(item, dict)}
+        named = (item for item in said if isinstance(item, dict) and isinstance(item.get("name"), str))
+        said = {item["name"]: item.get("template") for item in named}
     text = said.get("default") if isinstance(said, dict) else said
     return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
 
