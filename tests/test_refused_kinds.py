@@ -636,6 +636,7 @@ def test_a_checkpoint_without_what_its_class_has_is_refused_where_the_engine_doe
 NEEDED = {
     "falcon": ("input_layernorm.bias", "layers.{n}.attention_norm.bias"),
     "pangu_embedded": ("self_attn.o_proj.bias", "layers.{n}.attention.output.bias"),
+    "falcon_h1": ("mamba.conv1d.bias", "layers.{n}.mixer.conv.bias"),
 }
 
 

@@ -99,6 +99,21 @@ def test_a_scaling_by_one_goes_to_every_format(tmp_path: Path, scaling: dict[str
     assert said["rope_parameters"]["rope_type"] == "default"
 
 
+@pytest.mark.parametrize("family", ["qwen2", "cohere", "falcon_h1", "minimax_m2"])
+def test_llama3_by_one_is_no_tensor_where_llama_cpp_has_none(
+    llama_cpp: consumers.Consumer, tmp_path: Path, family: str
+) -> None:
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    source = scaled(family, tmp_path / "hf", {"rope_type": "llama3", "factor": 1.0, **numbers})
+    plain = scaled(family, tmp_path / "plain", {"rope_type": "default"})
+
+    made = []
+    for place in (source, plain):
+        ckconv.convert(place, place.with_suffix(".gguf"), options=ckconv.Options(dtype="f32"))
+        made.append(llama_cpp.logits(place.with_suffix(".gguf"), tuple(range(40))))
+    assert np.array_equal(*made)
+
+
 def test_a_factor_of_one_does_not_hide_what_weighs_attention(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 1.0, "attention_factor": 0.9}
     source = save(tmp_path / "hf", Decoder().config(rope_scaling=scaling), Decoder().tensors())

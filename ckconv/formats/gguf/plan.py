@@ -69,6 +69,7 @@ from ckconv.formats.gguf.entries import (
     frequencies_entry,
     is_fp32,
     keys_of_tensors,
+    known_patterns,
     nbytes_of,
     number_entries,
     scale_entries,
@@ -398,7 +399,7 @@ class GgufPlanner(Planner):
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
             self.notes.append(behind_note(config))
         self._check_head(config)
-        factors = llama3_factors(config)
+        factors = llama3_factors(config) if ROPE_FREQUENCIES in known_patterns(config) else None  # others scale by one
         if factors and ROPE_FREQUENCIES not in self.index.tensors:
             if rope_dropped:
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
