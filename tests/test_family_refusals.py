@@ -234,3 +234,35 @@ def test_no_layer_of_a_gguf_turns_more_than_its_head(tmp_path: Path) -> None:
     (tmp_path / "wide.gguf").write_bytes(data)
 
     assert key.decode() in refusal(tmp_path / "wide.gguf", Options(), "safetensors")
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("afmoe", "afmoe.expert_weights_norm"),
+        ("hy_v3", "hy_v3.expert_weights_norm"),
+        ("laguna", "laguna.expert_weights_norm"),
+        ("minimax_m3", "minimax-m3.expert_weights_norm"),
+        ("eurobert", "eurobert.attention.causal"),
+        ("jais", "jais.attention.max_alibi_bias"),
+    ],
+)
+def test_a_gguf_without_a_key_is_what_llama_cpp_takes_for_it_and_no_class_computes(
+    family: str, key: str, tmp_path: Path
+) -> None:
+    """Members of llama-hparams.h keep what they are initialized with where load_arch_hparams finds no key."""
+    source, options = checkpoint(tmp_path, family, "")
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+    lacking = gguf_copy(tmp_path / "m.gguf", tmp_path / "lacking.gguf", without=[key])
+
+    assert key in refusal(lacking, Options(), "safetensors")
+
+
+def test_an_mlx_of_afmoe_that_does_not_renormalize_is_refused(tmp_path: Path) -> None:
+    source, options = checkpoint(tmp_path, "afmoe", "")
+    ckconv.convert(source, tmp_path / "mlx", to="mlx", options=options)
+    document = json.loads((tmp_path / "mlx/config.json").read_text())
+    (tmp_path / "mlx/config.json").write_text(json.dumps({**document, "route_norm": False}))
+
+    assert "route_norm = False" in refusal(tmp_path / "mlx", Options())
