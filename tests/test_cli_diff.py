@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, save
 from conftest import FIXTURES, Result
-from family_cases import checkpoint, recording
+from family_cases import cases, checkpoint, recording
 from gguf_builder import string
 from gguf_copies import finish, gguf_copy
 from models import Model
@@ -410,3 +410,28 @@ def test_flags_that_are_missing_are_those_of_the_kind_of_tokenizer(
         for value in (True, False):
             said = gguf_copy(a, tmp_path / "said.gguf", keys={**keys, FLAG.format(flag): value})
             assert ckconv("diff", without, said).code == (0 if value == (flag in adds) else 5)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "key", "value", "same"),
+    [
+        ("dots1", "groups", "dots1.expert_group_used_count", 1, False),  # GGML_ASSERT(hparams.n_group_used > 0)
+        ("solar_open", "", "glm4moe.expert_group_used_count", None, True),  # of one group nothing is asserted
+        ("smallthinker", "slides", "smallthinker.expert_gating_func", None, False),  # build_moe_ffn aborts
+        ("dots1", "groups", "dots1.expert_gating_func", None, False),
+        ("gemma", "", "gemma.rope.freq_base", 10_000.0, True),
+        ("gemma", "", "gemma.rope.freq_base", 10_000, False),  # a u32, which llama_model_loader::get_key refuses
+    ],
+)
+def test_a_gguf_that_llama_cpp_stops_at_is_no_equal_of_one_that_it_loads(
+    tmp_path: Path, family: str, case: str, key: str, value: float | None, same: bool
+) -> None:
+    found = next(one for one in cases(family) if case in ("", one.name))
+    source = checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
+    library.convert(source, tmp_path / "m.gguf", options=library.Options(**found.options))
+    without = gguf_copy(tmp_path / "m.gguf", tmp_path / "without.gguf", without=[key])
+    other = source
+    if value is not None:
+        other = gguf_copy(without, tmp_path / "said.gguf", keys={key: value})
+
+    assert (library.diff(without, other).same, library.diff(other, without).same) == (same, same)

@@ -534,8 +534,11 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
         # llama.cpp takes a number where the key is not there; what follows from other keys or shapes, it may ask for
         of_family = FAMILIES[a.config.family].parameters.values()
         taken = (row for row in of_family if "llama_cpp" in row.defaults and not row.defaults["llama_cpp"].names)
-        keys = {f"{a.architecture}.{cell.key}" for row in taken for cell in row.key_cells(a.format)}
-        return fact.key in keys - {*required_keys(a), *required_keys(b)} and not parameter_differences(a, b)
+        types = {f"{a.architecture}.{cell.key}": cell.type for row in taken for cell in row.key_cells(a.format)}
+        stored = {index.metadata[fact.key].type for index in (a, b) if fact.key in index.metadata}
+        if fact.key in {*required_keys(a), *required_keys(b)} or not stored <= {types.get(fact.key)}:
+            return False  # of another type, llama.cpp stops at the key
+        return not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):

@@ -219,6 +219,10 @@ def required_keys(index: TensorIndex) -> Iterator[str]:
     for key, architectures in table["only"].items():
         if architecture in architectures:
             yield f"{architecture}.{key}"
+    for key, of in table["several"].items():
+        number = stored_value(index, f"{architecture}.{of}")
+        if isinstance(number, int) and number > 1:
+            yield f"{architecture}.{key}"
 
 
 def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
