@@ -15,6 +15,7 @@ from gguf_copies import gguf_copy
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError
+from ckconv.formats.detect import open_index
 
 
 def source(root: Path, name: str = "three_labels", family: str = "bert_classifier", **keys: Any) -> Path:
@@ -245,8 +246,10 @@ def test_an_encoder_that_attends_to_another_model_or_one_way_is_refused_by_its_k
     assert refused.value.exit_code == 4
 
 
-@pytest.mark.parametrize("to", ["gguf", "mlx"])
-def test_no_head_is_made_of_the_embedding_of_a_model_that_scores(to: Literal["gguf", "mlx"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_no_head_is_made_of_the_embedding_of_a_model_that_scores(
+    to: Literal["gguf", "mlx", "bump"], tmp_path: Path
+) -> None:
     """A reward model: with a tied head it would load, and say nothing."""
     said = {**Decoder().config(), "architectures": ["LlamaForSequenceClassification"]}
     stored = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
@@ -255,7 +258,9 @@ def test_no_head_is_made_of_the_embedding_of_a_model_that_scores(to: Literal["gg
         UnsupportedError, match="there is no output head: LlamaForSequenceClassification scores"
     ) as info:
         ckconv.convert(save(tmp_path / "hf", said, stored), tmp_path / "out", to=to)
-    assert info.value.hint is None
+    assert "--to safetensors copies it as it is" in f"{info.value.hint}{info.value.details}"
+    ckconv.convert(tmp_path / "hf", f"{tmp_path}/copy/", to="safetensors")
+    assert {one.name for one in open_index(tmp_path / "copy").stored} == {*stored}
 
 
 def test_a_matrix_without_the_output_behind_it_is_refused_by_names_that_a_file_has(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Pat
             to = "gguf" if made == root else "hf"
             done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
             assert (done.code, f"tensor '{stored}' has shape [" in done.err) == (3, True), done.err
+            assert "hint: --drop mtp leaves out" in done.err
+            again = ckconv("convert", made, f"{tmp_path}/without/", "--to", to, "--drop", "mtp", "--force")
+            assert again.code == 0 or "transformers' step3p5 does" in again.err, again.err
     assert ckconv("convert", root, tmp_path / "without.gguf", "--drop", "mtp").code == 0
     assert keys(tmp_path / "without.gguf", "block_count") == [count]
 

@@ -8,13 +8,14 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import family_cases
 import numpy as np
 import pytest
 from checkpoints import Raw
 from checkpoints import save_file as save_raw
 from conftest import FIXTURES, Result
 from gguf_builder import Tensor, gguf
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
 from ckconv.families.catalog import known_by
@@ -239,6 +240,35 @@ def test_another_quantizer_is_called_as_it_calls_itself(
 
     assert f"quant_method '{method}'" in done.err
     assert not any(word in done.err for word in ("of FP8", "of GPTQ"))
+
+
+def test_a_state_of_quanto_is_called_so_without_a_configuration(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    codes = {f"{name}._{part}": np.zeros((4, 4), np.int8) for name in NAMES for part in ("data", "scale")}
+    save_file(codes | {f"{name[:-6]}input_scale": np.ones((), "f4") for name in NAMES}, tmp_path / "model.safetensors")
+    config = FIXTURES / "hf" / "llama-bias-f32" / "config.json"
+    (tmp_path / "config.json").write_bytes(config.read_bytes())
+
+    assert "of a quanto format" in ckconv("convert", tmp_path, tmp_path / "m.gguf").err
+
+
+@pytest.mark.parametrize("start", ["", "base_model.model."])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_a_model_with_an_adapter_in_it_is_not_one_without(
+    start: str, to: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    """A hint dropped what had been learned."""
+    source = family_cases.checkpoint(next(iter(family_cases.cases("llama"))).recorded, tmp_path / "hf")
+    tensors = {start + name: array for name, array in load_file(source / "model.safetensors").items()}
+    module = f"{start}model.layers.0.self_attn.q_proj"
+    tensors |= {f"{module}.lora_{side}.default.weight": np.ones((4, 24), "f4") for side in "AB"}
+    tensors[f"{module}.base_layer.weight"] = tensors.pop(f"{module}.weight")
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+
+    assert (done.code, "an adapter are in it, which was not merged: 3 tensors" in done.err) == (4, True), done.err
+    assert ("merge_and_unload()" in done.err, "--drop" in done.err) == (True, False)
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors").code == 0
 
 
 @pytest.mark.parametrize(

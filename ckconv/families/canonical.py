@@ -33,7 +33,7 @@ from ckconv.families.expressions import ExpressionError
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
 from ckconv.families.parameters import scope_of
-from ckconv.families.schema import DRAFTS, MTP, Family, stored_higher
+from ckconv.families.schema import DRAFTS, DROP_MTP, MTP, Family, stored_higher
 from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, layers_with, stored_layout, with_factor
 
 # -- Stored tensors -> canonical tensors, by the rows of a family ------------------------------------------------------
@@ -280,7 +280,9 @@ class _Reading:
             self._place(item, other if way[1] else found, layer)
 
     def _fault(self, message: str, tensor: str) -> None:
-        self.faults.add(_CODE, message, tensor=tensor)
+        layer = self._look_up(tensor)[0].layer
+        late = self.drafts > 0 and layer is not None and layer >= self.config.num_layers
+        self.faults.add(_CODE, message, tensor=tensor, hint=DROP_MTP if late else None)
 
     def _layers(self, name: Name, part: Part) -> float:
         """Upper bound of layer numbers in the stack of a row."""

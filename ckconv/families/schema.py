@@ -599,6 +599,9 @@ FAMILIES_KEPT = 256
 #: so.
 DRAFTS, MTP = "drafts", "mtp"
 
+#: The way out of what is wrong with them.
+DROP_MTP = "--drop mtp leaves out the layers that predict further tokens"
+
 #: What ``--drop`` calls the tower beside a text model.
 TOWER = "tower"
 

@@ -212,7 +212,8 @@ class Planner(ABC):
     def refuse_headless(self, text: str, word: str) -> None:
         """Refuse a model without a head that the key ``word`` does not tie."""
         if self._scoring:
-            self.refuse(f"there is no output head: {self._scoring} scores texts")
+            copied = "--to safetensors copies it as it is" if self.index.format == "safetensors" else ""
+            self.refuse(f"there is no output head: {self._scoring} scores texts", copied)
         else:
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
@@ -758,15 +759,25 @@ def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
 #: Names that a reason shows.
 _SHOWN = 3
 
+#: What peft's layers call their arrays, which the state of a model that was not merged has among its own.
+_OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\.")
+
 
 def foreign_names(index: TensorIndex) -> Reason | None:
-    """Why a model of a known family has none of that family's tensors.
+    """Why a model of a known family has none of that family's tensors, or an adapter's among them.
 
-    ``None`` where it has those of a layer.
+    ``None`` where it has those of a layer, and no others than a hint may drop.
     """
     config = index.config
     if config is None or index.adapter is not None or not index.unknown:
         return None
+    if adapting := [stored.name for stored in index.unknown if _OF_PEFT.search(stored.name)]:
+        return Reason(
+            f"layers of an adapter are in it, which was not merged: {counted(len(adapting), 'tensor')}, the first "
+            f"{quoted(adapting[0])}",
+            "merge_and_unload() of peft's PeftModel merges it, and save_pretrained() writes the model; "
+            "--to safetensors copies this one as it is",
+        )
     text = [stored.name for stored in index.unknown if not is_beside_text(config.raw, stored.name)]
     layers = {name for name in index.tensors if parse(name).layer is not None}
     if layers or not any(parse(name).layer is not None for name in text):

@@ -402,10 +402,8 @@ class BumpPlanner(Planner):
                 "--drop output.weight ties it",
             )
         if c.tied is False and HEAD not in self.index.tensors:
-            self.refuse(
-                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
-                '"tie_word_embeddings": true in config.json says that it is',
-            )
+            text = "the output head is not tied to the embeddings (tie_word_embeddings), but there is none"
+            self.refuse_headless(text, "tie_word_embeddings")
         self.reasons += surplus_reasons(self.index, self.dropped)
         for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))

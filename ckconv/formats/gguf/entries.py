@@ -52,7 +52,7 @@ from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
-from ckconv.families.schema import LLAMA_CPP, Family
+from ckconv.families.schema import DROP_MTP, LLAMA_CPP, Family
 from ckconv.families.sizes import (
     Sizes,
     at_will,
@@ -545,7 +545,7 @@ def _check_missing(
     unasked = {pattern: layers for pattern, layers in planner.lost().items() if pattern in free}
     counts = {**missing, **{pattern: len(layers) for pattern, layers in unasked.items()}}
     biases = {pattern: layers for pattern, layers in unasked.items() if is_bias(pattern)}
-    hint = "--drop mtp leaves out the layers that predict further tokens" if late and any(missing.values()) else ""
+    hint = DROP_MTP if late and any(missing.values()) else ""
     planner.refuse_missing(counts, tensors_said(config, format=planner.index.format), hint, biases)
 
 

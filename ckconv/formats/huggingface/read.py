@@ -190,10 +190,10 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
     (".SCB", "bitsandbytes"),
     (".weight_scale_inv", "block-scaled FP8"),
     (".weight_scale", "FP8 or compressed-tensors"),
-    (".input_scale", "FP8"),
     (".weight_packed", "compressed-tensors"),
-    ("._scale", "a scaled format"),
     ("._data", "a quanto format"),
+    ("._scale", "a scaled format"),
+    (".input_scale", "FP8"),
 )
 _FOREIGN = tuple(ending for ending, _ in FOREIGN_QUANTIZERS)
 
@@ -207,7 +207,7 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     method = settings.get("quant_method")
     method = method if isinstance(method, str) else ""
     names = [tensor.name for tensor in tensors if tensor.name.endswith(_FOREIGN)]
-    found = Counter(what for name in names for ending, what in FOREIGN_QUANTIZERS if name.endswith(ending))
+    found = Counter(what for ending, what in FOREIGN_QUANTIZERS for name in names if name.endswith(ending))
     what, count = next(iter(found.most_common(1)), ("", 0))
     if method and method.lower() not in what.lower():
         numbers = (one for one in tensors if one.dtype.kind is not Kind.FLOAT and one.dtype.name != "I64")  # positions
