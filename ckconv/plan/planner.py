@@ -212,8 +212,8 @@ class Planner(ABC):
     def refuse_headless(self, text: str, word: str) -> None:
         """Refuse a model without a head that the key ``word`` does not tie."""
         if self._scoring:
-            copied = "--to safetensors copies it as it is" if self.index.format == "safetensors" else ""
-            self.refuse(f"there is no output head: {self._scoring} scores texts", copied)
+            hint = f"--to {self.index.format} copies it as it is"
+            self.refuse(f"there is no output head: {self._scoring} scores texts", hint)
         else:
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
