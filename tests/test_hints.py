@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "another quantizer": (
         lambda folder: _tensors(folder, {"model_type": "llama"}, "model.layers.0.mlp.up_proj.weight._data"),
-        ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors without --dequantize copies this one as it is",
+        ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors copies this one as it is",
     ),
     "an adapter under a model's name": (
         lambda _: LORA, ["convert", "SRC", "DST.bump", "--base", str(LLAMA)],

@@ -223,7 +223,7 @@ def _plan(
 ) -> Plan:
     if output.needs_config and index.config is None:
         name = format_of(output.name).name
-        return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
+        return Plan(index, name, output.version, options, refusals=(unknown_architecture(index, options),))
     own = load(output.apart)(index) if output.apart and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
     try:

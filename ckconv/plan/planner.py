@@ -84,7 +84,7 @@ ORIGINAL = "convert the original, unquantized checkpoint"
 _PAIR = {MetadataKind.DOCUMENT: "{} MODEL.gguf", MetadataKind.TYPED: "CHECKPOINT {}"}
 
 
-def unknown_architecture(index: TensorIndex) -> Reason:
+def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     """Why a model without rules cannot be planned for.
 
     Raises:
@@ -97,7 +97,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.quantizer:
         return Reason(
             f"another tool quantized it, and ckconv cannot read that quantization: {index.quantizer}",
-            f"{ORIGINAL}; --to safetensors without --dequantize copies this one as it is",
+            f"{ORIGINAL}; --to safetensors{' without --dequantize' * options.dequantize} copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
@@ -764,9 +764,9 @@ _OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitu
 
 
 def foreign_names(index: TensorIndex) -> Reason | None:
-    """Why a model of a known family has none of that family's tensors, or an adapter's among them.
+    """Why names of tensors are not those of the known family.
 
-    ``None`` where it has those of a layer, and no others than a hint may drop.
+    ``None`` where it has those of a layer, and none of layers of an adapter.
     """
     config = index.config
     if config is None or index.adapter is not None or not index.unknown:

@@ -354,7 +354,8 @@ class GgufPlanner(Planner):
             what = f"the architecture {self.index.architecture!r}"
             if self.index.misfit is not None:
                 raise self.index.misfit
-            self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
+            if not self.index.quantizer:  # which is the reason
+                self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
             placed = []
         self._placed = placed
         return Quantized(self, placed, self._config)
@@ -381,7 +382,7 @@ class GgufPlanner(Planner):
         config = self._config
         family = FAMILIES[config.family] if config else None
         if config is None or family is None:
-            self.reasons.append(unknown_architecture(self.index))
+            self.reasons.append(unknown_architecture(self.index, self.options))
             return []
         if not family.gguf:
             row = family.engines.get("llama_cpp")

@@ -418,7 +418,7 @@ class CheckpointPlanner(Planner):
         metadata = metadata_of(self.index, self.options, self.written_by)
         kept = self.keeps_names()
         if self.config is None and not kept:
-            self.reasons.append(unknown_architecture(self.index))
+            self.reasons.append(unknown_architecture(self.index, self.options))
             return self.refused()
         for dropped in left_by_rules(self, kept):
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)

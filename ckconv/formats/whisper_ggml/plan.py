@@ -50,7 +50,7 @@ class WhisperPlanner(Planner):
         config = self.index.config
         if config is None or config.family != speech().family:
             if config is None:
-                self.reasons.append(unknown_architecture(self.index))
+                self.reasons.append(unknown_architecture(self.index, self.options))
             else:
                 self.refuse(f"whisper.cpp computes no {config.family}")
             return self.refused()
