@@ -251,6 +251,21 @@ def test_a_state_of_quanto_is_called_so_without_a_configuration(tmp_path: Path, 
     assert "of a quanto format" in ckconv("convert", tmp_path, tmp_path / "m.gguf").err
 
 
+@pytest.mark.parametrize(("to", "said"), [("gguf", "llama.cpp loads no I8 here"), ("bump", "the engine has no I8")])
+def test_codes_whose_scales_are_lost_have_a_way_out(
+    to: str, said: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    source = family_cases.checkpoint(next(iter(family_cases.cases("llama"))).recorded, tmp_path / "hf")
+    tensors = load_file(source / "model.safetensors")
+    codes = {name: np.ones(array.shape, np.int8) for name, array in tensors.items() if name.endswith("proj.weight")}
+    save_file(tensors | codes, source / "model.safetensors", {"format": "pt"})
+
+    done = ckconv("convert", source, tmp_path / "out", "--to", to)
+
+    assert (done.code, said in done.err) == (4, True), done.err
+    assert "convert the original, unquantized checkpoint" in done.err
+
+
 @pytest.mark.parametrize("start", ["", "base_model.model."])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 def test_a_model_with_an_adapter_in_it_is_not_one_without(

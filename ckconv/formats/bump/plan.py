@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
-from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
+from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
@@ -114,7 +114,8 @@ def _refuse_blocks(
     blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not planner.decoded(tensor)]
     decodes = blocks and planner.options.dtype != "keep"
     more = (count or len(tensors)) - 1
-    narrowed = "--dtype f32" if tensors[0].dtype is F64 and planner.dtype in ("engine", "keep") else ""
+    codes = tensors[0].dtype.name in ("I8", "U8")
+    narrowed = "--dtype f32" if tensors[0].dtype is F64 and planner.dtype in ("engine", "keep") else ORIGINAL * codes
     decoding = decoding_hint(blocks, kept) if decodes else ""
     hints = [narrowed, decoding, _requantizing(planner, matrices), planner.elsewhere(why)]
     planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
@@ -152,7 +153,8 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
     kept = source if planner.keeps(source) else F32
     target = kept if asked == "engine" else DTYPES[asked.upper()]
     if not writable(source, target):
-        return source, f"{source} cannot become {target} exactly"
+        whole = source.kind is Kind.INTEGER
+        return source, f"the engine has no {source}" if whole else f"{source} cannot become {target} exactly"
     return target, ""
 
 

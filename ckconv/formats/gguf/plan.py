@@ -207,6 +207,7 @@ def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
     if source.kind is Kind.FLOAT and target is not F64 and writable(source, target):
         return _Choice(target)
     hint = "--dtype f32" if source is F64 else _ROUNDED if source.name.startswith("F8_E") else ""
+    hint = ORIGINAL if source.name in ("I8", "U8") else hint  # codes whose scales nobody found
     return _Choice(source, f"llama.cpp loads no {source} here", hint)
 
 

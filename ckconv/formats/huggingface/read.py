@@ -61,6 +61,7 @@ from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.io.patterns import Clock, Matcher, compiled
+from ckconv.plan.planner import ORIGINAL
 from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui
@@ -428,7 +429,7 @@ def packed_items(
             said = Declared(method, settings_of(module, settings), integers, header)
             found = check_bounded(packing.fit(arrays, said))
         except Misfit as error:
-            faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
+            faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name, hint=ORIGINAL)
             continue
         except Unread as error:
             unread[str(error)] += 1
@@ -446,7 +447,9 @@ def packed_items(
         unread[f"codes without scales ({codes[0].name})"] += len(codes)
     for alone in rest:
         if alone.name.endswith(_OWN) or (alone.name.endswith(".scale") and alone.dtype is _POWERS):
-            faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name)
+            faults.add(
+                "quant.arrays", f"{quoted(alone.name)} belongs to no quantized matrix", tensor=alone.name, hint=ORIGINAL
+            )
     check_ignored(settings, modules, faults)
     faults.check()
     others = [tensor for tensor in rest if not tensor.name.endswith(ACTIVATIONS)]
