@@ -97,8 +97,16 @@ def test_a_factor_of_0_is_none_for_llama_cpp(family: str, key: str, said: str, t
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
         ("exaone_moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
         ("mimo_v2_flash", {"scoring_func": "softmax"}, "scoring_func = 'softmax' changes"),
-        ("nemotron_h", {"mamba_dt_min": 0.01}, "mamba_dt_min = 0.01 changes the computation"),
-        ("nemotron_h_moe", {"mamba_dt_min": 0.01}, "mamba_dt_min = 0.01 changes the computation"),
+        (
+            "nemotron_h",
+            {"time_step_min": 0.0, "mamba_dt_min": 0.01},
+            "least_step is 0.01 (mamba_dt_min, time_step_min)",
+        ),
+        (
+            "nemotron_h_moe",
+            {"time_step_min": 0.0, "mamba_dt_min": 0.01},
+            "least_step is 0.01 (mamba_dt_min, time_step_min)",
+        ),
         ("bailing_hybrid", {"linear_num_heads": 2}, "the configuration makes it [2] (linear_num_heads"),
         ("kimi_linear", {"linear_num_heads": 2}, "linear_num_heads is 2, linear_attn_config.num_heads is 4"),
         ("bailing_hybrid", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "first_k_dense_replace is 1"),
@@ -266,3 +274,30 @@ def test_an_mlx_of_afmoe_that_does_not_renormalize_is_refused(tmp_path: Path) ->
     (tmp_path / "mlx/config.json").write_text(json.dumps({**document, "route_norm": False}))
 
     assert "route_norm = False" in refusal(tmp_path / "mlx", Options())
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        ({}, True),  # NemotronHConfig takes 0.001
+        ({"time_step_min": 0.0}, False),
+        ({"time_step_min": 0.05, "mamba_dt_min": 0.0}, False),  # which NemotronHConfig takes in its place
+        ({"time_step_min": 0.0, "mamba_dt_min": 0.001}, True),
+    ],
+)
+def test_steps_that_transformers_does_not_take_are_noted_and_taken_on_the_way_back(
+    family: str, said: dict[str, float], noted: bool, tmp_path: Path
+) -> None:
+    """Neither NemotronHMamba2Mixer of mlx-lm nor llama.cpp's build_mamba2_layer clamps a step from below."""
+    source, options = checkpoint(tmp_path, family, "")
+    document = json.loads((source / "config.json").read_text())
+    document.pop("time_step_min", None)
+    (source / "config.json").write_text(json.dumps({**document, **said}))
+
+    for to in ("gguf", "mlx"):
+        made = ckconv.convert(source, tmp_path / to, to=to, options=options)
+        assert any("takes every step" in note for note in made.plan.notes) == noted
+        ckconv.convert(tmp_path / to, tmp_path / f"{to}-back", to="safetensors", options=options)
+        back = json.loads((tmp_path / f"{to}-back" / "config.json").read_text())
+        assert (back["time_step_min"], "mamba_dt_min" in back) == (0.0, False)

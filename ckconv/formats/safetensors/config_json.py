@@ -71,7 +71,8 @@ def agreeing(
     ignored = set(keys.misread(document, other, reader))
     made = {key: value for key, value in document.items() if key not in ignored}
     if reader == TRANSFORMERS:
-        made |= {key: built[key] for key in _factors(_family(config)) if key in built}
+        own = _factors(_family(config))
+        made = {key: value for key, value in made.items() if key not in own} | {k: built[k] for k in own if k in built}
     if not _differences(made, config, reader):
         return made
     foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
@@ -90,9 +91,11 @@ def agreeing(
 
 
 def _factors(family: Family) -> set[str]:
-    """Keys of factors that transformers applies, and MLX has in its matrices."""
+    """Keys of what transformers computes, and mlx-lm does not."""
     factors = (cell.by for row in family.tensors.values() for cell in row.cells["hf"] if cell.by is not None)
     names = {name for factor in factors for name in factor.names if name in family.parameters}
+    rows = (one for one in family.parameters.values() if one.folded and not one.read_only and "mlx_lm" in one.defaults)
+    names |= {row.name for row in rows if not any(MLX_LM_READER in cell.readers for cell in row.key_cells("hf"))}
     return {cell.key for name in names for cell in family.parameters[name].key_cells("hf")}
 
 
