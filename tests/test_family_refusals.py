@@ -301,3 +301,25 @@ def test_steps_that_transformers_does_not_take_are_noted_and_taken_on_the_way_ba
         ckconv.convert(tmp_path / to, tmp_path / f"{to}-back", to="safetensors", options=options)
         back = json.loads((tmp_path / f"{to}-back" / "config.json").read_text())
         assert (back["time_step_min"], "mamba_dt_min" in back) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "sliding"),
+    [
+        ("mellum", "other_layers", (0, 1, 2)),
+        ("cohere2_moe", "softmax", (1, 2, 3)),
+        ("cohere2_moe", "sigmoid", (1, 2, 3)),
+    ],
+)
+def test_layers_that_slide_where_a_gguf_does_not_say_are_those_of_llama_cpp(
+    family: str, case: str, sliding: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Patterns that load_arch_hparams gives load_swa_pattern: the last of four, or the first."""
+    source, options = checkpoint(tmp_path, family, case)
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    key = f"{family.replace('_', '')}.attention.sliding_window_pattern"
+    lacking = gguf_copy(tmp_path / "m.gguf", tmp_path / "lacking.gguf", without=[key])
+    ckconv.convert(lacking, tmp_path / "back", to="safetensors")
+
+    kinds = json.loads((tmp_path / "back" / "config.json").read_text())["layer_types"]
+    assert [n for n, kind in enumerate(kinds) if kind == "sliding_attention"] == [n for n in sliding if n < len(kinds)]
