@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import family_cases
 import gguf
 import pytest
 from conftest import FIXTURES
@@ -273,6 +274,43 @@ def test_what_no_reader_of_a_checkpoint_would_take(
     found = ckconv("edit", QWEN2, f"{tmp_path}/out/", *flags)
     assert (found.code, said in found.out + found.err) == (code, True), found.err
     assert (tmp_path / "out").exists() == (code == 0)
+
+
+PLACES = "says which layers have which tensors, and a copy has them as the source"
+HEADS = "says which head there is, and a copy has them as the source"
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "to", "pair", "said"),
+    [
+        ("llama", "biases", "hf", "attention_bias=false", PLACES),  # transformers and mlx-lm compute without them
+        ("llama", "untied", "hf", "mlp_bias=true", PLACES),
+        ("llama", "untied", "mlx", "attention_bias=true", PLACES),  # mlx-lm does not load it
+        ("falcon_h1", "", "hf", "mamba_conv_bias=false", PLACES),
+        ("gemma2", "", "hf", "tie_word_embeddings=false", HEADS),  # transformers makes one up
+        ("qwen2", "", "mlx", "tie_word_embeddings=true", HEADS),  # mlx-lm computes with the embedding
+        ("qwen2", "", "hf", "tie_word_embeddings=true", ""),  # transformers keeps the head that the files have
+        ("llama", "untied", "hf", "attention_bias=false", ""),
+    ],
+)
+def test_switches_of_biases_and_of_the_head_say_what_the_copy_has(
+    family: str, case: str, to: str, pair: str, said: str, tmp_path: Path, ckconv
+) -> None:
+    found = next(one for one in family_cases.cases(family) if case in ("", one.name))
+    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
+    if to == "mlx":
+        assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx").code == 0
+    edited = ckconv("edit", tmp_path / to, f"{tmp_path}/out/", "--set-meta", pair)
+    assert (edited.code, said in edited.err) == (2 if said else 0, True), edited.err
+
+
+def test_an_edit_that_says_what_the_tensors_are_is_right(tmp_path: Path, ckconv) -> None:
+    found = next(one for one in family_cases.cases("llama") if one.name == "biases")
+    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, "attention_bias": False}))
+    edited = ckconv("edit", source, f"{tmp_path}/out/", "--set-meta", "attention_bias=true")
+    assert edited.code == 0, edited.err
 
 
 @pytest.mark.parametrize("to", ["hf", "mlx"])

@@ -26,13 +26,14 @@ from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
-from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts
+from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
+from ckconv.io.files import head_is_embedding
 from ckconv.io.json import Document, parse_object
 from ckconv.plan.planner import row_reasons
 from ckconv.plan.steps import Change, Plan, Reason
@@ -225,9 +226,7 @@ class _Edits:
     @property
     def _own(self) -> Mapping[str, Any]:
         """The decoder's part of ``config.json``."""
-        document = self._after[CONFIG_NAME]
-        nested = document.get(text_key(document))
-        return nested if isinstance(nested, dict) else document
+        return _decoder_of(self._after[CONFIG_NAME])
 
     def _names(self) -> list[str]:
         family = huggingface_family(self._after[CONFIG_NAME])
@@ -342,18 +341,43 @@ class _Edits:
         counts, wanted = (expected(family, scheme, one.scope) for one in (config, made))
         tensors = self._index.tensors
         there = Counter(parse(name).pattern for name in tensors)
-        others = {name for name, _ in counts.items() ^ wanted.items() if not name.endswith(".bias")}
-        moved = moved or any(there[name] != wanted.get(name, 0) for name in others)
+        others = {name for name, _ in counts.items() ^ wanted.items()}
+        moved = moved or any(there[name] != wanted.get(name, 0) for name in others) or self._moves_biases(made, there)
         of_each = {parse(tensor.name).pattern: tensor for tensor in tensors.values()}.values()
-        if not moved and not any(_is_resized(family, config, made, one.name, one.shape) for one in of_each):
+        resized = any(_is_resized(family, config, made, one.name, one.shape) for one in of_each)
+        if not moved and not resized and not self._moves_head(family, made):
             return
         keys = [(change.key.rpartition(" ")[2], change.old) for change in self.changes if CONFIG_NAME in change.key]
         says = f"{', '.join(key for key, _ in keys)} {'together say' if keys[1:] else 'says'}"
-        what = "which layers have which tensors" if moved else "which shapes tensors have"
+        what = "which shapes tensors have" if resized and not moved else "which layers have which tensors"
+        what = what if moved or resized else "which head there is"
         before = self._before[CONFIG_NAME]
         was = (f"{key} = {json.dumps(old)}" if _has(before, key.split(".")) else f"no {key}" for key, old in keys)
         hint = f"they are those of {', '.join(was)}"
         raise UsageError("usage.meta", f"{says} {what}, and a copy has them as the source", hint=hint)
+
+    def _moves_biases(self, made: ModelConfig, there: Mapping[str, int]) -> bool:
+        """Whether a switch says other biases than the copy has."""
+        consumer = CONSUMERS[self._plan.format]
+        before = _decoder_of(self._before[CONFIG_NAME])
+        for key, patterns in switches_of(made, consumer).items():
+            was, now = (is_on(made, key, document, consumer) for document in (before, self._own))
+            if was is not now and now is not any(there[name] for name in patterns):
+                return True
+        return False
+
+    def _moves_head(self, family: Family, made: ModelConfig) -> bool:
+        """Whether a class makes up a head, or one of MLX leaves out the copy's.
+
+        ``transformers`` ties no head that the files have.
+        """
+        index, consumer = self._index, CONSUMERS[self._plan.format]
+        before = huggingface_config(self._before[CONFIG_NAME], family, index.stored, Path(), consumer=consumer)
+        if made.tied is None or bool(before.tied) is made.tied:
+            return False
+        if made.tied:
+            return HEAD in index.tensors and self._plan.format == "mlx" and not head_is_embedding(index)
+        return HEAD not in index.tensors
 
     def _check_kind(self, family: Family | None) -> None:
         """Check that an edited document names the class of the tensors."""
@@ -389,6 +413,11 @@ class _Edits:
         for key, text in before.items():
             if any(fnmatchcase(name, glob) for glob in options.drop_meta for name in (key, f"{METADATA}.{key}")):
                 yield Change(f"{METADATA}.{key}", text, None)
+
+
+def _decoder_of(document: dict[str, Any]) -> dict[str, Any]:
+    nested = document.get(text_key(document))
+    return nested if isinstance(nested, dict) else document
 
 
 def _is_resized(family: Family, config: ModelConfig, made: ModelConfig, name: str, shape: tuple[int, ...]) -> bool:
