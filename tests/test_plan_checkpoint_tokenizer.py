@@ -339,6 +339,20 @@ def test_rows_of_older_converters_are_called_unknown() -> None:
     assert [(piece.text, piece.type) for piece in pieces[259:]] == [("[PAD259]", UNUSED), ("▁", NORMAL)]
 
 
+def test_a_row_that_is_called_unknown_pads_nothing(tmp_path: Path) -> None:
+    """transformers would add the text of such a padding token behind the vocabulary."""
+    source = FIXTURES / "gguf" / "gemma3-text-bf16.auto.gguf"
+    fields = gguf.GGUFReader(source).fields
+    texts, kinds = (fields[f"tokenizer.ggml.{key}"].contents()[1:] for key in ("tokens", "token_type"))
+    keys = {"tokenizer.ggml.tokens": ["[PAD0]", *texts], "tokenizer.ggml.token_type": [UNKNOWN, *kinds]}
+
+    ckconv.convert(gguf_copy(source, tmp_path / "m.gguf", keys=keys), f"{tmp_path}/hf/", to="safetensors")
+
+    assert "pad_token" not in json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    added = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["added_tokens"]
+    assert [token["id"] for token in added] == [1, 2, 3, 4]
+
+
 def test_an_unknown_token_that_is_a_control_token_is_still_the_unknown_one() -> None:
     """As llama.cpp's converter writes it for a checkpoint that lists it among its added tokens."""
     keys = spm([("▁", -1.0, NORMAL)])

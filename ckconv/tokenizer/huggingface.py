@@ -185,7 +185,7 @@ def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
 
     A text is searched for it anyway.
     """
-    return number < len(tokens) and types[number] in ADDED and bool(tokens[number])
+    return number < len(tokens) and types[number] in ADDED and not fills(tokens[number], types[number], number)
 
 
 def byte_level(

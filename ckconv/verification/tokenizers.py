@@ -374,7 +374,8 @@ class _Keys:
     def text(self, role: str) -> str | None:
         """Text of the token with a role, if it is looked for in a text."""
         number = self.roles.get(role, -1)
-        return self.words.tokens.get(number) or None if self.words.types.get(number) in _ADDED else None
+        looked_for = self.words.types.get(number) in _ADDED and not self.fills(number)
+        return self.words.tokens[number] if looked_for else None
 
     def fills(self, number: int) -> bool:
         """Whether a token only fills a row."""
