@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from checkpoints import Decoder, save_gguf
+from checkpoints import Decoder, save, save_gguf
 from test_floors import FILES, WRITES
 
 import ckconv
@@ -692,6 +692,9 @@ CONTENT = [
             "no model of the tokenizer": lambda: keyed("tokenizer.ggml.model"),
         }.items()
     ),
+    Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),
+    Case("a beginning that nobody puts", MADE, keyed("tokenizer.ggml.add_bos_token", True), HF, GGUF),
+    Case("an end that nobody puts", MADE, keyed("tokenizer.ggml.add_eos_token", True), HF, GGUF),
     Case("scores shifted by one", COPIED, listed("tokenizer.ggml.scores", shifted_by_one), GEMMA, GGUF),
     Case("a beginning that is not added", COPIED, keyed("tokenizer.ggml.add_bos_token"), GEMMA, GGUF),
     *(
@@ -861,3 +864,23 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
         assert (calls[0] > 0, status) == (True, 0 if [*files] == ["additional_chat_templates/rag.jinja"] else 5), (
             printed
         )
+
+
+@pytest.mark.parametrize("key", ["tokens", "scores"])
+@pytest.mark.parametrize("beside", [(), ("pieces.json",)], ids=["alone", "beside tokenizer.json"])
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
+def test_a_gguf_has_the_pieces_of_a_sentencepiece_model(
+    name: str, beside: Sequence[str], key: str, tmp_path: Path
+) -> None:
+    layouts, model = FIXTURES / "tokenizers/layouts", Decoder(layers=1, vocab=321)
+    save(tmp_path / "source", model.config("llama"), model.tensors())
+    shutil.copy(layouts / "pieces.model", tmp_path / "source" / name)
+    for document in beside:
+        shutil.copy(layouts / document, tmp_path / "source/tokenizer.json")
+    arguments = "convert", f"{tmp_path}/source", f"{tmp_path}/m.gguf", "--force"
+    assert command(*arguments)[0] == 0
+    with broken(
+        MADE, listed(f"tokenizer.ggml.{key}", lambda items: [*items[:300], items[301], items[300], *items[302:]])
+    ):
+        moved = bool(beside) and name == "sentencepiece.bpe.model"  # other words than tokenizer.json, which counts
+        assert command(*arguments)[0] == (0 if moved and key == "scores" else 5)

@@ -188,6 +188,14 @@ def test_another_end_is_not_one_to_llama_cpp_or_to_a_chat(eos: str, chat: str | 
     assert "which is not its eos_token" in made.notes[0]
 
 
+def test_what_is_put_around_a_text_may_be_named_by_config_json_alone() -> None:
+    made = keys(
+        {**document(), "added_tokens": ENDS, "post_processor": template("A", "<|im_end|>")}, config={"eos_token_id": 3}
+    )
+
+    assert (value(made, "eos_token_id"), value(made, "add_eos_token")) == (scalar("u32", 3), scalar("bool", True))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -515,6 +523,14 @@ def test_special_ids_of_pieces_that_are_moved_by_one_are_those_behind_the_move()
     assert [value(made, f"{name}_token_id") for name in names] == [scalar("u32", n) for n in range(4)]
 
 
+def test_pieces_that_are_moved_by_one_are_left_out_where_one_has_no_row() -> None:
+    data = model(*PIECES[:2], piece("</s>", 0.0, 3), PIECES[2], kind=1, fallback=0)
+
+    made = tokenizer_keys(TokenizerFiles(model=data, moved=True), 4)
+
+    assert "more pieces than the embedding has rows (4)" in made.notes[0]
+
+
 def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
     normalizer = field(1, b"nmt_nfkc") + field(2, b"rules") + PLAIN
 
@@ -588,4 +604,6 @@ def test_beside_a_sentencepiece_model_tokenizer_json_says_what_is_put_around_a_t
     for token, adds in expected.items():
         processor = template(token, "A") if token else None
         files = TokenizerFiles(model=data, tokenizer={"post_processor": processor}, settings=settings)
-        assert value(tokenizer_keys(files, 6), "add_bos_token") == scalar("bool", adds), token
+        made = tokenizer_keys(files, 6)
+        assert value(made, "add_bos_token") == scalar("bool", adds), token
+        assert any("'<other>' around a text" in note for note in made.notes) == (token == "<other>")

@@ -98,7 +98,7 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
             f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}, and llama.cpp loads no two of one text"
         )
     unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
-    adds_bos, adds_eos, notes = put_around(files, unigram=unigram)
+    adds_bos, adds_eos, notes = put_around(files, words, vocab_size, unigram=unigram)
     templates, template_notes = chat_templates(files.chat_template)
     metadata = {
         **words.metadata,

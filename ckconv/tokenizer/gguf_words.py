@@ -84,16 +84,7 @@ def special_ids(
 
     By the words of the settings, else by ``config.json``, else the model's ``own``.
     """
-    found: dict[str, int] = {}
-    for name in SPECIAL:
-        said = files.config.get(f"{name}_token_id")
-        said = said[0] if isinstance(said, list) and said else said
-        stated = said if isinstance(said, int) and not isinstance(said, bool) else None
-        word = content_of(files.settings, f"{name}_token") or (_word(files.settings, name) if stated is None else "")
-        other = own.get(name, -1) if stated is None else stated
-        number = ids.get(word, other) if word else other
-        if 0 <= number < vocab_size:
-            found[name] = number
+    found = _numbers(files, ids, own, vocab_size)
     made = {f"tokenizer.ggml.{SPECIAL[name]}": scalar("u32", number) for name, number in found.items()}
     more, left = _other_ends(files, ids, found.get("eos"), vocab_size)
     notes = []
@@ -108,6 +99,21 @@ def special_ids(
         named = ", ".join(map(str, apart[:5]))
         notes.append(f"config.json ends a text after token {named} too; generation_config.json does not, and counts")
     return made | more, tuple(notes)
+
+
+def _numbers(files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int) -> dict[str, int]:
+    """Special tokens by name."""
+    found: dict[str, int] = {}
+    for name in SPECIAL:
+        said = files.config.get(f"{name}_token_id")
+        said = said[0] if isinstance(said, list) and said else said
+        stated = said if isinstance(said, int) and not isinstance(said, bool) else None
+        word = content_of(files.settings, f"{name}_token") or (_word(files.settings, name) if stated is None else "")
+        other = own.get(name, -1) if stated is None else stated
+        number = ids.get(word, other) if word else other
+        if 0 <= number < vocab_size:
+            found[name] = number
+    return found
 
 
 def numbers_of(said: object) -> list[int]:
@@ -136,7 +142,9 @@ def _other_ends(
     ]
 
 
-def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, bool, tuple[str, ...]]:
+def put_around(
+    files: TokenizerFiles, words: Words, vocab_size: int, *, unigram: bool = False
+) -> tuple[bool, bool, tuple[str, ...]]:
     """Whether a beginning and an end are put around a text, and notes.
 
     Args:
@@ -151,14 +159,18 @@ def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, b
     if files.tokenizer is None:
         return of_settings
     try:
-        model = files.tokenizer.get("model")
-        if isinstance(model, dict) and model.get("type") == "WordPiece":  # llama.cpp closes with the separator
-            settings = {**settings, "eos_token": settings.get("sep_token") or settings.get("eos_token")}
-        first, last = _template(files.tokenizer.get("post_processor"), settings)
-    except LeftOut:
+        first, last = _around(files.tokenizer.get("post_processor"))
+        numbers = _numbers(files, words.ids, words.own, vocab_size)
+        if words.metadata["tokenizer.ggml.model"] == scalar("str", "bert"):  # llama.cpp closes with the separator
+            numbers["eos"] = numbers.get("sep", numbers.get("eos", -1))
+        for what, token in (("bos", first), ("eos", last)):
+            if token and words.ids.get(token) != numbers.get(what):
+                raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+    except LeftOut as reason:
         if files.model is None:
             raise
-        return of_settings  # what llama.cpp's converter takes beside a tokenizer.model
+        note = f"llama.cpp puts around a text what tokenizer_config.json says, the tokenizer does otherwise: {reason}"
+        return *of_settings[:2], (note,)
     notes = tuple(
         f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
         f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
@@ -166,18 +178,6 @@ def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, b
         if isinstance(asked := settings.get(f"add_{what}_token"), bool) and asked != bool(token)
     )
     return bool(first), bool(last), notes
-
-
-def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Tokens that a post-processor puts before and after a text.
-
-    Only those that the settings name.
-    """
-    first, last = _around(processor)
-    for what, token in (("bos", first), ("eos", last)):
-        if token and token != _word(settings, what):
-            raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
-    return first, last
 
 
 def _around(processor: object) -> tuple[str, str]:
@@ -394,10 +394,14 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
     try:
         model = sentencepiece.parse(data, limit=vocab_size)
     except TooManyPieces:
-        raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})") from None
+        model = None
     except Malformed as error:
         raise LeftOut(f"tokenizer.model is malformed: {error}") from None
-    return _moved(model) if files.moved else model
+    if model is not None and files.moved:
+        model = _moved(model)
+    if model is None or len(model.pieces) > vocab_size:
+        raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})")
+    return model
 
 
 def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
@@ -507,7 +511,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         else:
             rows.append((token.replace(SPACE, " ") if kind == USER_DEFINED else token, ADDED_SCORE, kind))
     words = as_words(rows, {}, prefix=prefix, notes=notes)
-    return _with_merges(words, merges, adds_bos=put_around(files)[0]) if merges else words
+    return _with_merges(words, merges, adds_bos=put_around(files, words, vocab_size)[0]) if merges else words
 
 
 def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:

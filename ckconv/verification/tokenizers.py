@@ -58,6 +58,19 @@ _PARTS = {
 }
 _WORDS = ("vocab", "merges", "unk_token", "unk_id")
 
+#: Byte-level BPE in the spelling whose digests ``needed.toml`` has.
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_BYTE_PAIRS = {
+    **dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix")),
+    "type": "BPE",
+    "fuse_unk": False,
+    "byte_fallback": False,
+}
+
+#: Models of SentencePiece, the first that is there, and by how much numbers of its words are higher: XLM-R has four
+#: tokens of its own in the place of three (``XLMRobertaTokenizer`` of transformers).
+_MODELS = {"tokenizer.model": 0, "spiece.model": 0, "sentencepiece.bpe.model": 1}
+
 #: Bytes of a file that are looked at together.
 _PIECE = 1 << 20
 
@@ -114,9 +127,8 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
         yield Fact("vocab", "no list of words", "one", _FILE)
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
-        said, found = _template(beside(source)), stored_value(out, _TEMPLATE)
-        if said is not None and found != said:
-            yield Fact(_TEMPLATE, shown(found), shown(said))
+        theirs = _with_pieces(theirs, source)
+        yield from _of_checkpoint(out, ours, beside(source))
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=typed)
@@ -158,6 +170,56 @@ def _template(files: Mapping[str, Any]) -> str | None:
         said = {item["name"]: item.get("template") for item in named}
     text = said.get("default") if isinstance(said, dict) else said
     return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
+
+
+def _of_checkpoint(out: TensorIndex, ours: Words, files: Mapping[str, Any]) -> Iterator[Fact]:
+    """Faults of keys other than words that were made of documents."""
+    document = _json(files, _FILE, _without_merges)
+    meant: dict[str, Any] = {}
+    if (template := _template(files)) is not None:
+        meant[_TEMPLATE] = template
+    around = dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
+    if all(text in ("", ours.tokens.get(ours.roles.get(role, -1))) for role, text in around.items()):
+        meant |= {f"tokenizer.ggml.add_{role}_token": bool(text) for role, text in around.items()}
+    for key, value in meant.items():
+        if (found := stored_value(out, key)) != value:
+            yield Fact(key, shown(found), shown(value))
+    names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
+    kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
+    if names and "pre" in kind and found not in names:
+        yield Fact("tokenizer.ggml.pre", shown(found), shown(names[0]))
+
+
+def _cuts_as(document: Mapping[str, Any]) -> list[str]:
+    """Names of ``tokenizer.ggml.pre`` that cut text as a document does.
+
+    None where that is not known.
+    """
+    steps = []
+    for step in _members(document.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("type") == "ByteLevel":
+            step = {**_BYTES, "use_regex": True, **step, "trim_offsets": True}
+        elif isinstance(expression := (step.get("pattern") or {}).get("Regex"), str):
+            step = {**step, "pattern": {"Regex": expression.replace("\r", r"\r").replace("\n", r"\n")}}
+            if (step.get("behavior"), step.get("invert")) == ("Removed", True):  # as good where all of a text matches
+                step |= {"behavior": "Isolated", "invert": False}
+        steps.append(step)
+    cut = {"type": "Sequence", "pretokenizers": steps} if steps[1:] else next(iter(steps), None)
+    written = (
+        {
+            "normalizer": normalizer,
+            "pre_tokenizer": cut,
+            "decoder": _BYTES,
+            "model": {**_BYTE_PAIRS, "ignore_merges": ignores},
+        }
+        for normalizer in (None, {"type": "NFC"})
+        for ignores in (False, True)
+    )
+    return [name for each in written for name in needed()["steps"].get(_digest(json.dumps(each, sort_keys=True)), ())]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _words_of_keys(index: TensorIndex) -> Words:
@@ -213,22 +275,83 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
         scores,
         special=frozenset(special),
         roles=_roles(index, files, tokens),
-        behind=_behind(document),
+        behind=(_around(document) or ("", ""))[1],
         users=frozenset(users),
         is_wordpiece=model.get("type") == "WordPiece",
     )
 
 
-def _behind(document: Mapping[str, Any]) -> str:
-    """The special token that ends the template of a ``tokenizer.json``."""
-    processor = document.get("post_processor")
-    steps = [processor, *(processor.get("processors") or ())] if isinstance(processor, dict) else []
-    for step in steps:
-        single = step.get("single") if isinstance(step, dict) else None
-        special = single[-1].get("SpecialToken") if isinstance(single, list) and single else None
-        if isinstance(special, dict):
-            return str(special.get("id"))
-    return ""
+def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
+    """Words with the scores of a SentencePiece model, or its own."""
+    files = beside(source)
+    name = next((name for name in _MODELS if name in files), "")
+    if not name or (words is None and _FILE in files):
+        return words
+    pieces, scores = dict[int, str](), dict[int, float]()
+    for number, (text, score, kind) in enumerate(_pieces(read_whole(files[name])), _MODELS[name]):
+        if kind and number - _MODELS[name] >= 3 * _MODELS[name]:
+            pieces[number] = text
+            if kind == _NORMAL:
+                scores[number] = score
+    if words is None:
+        others = {*map(int, _decoder(files)), *_json(files, "added_tokens.json").values()}
+        pieces = {number: text for number, text in pieces.items() if number not in others}
+        return Words(pieces, scores=scores, roles=_roles(source, files, pieces))
+    plain = {number: text for number, text in words.tokens.items() if number not in words.special | words.users}
+    same = not words.scores and all(pieces.get(number) == text for number, text in plain.items())
+    return words._replace(scores={n: score for n, score in scores.items() if n in plain}) if same else words
+
+
+def _pieces(data: bytes) -> Iterator[tuple[str, float, int]]:
+    """Text, score and type of each piece of a SentencePiece model.
+
+    The type is 0 where they are not read here.
+
+    Of a file as the library writes it: pieces come first, each with these fields (``sentencepiece_model.proto``).
+    """
+    at = 0
+    while data[at : at + 1] == b"\x0a":
+        size, at = _size(data, at + 1)
+        length, start = _size(data, at + 1)
+        text, tail = data[start : start + length], data[start + length : at + size]
+        kind = tail[6] if tail[5:6] == b"\x18" and len(tail) == 7 else _NORMAL if len(tail) == 5 else 0
+        known = data[at : at + 1] == b"\x0a" and tail[:1] == b"\x15" and kind
+        yield (text.decode(), struct.unpack_from("<f", tail, 1)[0], kind) if known else ("", 0.0, 0)
+        at += size
+
+
+def _size(data: bytes, at: int) -> tuple[int, int]:
+    """Read a varint: the value, and where the next byte is."""
+    value = shift = 0
+    while data[at] > 0x7F:
+        value, shift, at = value | (data[at] & 0x7F) << shift, shift + 7, at + 1
+    return value | data[at] << shift, at + 1
+
+
+def _around(document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Special tokens that are put before and behind a text.
+
+    ``None`` where a ``tokenizer.json`` does more.
+    """
+    first = last = ""
+    for step in _members(document.get("post_processor"), "processors"):
+        if step.get("type") == "TemplateProcessing":
+            words = [part.get("SpecialToken", {}).get("id", "") for part in step.get("single", ())]
+            at = words.index("") if words.count("") == 1 else len(words)
+            if at > 1 or len(words) > at + 2:
+                return None
+            first, last = "".join(words[:at]), "".join(words[at:])
+        elif step.get("type") in ("BertProcessing", "RobertaProcessing"):
+            first, last = step["cls"][0], step["sep"][0]
+        elif step.get("type") != "ByteLevel":
+            return None
+    return first, last
+
+
+def _members(step: Any, name: str) -> list[dict[str, Any]]:
+    """The steps of a sequence, or the one that there is."""
+    found = step.get(name) if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
+    return [member for member in found or () if isinstance(member, dict)]
 
 
 def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
@@ -471,7 +594,7 @@ def _of_steps(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     for encoded in re.findall(r'"precompiled_charsmap": "([^"]*)"', text):
         text = text.replace(encoded, "")
         maps.append(b64decode(encoded))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = _digest(text)
     if keys.steps not in needed()["steps"].get(digest, ()):
         yield Fact("pre_tokenizer", f"with other steps ({digest})", f"those of {keys.steps!r}")
     if maps != [keys.charsmap] * len(maps):
