@@ -431,6 +431,17 @@ def test_an_adapter_that_stands_for_none_is_of_zeros(tmp_path: Path, ckconv: Any
     assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "c.gguf").code == 0
     assert ckconv("verify", tmp_path / "c.gguf", tmp_path / "m.gguf").code == 0
 
+    half, single = tmp_path / "half.gguf", tmp_path / "single.gguf"
+    assert ckconv("convert", tmp_path / "m.gguf", half, "--dtype", "f16", "--allow-lossy").code == 0
+    assert ckconv("convert", half, single, "--dtype", "f32").code == 0
+    assert ckconv("diff", half, single).code == 0
+    hashes = [ckconv("inspect", "--hash", one).out.split()[-1] for one in (half, single, tmp_path / "m.gguf", source)]
+    assert (hashes[0] == hashes[1], hashes[2] == hashes[3]) == (True, False)
+    reader = gguf.GGUFReader(single, "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.lora_a").data[0] = 2
+    reader.data.flush()
+    assert ckconv("verify", single, half).code == ckconv("diff", single, half).code == 5
+
 
 @pytest.mark.parametrize(("family", "wrong"), [("falcon_mamba", 2.5), ("bailing_hybrid", -2.5)])
 def test_a_decay_of_the_wrong_sign_has_no_logarithm(family: str, wrong: float, tmp_path: Path, ckconv: Any) -> None:

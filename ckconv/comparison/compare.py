@@ -55,7 +55,6 @@ from ckconv.verification.content import (
     parameter_differences,
 )
 from ckconv.verification.statements import ENOUGH, required_keys
-from ckconv.verification.tensors import same_before
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
@@ -126,13 +125,16 @@ def _hash_tensor(
             "".join(f"{row}\n" for row in index.adapter.replaced.get(tensor.name.rpartition(".")[0], ())).encode()
         )
     zero_filled = True
-    for _, rows in canonical_pieces(reader):
-        data, _ = conversion.apply(rows)
-        data = _without_signs_of_zeros(data) if exact else data
-        digest.update(data)
-        zero_filled = zero_filled and not data.any()
-        if progress:
-            progress(rows.nbytes, tensor.name)
+    before = index.once(unowned).get(tensor.source)
+    front = [] if before is None or files.are_zero(runs(before)) else [RowReader(before, files)]
+    for each in (reader, *front):
+        for _, rows in canonical_pieces(each):
+            data, _ = conversion.apply(rows)
+            data = _without_signs_of_zeros(data) if exact else data
+            digest.update(data)
+            zero_filled = zero_filled and not data.any()
+            if progress:
+                progress(rows.nbytes, tensor.name)
     return digest.hexdigest(), zero_filled
 
 
@@ -357,9 +359,9 @@ def _compare(
 def _alike_before(one: Tensor, a: TensorIndex, other: Tensor, b: TensorIndex, files: Files) -> bool:
     """Whether elements that no tensor owns are equal, or zeros in one alone."""
     mine, theirs = a.once(unowned).get(one.source), b.once(unowned).get(other.source)
-    if mine is not None:
-        return same_before(mine, other, b, files)
-    return theirs is None or files.are_zero([theirs])
+    if mine is not None and theirs is not None:
+        return _compare(mine, theirs, (0, 0), files, lambda *_: None, spread=False) is None
+    return all(before is None or files.are_zero(runs(before)) for before in (mine, theirs))
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

@@ -13,7 +13,6 @@ from ckconv.core.layouts import plain, shifted
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     Dropped,
-    Extent,
     MetadataKind,
     Name,
     StoredTensor,
@@ -483,8 +482,8 @@ def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
     return embedding if its == own else with_factor(embedding, own)
 
 
-def unowned(index: TensorIndex) -> dict[str, Extent]:
-    """Stored name -> elements in front that no tensor has.
+def unowned(index: TensorIndex) -> dict[str, Tensor]:
+    """Stored name -> elements in front that no tensor of the model has.
 
     A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
     """
@@ -492,7 +491,14 @@ def unowned(index: TensorIndex) -> dict[str, Extent]:
     written = names_of(family, "gguf").written.values() if family else ()
     if not any(letter.startswith("_") for held in written for letter in shapes.letters(held.parts[0].stored)):
         return {}
-    stored = {one.name: one.extent for one in index.stored}
-    whole = (one for one in index.tensors.values() if len(index.canonical_of.get(one.source, ())) == 1 and one.extents)
-    found = {one.source: one.extents[0].offset - stored[one.source].offset for one in whole if one.source in stored}
-    return {name: stored[name]._replace(nbytes=before) for name, before in found.items() if before > 0}
+    stored = {one.name: one for one in index.stored}
+    found = dict[str, Tensor]()
+    for tensor in index.tensors.values():
+        whole = stored.get(tensor.source) if len(index.canonical_of.get(tensor.source, ())) == 1 else None
+        if whole is None or not tensor.extents or tensor.extents[0].offset == whole.extent.offset:
+            continue
+        extent = whole.extent._replace(nbytes=tensor.extents[0].offset - whole.extent.offset)
+        count = whole.shape[0] * extent.nbytes // whole.extent.nbytes
+        front = whole._replace(shape=(count, *whole.shape[1:]), extent=extent)
+        found[tensor.source] = plain_tensor(tensor.name, front)
+    return found

@@ -135,7 +135,7 @@ def _gathered(index: TensorIndex) -> SourceFacts:
 def not_of_zeros(index: TensorIndex) -> Iterator[str]:
     """Stored tensors with more before what their rule takes than zeros."""
     with Files(index.identities) as files:
-        yield from (name for name, before in index.once(unowned).items() if not files.are_zero([before]))
+        yield from (name for name, before in index.once(unowned).items() if not files.are_zero(runs(before)))
 
 
 def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:

@@ -359,14 +359,6 @@ _COPIES = (f".{Role.SAVED_WEIGHT}", f".{Role.SAVED_BIAS}")
 _BEFORE = "begins with an adapter that is neither of zeros nor the source's"
 
 
-def same_before(before: Extent, tensor: Tensor, other: TensorIndex, files: Files) -> bool:
-    """Whether elements that no tensor owns are zeros, or as in another model."""
-    theirs = other.once(unowned).get(tensor.source)
-    if theirs is None or theirs.nbytes != before.nbytes:
-        return files.are_zero([before])
-    return files.are_same([((before.path, before.offset), (theirs.path, theirs.offset), before.nbytes)])
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class TensorComparison:
     """Comparison of an output's tensors with a source's, in file order.
@@ -638,7 +630,7 @@ class TensorComparison:
     def _padding(self, tensor: Tensor) -> list[Fault]:
         """Padding is zero."""
         before = self.out.once(unowned).get(tensor.source)
-        if before is not None and self.source is not None and not same_before(before, tensor, self.source, self.files):
+        if before is not None and self.source is not None and not self._same_before(before, self.source):
             return [Fault("verify.padding", f"{_label(tensor)} {_BEFORE}", tensor.source)]
         if not tensor.layout.padded:
             return []
@@ -648,6 +640,15 @@ class TensorComparison:
             return []
         text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
         return [Fault("verify.padding", text, tensor.source)]
+
+    def _same_before(self, before: Tensor, source: TensorIndex) -> bool:
+        """Whether elements that no tensor owns are zeros, or made of the source's."""
+        theirs = source.once(unowned).get(before.source)
+        if theirs is None or theirs.shape != before.shape or not writable(theirs.dtype, before.dtype):
+            return self.files.are_zero(runs(before))
+        conversion = between(theirs, before, decoded=self.decodes is not None and self.decodes(theirs))
+        ways = (conversion, of_values(conversion)) if conversion.action is Action.REPACK else (conversion,)
+        return any(not wrong_rows(before, theirs, way, self.files, lambda _: None)[0] for way in ways)
 
     def _is_zero(self, tensor: Tensor) -> bool:
         return self.files.are_zero(runs(tensor), partial(self._told, tensor.name))
