@@ -300,16 +300,18 @@ def table(family: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", ["phi", "nemotron", "stablelm", "glm4", "glm"])
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
-def test_a_part_of_rope_parameters_that_mlx_lm_does_not_turn_is_refused_with_both_numbers(
-    tmp_path: Path, family: str, to: str
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_a_part_of_a_table_that_mlx_lm_does_not_turn_is_refused_with_both_numbers(
+    tmp_path: Path, family: str, to: str, name: str
 ) -> None:
     part = {} if family == "glm" else {"partial_rotary_factor": 0.5}
-    source = mlx(family, tmp_path, rope_parameters=table(family, partial_rotary_factor=0.25), **part)
+    both = {"rope_parameters": ...} | {name: table(family, partial_rotary_factor=0.25)}
+    source = mlx(family, tmp_path, **both, **part)
 
     with pytest.raises(UnsupportedError) as caught:
         ckconv.convert(source, tmp_path / "out", to=to)
     other = "1" if family == "glm" else "0.5"
-    wanted = f"rope_parameters.partial_rotary_factor = 0.25 beside {other}, which mlx-lm takes"
+    wanted = f"{name}.partial_rotary_factor = 0.25 beside {other}, which mlx-lm takes"
     assert wanted in said(caught.value)
 
 

@@ -237,7 +237,8 @@ def read_rope(
     in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
     if consumer == MLX_LM:
-        part, said = _mlx_part(own, nested, where, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
+        tables = {where: nested, "rope_scaling": scaling}
+        part, said = _mlx_part(own, tables, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
         modifiers += said + _mlx_numbers(table, name, scaling if table is nested else nested, where, kind)
     if plain and not turns_a_part:
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
@@ -393,8 +394,7 @@ def _part(
 
 def _mlx_part(
     own: Mapping[str, Any],
-    nested: Mapping[str, Any],
-    where: str,
+    tables: Mapping[str, Mapping[str, Any]],
     part: float,
     style: RopeStyle,
     *,
@@ -405,7 +405,7 @@ def _mlx_part(
 
     A class that turns whole heads whatever is said: what released models say is left to a note of the engine's row.
     """
-    said = {f"{where}.partial_rotary_factor": nested.get("partial_rotary_factor")}
+    said = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor") for name, table in tables.items()}
     if style.whole:
         said[style.share] = own.get("partial_rotary_factor")
         usual = style.part[MLX_LM]
