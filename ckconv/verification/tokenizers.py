@@ -175,15 +175,14 @@ def _template(files: Mapping[str, Any]) -> str | None:
 def _of_checkpoint(out: TensorIndex, ours: Words, files: Mapping[str, Any]) -> Iterator[Fact]:
     """Faults of keys other than words that were made of documents."""
     document = _json(files, _FILE, _without_merges)
-    meant: dict[str, Any] = {}
-    if (template := _template(files)) is not None:
-        meant[_TEMPLATE] = template
-    around = dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
+    if (template := _template(files)) is not None and (found := stored_value(out, _TEMPLATE)) != template:
+        yield Fact(_TEMPLATE, shown(found), shown(template))
+    keys, around = _Keys(out, ours), dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
     if all(text in ("", ours.tokens.get(ours.roles.get(role, -1))) for role, text in around.items()):
-        meant |= {f"tokenizer.ggml.add_{role}_token": bool(text) for role, text in around.items()}
-    for key, value in meant.items():
-        if (found := stored_value(out, key)) != value:
-            yield Fact(key, shown(found), shown(value))
+        for (role, text), puts in zip(around.items(), (keys.begins, keys.ends), strict=False):
+            if puts != bool(text) and not keys.kind.get("closed"):
+                key = f"tokenizer.ggml.add_{role}_token"
+                yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
     if names and "pre" in kind and found not in names:
