@@ -323,3 +323,22 @@ def test_layers_that_slide_where_a_gguf_does_not_say_are_those_of_llama_cpp(
 
     kinds = json.loads((tmp_path / "back" / "config.json").read_text())["layer_types"]
     assert [n for n, kind in enumerate(kinds) if kind == "sliding_attention"] == [n for n in sliding if n < len(kinds)]
+
+
+@pytest.mark.parametrize(("family", "case"), [("laguna", "heads"), ("spark2_5", "tied")])
+def test_layers_that_slide_turn_as_much_as_others_where_a_gguf_does_not_say(
+    family: str, case: str, tmp_path: Path
+) -> None:
+    """llama_model_base::load_hparams gives n_rot_swa what n_rot_full is."""
+    source, options = checkpoint(tmp_path, family, case)
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    for name, without in {"said": [], "lacking": [f"{family}.rope.dimension_count_swa"]}.items():
+        gguf_copy(tmp_path / "m.gguf", tmp_path / f"{name}.gguf", without=without)
+        ckconv.convert(tmp_path / f"{name}.gguf", tmp_path / name, to="safetensors")
+    said, lacking = (
+        json.loads((tmp_path / name / "config.json").read_text())["rope_parameters"] for name in ("said", "lacking")
+    )
+
+    part = said["full_attention"]["partial_rotary_factor"]
+    assert said["sliding_attention"]["partial_rotary_factor"] > part
+    assert lacking["sliding_attention"]["partial_rotary_factor"] == part
