@@ -178,6 +178,13 @@ class Interrupted(CkconvError):
 NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+def code_of(error: OSError) -> str:
+    """The code of a failed write, by what the system says."""
+    if error.errno in NO_RESOURCES:
+        return "system"
+    return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
+
+
 def unreadable(
     error: OSError,
     path: str | os.PathLike[str],

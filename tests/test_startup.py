@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from ckconv.core.version import __version__
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
@@ -140,6 +142,16 @@ def test_an_adapter_without_its_base_reads_no_family(fixtures: Path, tmp_path: P
     """Its modules may be those of forty families: an index has all paths."""
     done = run("convert", fixtures / source, tmp_path / "out", "--to", target)
     assert (done.returncode, done.stderr.splitlines()[-2]) == (0, "")
+
+
+@pytest.mark.parametrize(("out", "status"), [(subprocess.PIPE, 0), ("/dev/full", 6)])
+def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -> None:
+    """But where it cannot be said: then there is an error to say."""
+    with open(out, "w") if isinstance(out, str) else nullcontext(out) as stdout:
+        command = [sys.executable, "-X", "importtime", "-m", "ckconv", "--version"]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    said = f"ckconv {__version__}\n" if out == subprocess.PIPE else None
+    assert (done.returncode, done.stdout, " click" in done.stderr) == (status, said, status != 0)
 
 
 def test_help_reads_no_family() -> None:

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind as ElementKind
 from ckconv.core.layouts import Axis, Layout, Strip, merged, plain, transposed
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

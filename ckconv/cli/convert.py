@@ -39,7 +39,7 @@ from ckconv.cli.settings import (
     told_elsewhere,
 )
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, counted, shown
+from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, code_of, counted, shown
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of, whole_format
 from ckconv.formats.destination import ON_STDOUT, Destination, named_by_directory, without_say_beside
@@ -47,7 +47,7 @@ from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files
 from ckconv.options import Options, asked
 from ckconv.plan.steps import Plan
-from ckconv.publish.files import SideFile, write_code
+from ckconv.publish.files import SideFile
 from ckconv.signals import interruptible, noted
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _print(report: Report, tower: Report | None, settings: Settings, *, err: boo
         raise
     except OSError as error:
         message = f"the output is complete; only the report could not be printed: {error.strerror}"
-        raise OutputError(write_code(error), message, path=report.target) from None
+        raise OutputError(code_of(error), message, path=report.target) from None
 
 
 #: Flags about weights, and about files that tell of them, beside those of the table of options.

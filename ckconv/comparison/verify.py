@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
@@ -218,8 +218,7 @@ class Request(NamedTuple):
     directory: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(NamedTuple):
     """The records and checksums beside an output.
 
     Attributes:
@@ -230,7 +229,7 @@ class Beside:
 
     record: ConversionRecord | None
     sums: Path | None
-    kept: Options = field(default_factory=Options)
+    kept: Options = Options()
 
     @property
     def path(self) -> Path | None:

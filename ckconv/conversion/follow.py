@@ -11,13 +11,12 @@ from threading import Condition, Lock
 from typing import Protocol
 
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.errors import OutputError, VerifyError, unreadable
+from ckconv.errors import OutputError, VerifyError, code_of, unreadable
 from ckconv.io.digests import HASHED_AT_ONCE, FileHash
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.tiles import Tiles
 from ckconv.plan.steps import Frame, OutputFile, Plan
 from ckconv.publish.files import growing as opening
-from ckconv.publish.files import write_code
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data
 from ckconv.verification.tensors import Compared, TensorComparison, within
 
@@ -209,7 +208,7 @@ def flush(fd: int, end: int, progress: Progress) -> None:
             if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # a device: there is nothing to bring
                 return
             message = f"writing failed within the first {at:,} bytes: {error.strerror}"
-            raise OutputError(write_code(error), message) from error
+            raise OutputError(code_of(error), message) from error
 
 
 class Reader:

@@ -554,7 +554,7 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
         raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
     own = (path.with_name(f"{path.name}{CONVERSION_SUFFIX}"), record_path(path))
     speaking = [f"{other.name} beside it describes its present bytes" for other in own if os.path.lexists(other)]
-    for name, listed_in in ((IN_DIRECTORY, names_in), (CONVERSION_NAME, _outputs_of)):
+    for name, listed_in in ((IN_DIRECTORY, names_in), (CONVERSION_NAME, lambda path: dict(read_record(path).outputs))):
         other = path.with_name(name)
         try:
             if other.is_file() and path.name in map(os.path.normpath, listed_in(other)):
@@ -564,7 +564,3 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     if speaking:
         raise UsageError("usage.in-place", speaking[0], path=Path(path), hint=hint)
     return os.path.lexists(path.with_name(f"{path.name}{SUFFIX}"))
-
-
-def _outputs_of(record: Path) -> list[str]:
-    return [name for name, _ in read_record(record).outputs]

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ckconv.conversion.follow import Progress, Stopped, Watcher
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Extent, Tensor
-from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, counted, listed
+from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, code_of, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
 from ckconv.io.tiles import SideBySide, Tiles, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
-from ckconv.publish.files import SideFile, pieces_of, write_code
+from ckconv.publish.files import SideFile, pieces_of
 from ckconv.quant.convert import Action, Conversion
 from ckconv.signals import blocking, check
 from ckconv.system import read_at, wait_for_reader, write_at, write_some
@@ -157,7 +157,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
             data, offset = data[wrote:], offset + wrote
     except OSError as error:
         message = f"writing failed after {offset:,} bytes: {error.strerror}"
-        raise OutputError(write_code(error), message, offset=offset) from error
+        raise OutputError(code_of(error), message, offset=offset) from error
 
 
 def chunks(
@@ -489,7 +489,7 @@ def _to_reader() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        raise OutputError(write_code(error), f"stdout cannot be written: {error.strerror or error}") from error
+        raise OutputError(code_of(error), f"stdout cannot be written: {error.strerror or error}") from error
 
 
 def _may_lose(step: Step) -> bool:

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import (
     FIELD_OF,
@@ -32,6 +32,7 @@ from ckconv.core.config import (
     yarn_scale,
 )
 from ckconv.core.metadata import LAYER_TABLE, text_key
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type

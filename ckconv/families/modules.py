@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PARTS, Name, spellings
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
 from ckconv.families.names import HF, MLX, NESTED_PATHS, Stored, fusion_names, names_of

@@ -18,9 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
 from ckconv.core.tensors import Extent
-from ckconv.errors import ADDRESSES, InputError, OutputError, UnsupportedError, UsageError, shown
+from ckconv.errors import ADDRESSES, InputError, OutputError, UnsupportedError, UsageError, code_of, shown
 from ckconv.io.files import ByteSource, FileSource, open_source
-from ckconv.publish.files import write_code
 from ckconv.signals import blocking, check
 from ckconv.system import ELSEWHERE
 
@@ -61,7 +60,7 @@ def spooled() -> tuple[Path, int]:
     except OSError as error:
         message = f"the model on standard input has no place in {root.parent}: {error.strerror}"
         hint = "TMPDIR names another place for temporary files"
-        raise OutputError(write_code(error), message, hint=hint) from error
+        raise OutputError(code_of(error), message, hint=hint) from error
     if not nbytes:
         raise InputError("input.empty", "nothing came through the pipe", path=path)
     return path, nbytes

@@ -371,11 +371,6 @@ class Restored(NamedTuple):
     digests: Mapping[str, str]
 
 
-def _nothing() -> Container:
-
-    return Container(())
-
-
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Plan:
     """Everything about an output but its bytes.
@@ -410,7 +405,7 @@ class Plan:
     rope_layout: str = ""
     engines: tuple[str, ...] = ()
     alternative: str = ""
-    contents: Callable[[], Container] = _nothing
+    contents: Callable[[], Container] = lambda: Container(())
     record: Beside | None = None
     restores: Restored | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.core.tensors import Identity, identity
-from ckconv.errors import NO_RESOURCES, CkconvError, InputError, OutputError, VerifyError, quoted, shown, unreadable
+from ckconv.errors import CkconvError, InputError, OutputError, VerifyError, code_of, quoted, shown, unreadable
 from ckconv.signals import check, noted
 from ckconv.system import (
     CLOEXEC,
@@ -384,16 +384,9 @@ def made_meanwhile(target: Path) -> OutputError:
     return OutputError("output.exists", "was made by another process meanwhile", path=target)
 
 
-def write_code(error: OSError) -> str:
-    """The code of a failed write, by what the system says."""
-    if error.errno in NO_RESOURCES:
-        return "system"
-    return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
-
-
 def write_error(error: OSError, path: Path) -> OutputError:
     """The error of a failed write to ``path``."""
-    return OutputError(write_code(error), f"cannot be written: {error.strerror or error}", path=path)
+    return OutputError(code_of(error), f"cannot be written: {error.strerror or error}", path=path)
 
 
 @contextmanager
@@ -408,7 +401,7 @@ def syncing(output: Path) -> Iterator[None]:
     except OSError as error:
         message = f"the output is complete and there, but its name could not be synced to the disk: {error.strerror}"
         hint = "a power loss may undo it: call sync, and verify it"
-        raise OutputError(write_code(error), message, path=output, hint=hint) from error
+        raise OutputError(code_of(error), message, path=output, hint=hint) from error
 
 
 @contextmanager
@@ -822,7 +815,7 @@ def _take(path: Path) -> int | None:
                 left = removed(path) if is_locked else [f"{path} is left over"]
                 close_unwritten(fd)
                 message = f"cannot be locked: {error.strerror}"
-                raise OutputError(write_code(error), message, path=path, details=left) from error
+                raise OutputError(code_of(error), message, path=path, details=left) from error
     return fd
 
 

@@ -23,10 +23,11 @@ and scales of float16 or bfloat16 every group fits: ``-zero * scale`` has at mos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.arrays import Bytes, Flags, Floats, Zeros, np
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
+from ckconv.core.named import NamedTuple
 from ckconv.quant import codec
 from ckconv.quant.codec import from_float32
 from ckconv.quant.codes import pack

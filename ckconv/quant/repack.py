@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ckconv.core.arrays import Blocks, Bytes, Flags, Floats, NDArray, np
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType, holds
+from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine, codec
 from ckconv.quant.affine import Affine, Repacked

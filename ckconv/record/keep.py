@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.arrays import np
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, quoted
 from ckconv.formats import format_of, recorded

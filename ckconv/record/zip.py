@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, quoted
 
 #: Members of one archive, and bytes of it, that the format holds without its 64-bit extension.

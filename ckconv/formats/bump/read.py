@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, MAX_LAYERS, ModelConfig
 from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Checksum, Extent, TensorIndex, with_layer
 from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.axes import AxesError

@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.metadata import CONFIG_NAME
+from ckconv.core.named import NamedTuple
 from ckconv.core.version import __version__
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.parameters import scope_of, write

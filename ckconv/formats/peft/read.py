@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,8 +230,7 @@ TOKENS = "TRAINABLE_TOKENS"
 METHODS = ("LORA", "IA3", TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
-class PeftConfig:
+class PeftConfig(NamedTuple):
     """A configuration, proved sound.
 
     Attributes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names

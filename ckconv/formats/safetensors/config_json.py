@@ -6,15 +6,16 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.arrays import np
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
 from ckconv.families.catalog import FAMILIES, TAKEN
@@ -281,8 +282,7 @@ def _family(config: ModelConfig) -> Family:
 # of mlx-lm's classes (0.32) know only the first, and take their own default where they find only the second.
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Facts of a document that no hyper-parameter says.
 
     Attributes:
@@ -297,9 +297,9 @@ class Facts:
 
     tied: bool
     dtype: str
-    switches: Mapping[str, bool] = field(default_factory=dict)
+    switches: Mapping[str, bool] = {}
     rope_scaling: Mapping[str, Any] | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = {}
     context: int = 0
     reader: str = ""
 

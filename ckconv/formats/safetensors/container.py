@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.core.metadata import METADATA
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
 from ckconv.io.files import ByteSource, lfs_pointer, open_source

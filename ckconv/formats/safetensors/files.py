@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
 from ckconv.families.catalog import TAKEN

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.metadata import METADATA, as_read, root_of
+from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex, chained, made, reordered
 from ckconv.errors import VerifyError
 from ckconv.families.names import NAMES_KEY, REFERENCE
@@ -255,8 +255,7 @@ def _json(document: Mapping[str, Any]) -> bytes:
 # The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what.
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerPlan:
+class TokenizerPlan(NamedTuple):
     """Tokenizer files to write; the writer decodes the words.
 
     Attributes:
@@ -268,7 +267,7 @@ class TokenizerPlan:
 
     vocabulary: Vocabulary | None = None
     context: int = 0
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -276,7 +275,8 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     """Plan tokenizer files for a GGUF's tokenizer; decode no array."""
     metadata = index.metadata
     if index.format in CHECKPOINTS:
-        if not _is_reference(index) or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
+        reference = metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE  # Mistral's own, which no loader knows
+        if not reference or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
             return TokenizerPlan()  # its own files are carried
         try:
             keys = keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
@@ -310,11 +310,6 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if found.lowers and found.lowers[1]:
         notes.append(ACCENTS)
     return TokenizerPlan(found, context, generation, tuple(notes))
-
-
-def _is_reference(index: TensorIndex) -> bool:
-    """Say whether the tokenizer is Mistral's own, which no loader knows."""
-    return index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE
 
 
 def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
