@@ -313,6 +313,25 @@ def test_an_edit_that_says_what_the_tensors_are_is_right(tmp_path: Path, ckconv)
     assert edited.code == 0, edited.err
 
 
+@pytest.mark.parametrize(
+    ("pair", "code", "said"),
+    [
+        ("expert_feed_forward_length=21", 2, "has shape [24, 20], the configuration makes it [24, 21]"),
+        ("leading_dense_block_count=2", 2, "leading_dense_block_count says which layers have which tensors"),  # exit 5
+        ("attention.value_length=9", 0, "value_length = 9 changes what is computed: ckconv converts no such afmoe"),
+        ("rope.dimension_count=9", 0, "ckconv reads no afmoe out of the copy: afmoe.rope.dimension_count is 9"),
+        ("rope.freq_base=5000", 0, "afmoe.rope.freq_base: 10000.0 -> 5000.0\n  verified"),
+    ],
+)
+def test_keys_of_a_gguf_say_what_its_tensors_are(pair: str, code: int, said: str, tmp_path: Path, ckconv) -> None:
+    case = next(family_cases.cases("afmoe"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    edited = ckconv("edit", tmp_path / "m.gguf", tmp_path / "out.gguf", "--set-meta", f"afmoe.{pair}")
+    assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
+    assert (tmp_path / "out.gguf").exists() == (code == 0)
+
+
 @pytest.mark.parametrize("to", ["hf", "mlx"])
 def test_a_conversion_sets_keys_of_the_documents_too(to: str, tmp_path: Path, ckconv) -> None:
     flags = ("--set-meta", "rms_norm_eps=1e-4", "--set-meta", "eos_token=<s>", "--set-meta", "rope_theta=5000")

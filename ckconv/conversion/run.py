@@ -359,6 +359,19 @@ def run(
     return report(done, verified, losses)
 
 
+def _check_set(out: TensorIndex, plan: Plan) -> None:
+    """Check that keys which flags set are those of the tensors."""
+    index, misfit = plan.index, out.misfit
+    alike = out.format == index.format
+    if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
+        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {misfit.message}")
+    known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
+    if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
+        keys = ", ".join(dict.fromkeys(key for key, _ in plan.options.set_meta))
+        hint = "a copy has them as the source"
+        raise UsageError("usage.meta", f"--set-meta of {keys} says which layers have which tensors", hint=hint)
+
+
 class _Staged:
     """The files of tensors of an output that has no name yet."""
 
@@ -472,8 +485,8 @@ class _Staged:
         assert compared is not None
         framed = any(frame.header for frame in self._container.frames)
         out = self._open()  # a header holds the digest now
-        if out.misfit is not None and plan.options.set_meta and plan.index.format != out.format:
-            raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {out.misfit.message}")
+        if plan.options.set_meta:
+            _check_set(out, plan)
         checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}

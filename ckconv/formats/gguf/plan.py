@@ -99,7 +99,7 @@ from ckconv.formats.gguf.values import (
     parse_shard_name,
 )
 from ckconv.io.files import own_texts
-from ckconv.plan.planner import ORIGINAL, Planner, row_notes, surplus_reasons, unknown_architecture
+from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
 from ckconv.plan.probe import placeholders
 from ckconv.plan.quantizing import Placed, Quantized
 from ckconv.plan.recipes import Matrix, Picture
@@ -578,7 +578,26 @@ class GgufPlanner(Planner):
         if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
             them = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
+        elif own and config is not None and made != metadata:
+            self._note_edits(config, FAMILIES[config.family], made)
         return made
+
+    def _note_edits(self, config: ModelConfig, family: Family, metadata: Mapping[str, Value]) -> None:
+        """Note edits that give a model which nothing here converts."""
+        if number_tensors(config, family):  # their values are not at hand
+            return
+        tensors = [(tensor.name, tensor.shape, b"") for tensor in self.index.stored]
+        try:
+            read = config_of_keys(self.index.path, family, metadata, tensors)
+        except (InputError, UnsupportedError) as error:
+            self.notes.append(f"ckconv reads no {family.name} out of the copy: {error.message}")
+            return
+        for modifier in sorted({*read.modifiers} - {*config.modifiers}):
+            self.notes.append(f"{modifier} changes what is computed: ckconv converts no such {family.name}")
+        tied = HEAD not in self.index.tensors
+        rows = partial(row_reasons, loader=LLAMA_CPP, context=self._context, tied=tied, equal=tied, format="gguf")
+        known = {reason.text for reason in rows(config)}
+        self.notes += [reason.text for reason in rows(read) if reason.text not in known]
 
     def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
