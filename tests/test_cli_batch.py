@@ -156,7 +156,8 @@ def test_files_of_a_split_set_and_a_file_twice_are_one_model(format: str, tmp_pa
     shards = sorted((tmp_path / "set").glob(f"*.{format}"))
     assert len(shards) > 1
     index = sorted((tmp_path / "set").glob("*.index.json"))
-    done = ckconv("batch", *shards, *index, LLAMA, LLAMA, "--to", "mlx", "--into", tmp_path / "all")
+    again = LLAMA.parent / ".." / LLAMA.parent.name / LLAMA.name
+    done = ckconv("batch", *shards, *index, LLAMA, LLAMA, again, "--to", "mlx", "--into", tmp_path / "all")
     assert done.code == 0
     assert [line["source"] for line in lines(done.out)] == [str(shards[0]), str(LLAMA)]
     assert {line["verified"] for line in lines(done.out)} == {20}

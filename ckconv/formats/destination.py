@@ -309,11 +309,12 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     """
     wholes: dict[tuple[object, ...], Path] = {}
     sets = {source: _split_set(source.name) for source in sources}
-    stems = {(source.parent, found[0]) for source, found in sets.items() if found}
+    within = {source: os.path.realpath(source.parent) for source in sets}
+    stems = {(within[source], found[0]) for source, found in sets.items() if found}
     for source, found in sets.items():
-        if source.name.endswith(INDEX_SUFFIX) and (source.parent, _name(source)) in stems:
+        if source.name.endswith(INDEX_SUFFIX) and (within[source], _name(source)) in stems:
             continue
-        wholes.setdefault((source.parent, source.suffix, found) if found else (source,), source)
+        wholes.setdefault((within[source], source.suffix, found) if found else (within[source], source.name), source)
     named: dict[str, list[Path]] = {}
     for source in wholes.values():
         named.setdefault(_name(source), []).append(source)
