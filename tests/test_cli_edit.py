@@ -400,6 +400,29 @@ def test_a_value_that_no_reader_takes_is_refused(pair: str, said: str, ckconv, t
     assert (found.code, said in found.err) == (2, True), found.err
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "pair", "said"),
+    [
+        ("phi3-bf16", "out.gguf", "tokenizer.ggml.model=gpt2", "cannot set tokenizer.ggml.model: the source's files"),
+        ("llama-tied-bf16", "out.gguf", "tokenizer.ggml.model=llama", "the source's files make 'gpt2'"),
+        ("gemma3-text-bf16", "out/", "model_type=llama", "a llama with a head of its own, and the tensors have none"),
+    ],
+)
+def test_a_value_that_the_source_is_not_of_is_refused(
+    source: str, target: str, pair: str, said: str, ckconv, tmp_path: Path
+) -> None:
+    to = "gguf" if target.endswith("gguf") else "hf"
+    found = ckconv("convert", FIXTURES / "hf" / source, f"{tmp_path}/{target}", "--to", to, "--set-meta", pair)
+    assert (found.code, said in found.err) == (2, True), found.err
+    assert "tie_word_embeddings" not in found.err or (
+        ckconv(
+            *("edit", FIXTURES / "hf" / source, f"{tmp_path}/{target}", "--set-meta", pair),
+            *("--set-meta", "tie_word_embeddings=true"),
+        ).code
+        == 0
+    )
+
+
 def test_a_directory_is_no_place_for_its_own_edit(ckconv, tmp_path: Path) -> None:
     source = tmp_path / "hf"
     shutil.copytree(FIXTURES / "hf/llama-tied-bf16", source)

@@ -210,7 +210,7 @@ def edited(
     decided |= {ALIGNMENT_KEY, *tensors, *([] if own else [ARCHITECTURE_KEY])}
     made = _with_set(kept, pairs, decided, architecture)
     _check_numbers(made, [key for key, _ in pairs], architecture, parameters)
-    _check_vocabulary(metadata, made, [key for key, _ in pairs])
+    _check_vocabulary(metadata, made, [key for key, _ in pairs], own=own)
     planner.changes = tuple(_changes(metadata, made, [key for key, _ in pairs]))
     planner.notes += filter(None, (unknown_note(key, architecture) for key, _ in pairs))
     return made
@@ -271,7 +271,9 @@ def _check_numbers(
                 raise UsageError("usage.meta", f"--set-meta {error.message}") from None
 
 
-def _check_vocabulary(before: Mapping[str, Value], after: Mapping[str, Value], keys: Collection[str]) -> None:
+def _check_vocabulary(
+    before: Mapping[str, Value], after: Mapping[str, Value], keys: Collection[str], *, own: bool
+) -> None:
     """Check the number of tokens and the tokenizer after edits."""
     count = _length(before[TOKENS]) if TOKENS in before else 0
     for key in (key for key in keys if count and key in PER_TOKEN):
@@ -282,6 +284,10 @@ def _check_vocabulary(before: Mapping[str, Value], after: Mapping[str, Value], k
     if kind is not None and kind not in MODELS:
         message = f"--set-meta {MODEL}: llama.cpp knows no tokenizer {quoted(str(kind))}"
         raise UsageError("usage.meta", message, hint=f"one of {', '.join(MODELS)}")
+    made = _plain(as_read({key: before[key] for key in before if key == MODEL}).get(MODEL))
+    if not own and kind not in (None, made):
+        what = f"the source's files make {quoted(str(made))}" if made else "the source has none"
+        raise UsageError("usage.meta", f"--set-meta cannot set {MODEL}: {what}")
 
 
 def _length(value: Value) -> int:

@@ -32,6 +32,7 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
+from ckconv.families.words import tie_word
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.files import head_is_embedding
 from ckconv.io.json import Document, parse_object
@@ -307,6 +308,9 @@ class _Edits:
         if made.family == index.config.family:
             for each in (made, *self._by_one_key(family, document)):
                 self._check_places(family, index.config, each)
+        elif made.tied is False and HEAD not in index.tensors:
+            text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
+            raise UsageError("usage.meta", text, hint=f"--set-meta {tie_word(made)}=true, too, ties it")
         reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
