@@ -3,14 +3,17 @@
     python scripts/record_config_defaults.py
 
 ckconv/families/transformers_defaults.json: of each class the values of its fields, and the keys whose value is that of
-others (the heads of keys are those of queries, a head's size is what each gets of the width). Run it with the newest
-transformers.
+others (the heads of keys are those of queries, a head's size is what each gets of the width); and of the classes of
+models with a text part which tie the head, T, by what the whole and the text part say (columns: ``TIES``). Run it with
+the newest transformers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
+import inspect
 import json
 import logging
 import sys
@@ -23,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from record_config_keys import KEYS  # noqa: E402
 
-from ckconv.families.huggingface_classes import DEFAULTS  # noqa: E402
+from ckconv.families.huggingface_classes import DEFAULTS, TIES  # noqa: E402
 
 #: Heads and width of a document that says nothing else, so that what follows from them is told from what does not.
 _HEADS, _WIDTH = 6, 6 * 22
@@ -38,7 +41,57 @@ def main() -> None:
     made = {name: of_class(transformers, name) for name in KEYS if name in transformers.CONFIG_MAPPING}
     version = importlib.metadata.version("transformers")
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in made.items())
-    DEFAULTS.write_text(f'{{\n "versions": {{"transformers": "{version}"}},\n "defaults": {{\n{lines}\n }}\n}}\n')
+    tied: dict[str, list[str]] = {}
+    for name in transformers.CONFIG_MAPPING:
+        if row := ties(transformers, name):
+            tied.setdefault(row, []).append(name)
+    rows = ",\n".join(f"  {json.dumps(row)}: {json.dumps(' '.join(sorted(names)))}" for row, names in tied.items())
+    DEFAULTS.write_text(
+        f'{{\n "versions": {{"transformers": "{version}"}},\n "ties": {{\n{rows}\n }},\n'
+        f' "defaults": {{\n{lines}\n }}\n}}\n'
+    )
+
+
+#: What a class with a head is called.
+_HEADED = ("ForConditionalGeneration", "ForCausalLM")
+
+
+def ties(transformers: Any, name: str) -> str:
+    """A row of ``ties``; empty for models without a text part, or whose class is not to be had."""
+    import torch
+
+    try:
+        of = transformers.CONFIG_MAPPING[name]
+        module = importlib.import_module(of.__module__.replace(".configuration_", ".modeling_"))
+        text = of().text_config if "text_config" in of.sub_configs else None
+    except Exception:
+        return ""
+    known = [
+        one
+        for called, one in vars(module).items()
+        if called.endswith(_HEADED) and inspect.isclass(one) and getattr(one, "config_class", None) is of
+    ]
+    if text is None or not known:
+        return ""
+    row = ""
+    try:
+        # as `PreTrainedModel.get_expanded_tied_weights_keys` does: each class asks its own configuration
+        own, within = _ties_head(known[0]), False
+        if not own:
+            with torch.device("meta"):
+                within = any(map(_ties_head, known[0](of()).modules()))
+        for whole, inner in TIES:
+            table = {"model_type": text.model_type, "tie_word_embeddings": inner}
+            said = of.from_dict({"text_config": table, **({} if whole is None else {"tie_word_embeddings": whole})})
+            tied = (own or within) and getattr(said if own else said.text_config, "tie_word_embeddings", False)
+            row += "T" if tied else "-"
+    except Exception:
+        return ""
+    return row
+
+
+def _ties_head(model: Any) -> bool:
+    return "lm_head.weight" in (getattr(model, "_tied_weights_keys", None) or {})
 
 
 def of_class(transformers: Any, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,73 @@ def test_a_text_part_that_leaves_out_sizes_has_those_of_its_class(name: str) -> 
 
     made = (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads, config.ffn_size)
     assert (*made, config.head_dim) == sizes
+
+
+#: What ``from_pretrained`` of transformers 5.24 does with a checkpoint without a head whose text part says true, false
+#: and nothing of ``tie_word_embeddings``, for each of true, false and nothing in the whole: T ties it, - makes one up.
+TIED = {
+    "TTT------": ("qwen3_vl-f16", "qwen3_vl_moe-f16", "qwen3_5-f16", "qwen3_5_moe-bf16", "smolvlm-f16", "idefics3-f16",
+                  "exaone4_5-f16", "minicpmv4_6-f16"),
+    "TTT---TTT": ("gemma3-f16", "gemma4-f16", "gemma4_hearing-f16", "internvl-f16", "internvl-bf16", "janus-f16",
+                  "lfm2_vl-f16", "lighton_ocr-f16", "mistral3-f16"),
+    "TTTT--T--": ("llava-f16", "pixtral-f16", "qwen2_vl-f16", "qwen2_5_vl-f32"),
+    "TTTT-TTTT": ("paddleocr_vl-f16",),
+    "T--T--T--": ("llama4-f16",),
+    "---------": ("audioflamingo3-bf16", "qwen2_audio-bf16", "voxtral-bf16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for row, names in TIED.items() for name in names])
+def test_a_head_is_tied_by_what_the_class_asks(name: str, row: str) -> None:
+    made = ""
+    for whole, text in product((True, False, None), repeat=2):
+        document = json.loads(json.dumps(RECORDED[name]["config"]))
+        for table, said in ((document, whole), (document["text_config"], text)):
+            table.pop("tie_word_embeddings", None)
+            table.update({} if said is None else {"tie_word_embeddings": said})
+        family = huggingface_family(document)
+        assert family is not None
+        made += "T" if huggingface_config(document, family, (), Path(name)).tied else "-"
+    assert made == row
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("qwen3_vl-f16", "tie_word_embeddings"), ("llama4-f16", "text_config.tie_word_embeddings"), ("voxtral-bf16", "")],
+)
+def test_a_lost_head_is_said_with_the_key_that_would_tie_it(name: str, key: str, tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["tensors"] = {name: kind for name, kind in recorded["tensors"].items() if "lm_head" not in name}
+    with pytest.raises(CkconvError, match="there is none") as info:
+        convert(checkpoint(recorded, tmp_path / "hf"), tmp_path / "model.gguf")
+    assert info.value.hint == (f'"{key}": true in config.json says that it is' if key else None)
+
+
+def test_a_whole_that_does_not_tie_needs_a_head_whatever_the_text_part_says(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded["config"]["tie_word_embeddings"] = False
+    with pytest.raises(CkconvError, match="not tied to the embeddings"):
+        convert(checkpoint(recorded, tmp_path / "hf"), tmp_path / "model.gguf")
+
+
+def test_a_copy_without_a_head_says_no_more_than_its_source(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["qwen3_vl-f16"]))
+    recorded["tensors"] = {name: kind for name, kind in recorded["tensors"].items() if "lm_head" not in name}
+    recorded["config"].pop("tie_word_embeddings")
+    convert(checkpoint(recorded, tmp_path / "hf"), f"{tmp_path}/copy/", to="safetensors")
+    assert "tie_word_embeddings" not in json.loads((tmp_path / "copy" / "config.json").read_text())
+
+
+@pytest.mark.parametrize(("whole", "text"), [(False, None), (None, False)])
+def test_paddles_model_is_tied_unless_both_say_that_it_is_not(
+    whole: bool | None, text: bool | None, tmp_path: Path
+) -> None:
+    recorded = json.loads(json.dumps(RECORDED["paddleocr_vl-f16"]))
+    for table, said in ((recorded["config"], whole), (recorded["config"]["text_config"], text)):
+        table.pop("tie_word_embeddings")
+        table.update({} if said is None else {"tie_word_embeddings": said})
+    convert(checkpoint(recorded, tmp_path / "hf"), tmp_path / "model.gguf")
+    assert "output.weight" not in {tensor.name for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Classes of transformers and mlx-lm: defaults, accepted values, tensors.
 
 transformers_defaults.json has the values of the classes' fields (``scripts/record_config_defaults.py``). A key without
-a row, and every key of a class that is not recorded, is taken for one that has to be there.
+a row, and every key of a class that is not recorded, is taken for one that has to be there. It also has who ties the
+head where a model has a text part: some classes ask the whole's configuration, some the text part's, some both.
 
 transformers_types.json has the annotations of the classes (``scripts/record_config_types.py``). What counts of them is
 what ``@strict`` of huggingface_hub looks at: a float is no whole number, true is no number, a list holds what it says.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.metadata import text_key
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import parse
 from ckconv.families.catalog import FAMILIES
@@ -42,9 +44,28 @@ UNREAD = object()
 
 
 @cache
-def _class_defaults() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(DEFAULTS.read_text())["defaults"]
+def _of_classes() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(DEFAULTS.read_text())
     return found
+
+
+def _class_defaults() -> dict[str, dict[str, Any]]:
+    return _of_classes()["defaults"]
+
+
+#: Columns of a row of ``ties``: ``tie_word_embeddings`` of the whole, and that of its text part.
+TIES = tuple((whole, text) for whole in (True, False, None) for text in (True, False))
+
+
+def ties_head(model_type: str, *, whole: bool | None, text: bool) -> bool | None:
+    """Whether the class of a model with a text part ties its head; ``None`` for an unrecorded one.
+
+    Args:
+        whole: what its document says; ``None`` for nothing.
+        text: what its text part says, or takes.
+    """
+    row = next((row for row, names in _of_classes()["ties"].items() if model_type in names.split()), None)
+    return None if row is None else row[TIES.index((whole, text))] == "T"
 
 
 def is_recorded(document: Mapping[str, Any]) -> bool:
@@ -73,6 +94,15 @@ def default_of(document: Mapping[str, Any], key: str) -> Any:
         return numbers[0]
     whole = all(isinstance(number, int) for number in numbers) and numbers[1] > 0
     return numbers[0] // numbers[1] if whole else UNKNOWN
+
+
+def tying_key(document: Mapping[str, Any]) -> str:
+    """The key that, where it is true, ties the head of a model with a text part; empty for none."""
+    name, part = str(document.get("model_type")), text_key(document)
+    key = "tie_word_embeddings"
+    if ties_head(name, whole=True, text=False) is not False:
+        return key
+    return f"{part}.{key}" if ties_head(name, whole=None, text=True) else ""
 
 
 # -- Values that configuration classes of transformers accept ----------------------------------------------------------

@@ -37,7 +37,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type
 from ckconv.families.expressions import FULL, SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import default_of, takes
+from ckconv.families.huggingface_classes import default_of, takes, ties_head
 from ckconv.families.keys import MLX_LM, READERS, ROPE_KEYS, TRANSFORMERS, Parameter, RopeStyle
 from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameters import ConfigSource, ParameterError, Values, differ
@@ -538,14 +538,17 @@ def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
-def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: Sequence[StoredTensor]) -> Mapping[str, Any]:
-    """Document with ``tie_word_embeddings`` of the outer document."""
-    own = text_config(config)
-    outer = config.get(_TIED)
-    if consumer != TRANSFORMERS or own is config or not isinstance(outer, bool):
+def _with_outer_tie(config: Mapping[str, Any], family: Family, consumer: str) -> Mapping[str, Any]:
+    """Text document with ``tie_word_embeddings`` as the whole's class has it."""
+    own, said = text_config(config), _said_of_text(config)
+    outer = config.get(_TIED) if isinstance(config.get(_TIED), bool) else None
+    if consumer != TRANSFORMERS or own is config:
         return own
-    headless = not any(tensor.name.endswith("lm_head.weight") for tensor in stored)
-    return {**own, _TIED: outer or (headless and bool(own[_TIED]))}
+    text = bool(_tied(said, family, consumer))
+    tied = ties_head(str(config.get("model_type")), whole=outer, text=text)
+    if tied is None:  # of code beside the model: the text part's class is within
+        tied = bool(outer) or text
+    return {**own, _TIED: tied}
 
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
@@ -569,7 +572,7 @@ def huggingface_config(
         stored: the tensors, for the rows of the embedding.
         consumer: whose classes compute the model.
     """
-    whole = _with_outer_tie(config, consumer, stored)
+    whole = _with_outer_tie(config, family, consumer)
     if whole is not config and isinstance(config.get("text_config"), dict):
         whole = {**family.document.within, **whole}
     own = {**whole, **_of_tables(ConfigSource(whole), family)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.metadata import QUANTIZATION_KEYS, document_of
+from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
@@ -30,7 +30,7 @@ from ckconv.families.catalog import (
     without_rules,
 )
 from ckconv.families.expressions import SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import expected_layers_of, expected_of, fit, is_on, switches_of
+from ckconv.families.huggingface_classes import expected_layers_of, expected_of, fit, is_on, switches_of, tying_key
 from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
@@ -215,6 +215,9 @@ class Planner(ABC):
             hint = f"--to {self.index.format} copies it as it is"
             self.refuse(f"there is no output head: {self._scoring} scores texts", hint)
         else:
+            config = self.index.config
+            if word == "tie_word_embeddings" and config is not None and text_key(config.raw):
+                word = tying_key(config.raw)
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
     def refuse(self, text: str, hint: str = "") -> None:
@@ -480,7 +483,7 @@ def row_reasons(
     Args:
         context: context length in the output.
         tied: the output has no head of its own.
-        equal: the head is byte for byte the embedding.
+        equal: the head is byte for byte the embedding, or there is none.
         format: the source's.
         within: ``model_type`` of the document of which the model's is the text part: a tower's file names the families
             that its class has within it.
@@ -497,7 +500,7 @@ def row_reasons(
     if row.head == "none" and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
         yield Reason(text, "--tie leaves it out" if equal else "")
-    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": equal or bool(config.tied)}
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": equal}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
     if SLIDING in (config.layer_types or ()) and not config.sliding_window:

@@ -295,7 +295,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     headed = out.config is not None and "output" in FAMILIES[out.config.family].tensors  # no classifier
     tied = headed and "output.weight" not in out.tensors
     said = mine.get(_TIED, default_of(mine, _TIED))
-    copied = out.format == source.format and "output.weight" not in source.tensors and said == meant.get(_TIED)
+    before = meant.get(_TIED, default_of(meant, _TIED))
+    copied = out.format == source.format and "output.weight" not in source.tensors and said == before
     if tied and said is False and not copied and not _is_asked(_TIED, options):
         yield Fact(_TIED, shown(said), "true", CONFIG_NAME)
     if source.metadata_kind is not MetadataKind.DOCUMENT:

@@ -394,7 +394,11 @@ class GgufPlanner(Planner):
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         tied = all(entry.name != HEAD for entry in entries)
         self.reasons += engine_reasons(
-            config, self._context, rope_dropped=rope_dropped, tied=tied, equal=self.source.head_is_embedding
+            config,
+            self._context,
+            rope_dropped=rope_dropped,
+            tied=tied,
+            equal=self.source.head_is_embedding or HEAD not in self.index.tensors,
         )
         self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
         self.reasons += [*module_reasons(self.index), *surplus_reasons(self.index, self.dropped)]
