@@ -515,6 +515,9 @@ OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "ultravox-f16": (ultravox, "F16"),
 }
 
+#: Around what limits of linear layers are drawn: what is to be above one is to be below more.
+_LIMITS = {"put_min": -1.0, "put_max": 1.0}
+
 
 def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any]:
     """The recording of one case."""
@@ -533,6 +536,7 @@ def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any
             known = next((old for old in renamed if stored.startswith(old)), "")
             called = renamed[known] + stored.removeprefix(known) if known else stored
             tensors[called] = [dtype, list(file.get_slice(stored).get_shape())]
+            tensors[called] += [mean for ending, mean in _LIMITS.items() if called.endswith(ending)]
     return converted(name, {"config": document, "tensors": tensors, "prepared": prepared}, converter, place)
 
 

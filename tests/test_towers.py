@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,17 +105,57 @@ def test_scales_of_a_conformer_are_what_its_class_multiplies_with(name: str, tmp
     assert np.array_equal(found.data, wanted)
 
 
-def test_what_a_second_of_sound_is_cut_into_is_known(tmp_path: Path) -> None:
-    source = checkpoint(RECORDED["gemma4_hearing-bf16"], tmp_path / "source")
-    heard = {"feature_size": 128, "sampling_rate": 16000, "frame_length": 320, "hop_length": 160, "mel_floor": 0.001}
-    (source / "processor_config.json").write_text(json.dumps({"audio_ms_per_token": 40, "feature_extractor": heard}))
+#: What Gemma4AudioFeatureExtractor writes of itself; its constructor takes the first three for nothing.
+HEARD: dict[str, Any] = {
+    "frame_length": 320, "hop_length": 160, "fft_length": 512, "dither": 0.0, "feature_size": 128, "mel_floor": 0.001,
+    "feature_extractor_type": "Gemma4AudioFeatureExtractor", "fft_overdrive": False, "input_scale_factor": 1.0,
+    "max_frequency": 8000.0, "min_frequency": 0.0, "padding_side": "right", "padding_value": 0.0, "per_bin_mean": None,
+    "per_bin_stddev": None, "preemphasis": 0.0, "preemphasis_htk_flavor": True, "return_attention_mask": True,
+    "sampling_rate": 16000,
+}  # fmt: skip
 
-    report = convert_tower(source, tmp_path / "mmproj.gguf")
-    (source / "processor_config.json").write_text(json.dumps({"feature_extractor": {**heard, "hop_length": 320}}))
 
-    assert [note for note in report.plan.notes if "reads these keys" in note] == []
-    with pytest.raises(CkconvError, match=r"hop_length of the tower is 320, and llama\.cpp computes with 160"):
-        convert_tower(source, tmp_path / "other.gguf")
+def hearing(root: Path, heard: dict[str, Any], *, flat: bool = False) -> Path:
+    """A Gemma 4 whose processor says so, in the place of transformers 5, or in that of before (flat)."""
+    source = checkpoint(RECORDED["gemma4_hearing-bf16"], root)
+    if flat:
+        path = source / "preprocessor_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **heard}))
+    else:
+        (source / "processor_config.json").write_text(
+            json.dumps({"audio_ms_per_token": 40, "feature_extractor": heard})
+        )
+    return source
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("more", [{}, {"frame_length": 400, "fft_length": 1024, "preemphasis_htk_flavor": False}])
+def test_what_a_second_of_sound_is_cut_into_is_known(flat: bool, more: dict[str, Any], tmp_path: Path) -> None:
+    report = convert_tower(hearing(tmp_path / "source", HEARD | more, flat=flat), tmp_path / "mmproj.gguf")
+
+    assert [note for note in report.plan.notes if "reads these keys" in note or "not preprocessor" in note] == []
+    assert "llama.cpp hears log(max(mel, 0.001)), and transformers log(mel + 0.001)" in report.plan.notes
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "computed"),
+    [
+        ("frame_length_ms", 25.0, "20.0"), ("hop_length_ms", 20.0, "10.0"), ("mel_floor", 1e-05, "0.001"),
+        ("sampling_rate", 8000, "16000"), ("feature_size", 80, "128"), ("min_frequency", 20.0, "0.0"),
+        ("max_frequency", 7600.0, "8000.0"), ("preemphasis", 0.97, "0.0"), ("input_scale_factor", 2.0, "1.0"),
+        ("dither", 0.1, "0.0"), ("fft_overdrive", True, "false"), ("per_bin_mean", [1.0] * 128, ""),
+        ("per_bin_stddev", [2.0] * 128, ""),
+    ],
+)  # fmt: skip
+def test_a_sound_that_llama_cpp_cuts_otherwise_is_refused(
+    key: str, value: object, computed: str, flat: bool, tmp_path: Path
+) -> None:
+    why = re.escape(f"{key} of the feature extractor is {value}, and llama.cpp computes with {computed}")
+    if not computed:
+        why = f"the feature extractor .* {key}.*, and llama.cpp does not"
+    with pytest.raises(CkconvError, match=why):
+        convert_tower(hearing(tmp_path / "source", HEARD | {key: value}, flat=flat), tmp_path / "mmproj.gguf")
 
 
 @pytest.mark.parametrize("name", ["pixtral-bf16", "mistral3-f16"])

@@ -230,7 +230,7 @@ def test_a_tower_of_a_wider_text_model_is_refused(name: str, ckconv: Callable[..
     recorded = json.loads(json.dumps(RECORDED[name]))
     config = recorded["config"]
     narrow = with_tokens(recorded, tmp_path / "narrow")
-    for tensor, (_, shape) in recorded["tensors"].items():
+    for tensor, (_, shape, *_) in recorded["tensors"].items():
         shape[:] = [36 if size == 24 and is_beside_text(config, tensor) else size for size in shape]
     mixed = with_tokens(recorded, tmp_path / "mixed")
     for table in (config, *(value for value in config.values() if isinstance(value, dict))):

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
+from gguf_copies import gguf_copy
 from tower_cases import checkpoint, recordings, with_tokens
 
 from ckconv import Options
@@ -192,6 +194,34 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("gemma4-bf16", "vision_tower.encoder.layers.1.mlp.up_proj.output_min"),
+        ("gemma4_hearing-bf16", "audio_tower.layers.0.lconv1d.linear_end.input_min"),
+    ],
+)
+def test_what_is_kept_above_more_than_below_is_refused_where_ggml_is(name: str, limit: str, tmp_path: Path) -> None:
+    """``torch.clamp`` and ``mx.clip`` give the most then, ggml's CPU the least."""
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    whole = checkpoint(recorded, tmp_path / "plain")
+    convert(whole, tmp_path / "text.gguf")
+    convert_tower(whole, tmp_path / "mmproj.gguf")
+    recorded["tensors"][f"model.{limit}"][2] = 2.0
+    source = with_tokens(recorded, tmp_path / "source")
+
+    with pytest.raises(CkconvError, match=r"_min is .*, above the .* of its maximum: .* on a CPU the minimum") as info:
+        convert_tower(source, tmp_path / "other.gguf")
+    assert str(info.value.hint).endswith("for both every program computes the maximum")
+    convert(source, f"{tmp_path}/mlx/", to="mlx")
+
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors}
+    least = next(name for name in tensors if name.endswith("_min"))
+    gguf_copy(tmp_path / "mmproj.gguf", tmp_path / "two.gguf", tensors={least: tensors[least] + np.float32(4)})
+    with pytest.raises(CkconvError, match=r"_min is .*, above the .* of its maximum"):
+        convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
 
 
 #: What released documents say in words of transformers 4 -> how a class of transformers 5 says the same.

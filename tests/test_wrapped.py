@@ -113,10 +113,10 @@ def test_the_number_of_a_token_is_the_one_that_the_text_part_says(family: str, t
 @pytest.mark.parametrize(
     ("outer", "inner", "head", "tied"),
     [
-        (True, False, False, True),  # transformers 5 goes by the outer one
+        (True, False, False, True),  # the class of a Mistral 3 goes by the outer one
         (False, True, True, False),
-        (False, True, False, True),  # in files of transformers 4 the text part says it
-        (None, False, True, False),
+        (False, True, False, False),
+        (None, False, True, True),  # and takes true where it says nothing
         (None, True, False, True),
     ],
 )

@@ -39,7 +39,7 @@ from ckconv.families.sizes import always, layers_of_nothing
 from ckconv.families.towers import is_seen_by
 from ckconv.families.words import document_words, keys_said, layers_said, said, tie_word, window_words
 from ckconv.options import Options
-from ckconv.plan.probe import SourceFacts, zeros
+from ckconv.plan.probe import SourceFacts, crossed, zeros
 from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
@@ -219,6 +219,20 @@ class Planner(ABC):
             if word == "tie_word_embeddings" and config is not None and text_key(config.raw):
                 word = tying_key(config.raw)
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
+
+    def refuse_crossed(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse what is to be above more than it is to be below, where ggml computes one side.
+
+        ``torch.clamp`` and MLX give the most, ggml its CPU the least and its CUDA the most
+        (``ggml_compute_forward_clamp_f32``, ``op_clamp``).
+        """
+        for tensor, low, high in crossed(self.index, tensors):
+            text = f"{tensor.source} is {low:.9g}, above the {high:.9g} of its maximum"
+            self.refuse(
+                f"{text}: transformers computes the maximum then, and llama.cpp on a CPU the minimum",
+                f"with {high:.9g} for both every program computes the maximum",
+            )
+            break
 
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""

@@ -138,6 +138,21 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
         yield from (name for name, before in index.once(unowned).items() if not files.are_zero(runs(before)))
 
 
+def crossed(index: TensorIndex, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float, float]]:
+    """Least values that something is kept above, which are above the most: tensor, its number, the most."""
+    pairs = [
+        (least, most)
+        for name, least in tensors.items()
+        if name.endswith("_min") and (most := tensors.get(name.removesuffix("_min") + "_max")) is not None
+    ]
+    with Files(index.identities) as files:
+        for pair in pairs:
+            rows = [next(iter(canonical_pieces(RowReader(one, files))))[1] for one in pair]
+            low, high = (float(decode(row, one.dtype).ravel()[0]) for row, one in zip(rows, pair, strict=True))
+            if low > high:
+                yield pair[0], low, high
+
+
 def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
     """Tensors of exponentials, and their first element that is none."""
     signs = [(one, sign) for one in index.tensors.values() if (sign := EXPONENTIALS.get(one.layout.shift, 0))]

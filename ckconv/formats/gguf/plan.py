@@ -734,6 +734,7 @@ class TowerPlanner(GgufPlanner):
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         self._note_keys(family)
+        self.refuse_crossed(index.tensors)
         for item in index.dropped:
             self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
         surplus: Counter[str] = Counter()
