@@ -66,7 +66,7 @@ def ties(transformers: Any, name: str) -> str:
         text = of().text_config if "text_config" in of.sub_configs else None
     except Exception:
         return ""
-    known = [
+    known: list[Any] = [
         one
         for called, one in vars(module).items()
         if called.endswith(_HEADED) and inspect.isclass(one) and getattr(one, "config_class", None) is of

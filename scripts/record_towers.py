@@ -535,8 +535,8 @@ def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any
         for stored in file.keys():  # noqa: SIM118 - it is no mapping
             known = next((old for old in renamed if stored.startswith(old)), "")
             called = renamed[known] + stored.removeprefix(known) if known else stored
-            tensors[called] = [dtype, list(file.get_slice(stored).get_shape())]
-            tensors[called] += [mean for ending, mean in _LIMITS.items() if called.endswith(ending)]
+            means = [mean for ending, mean in _LIMITS.items() if called.endswith(ending)]
+            tensors[called] = [dtype, list(file.get_slice(stored).get_shape()), *means]
     return converted(name, {"config": document, "tensors": tensors, "prepared": prepared}, converter, place)
 
 
