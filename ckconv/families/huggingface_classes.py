@@ -58,7 +58,7 @@ TIES = tuple((whole, text) for whole in (True, False, None) for text in (True, F
 
 
 def ties_head(model_type: str, *, whole: bool | None, text: bool) -> bool | None:
-    """Whether the class of a model with a text part ties its head; ``None`` for an unrecorded one.
+    """Whether the class of a whole ties its head; ``None`` if not recorded.
 
     Args:
         whole: what its document says; ``None`` for nothing.
@@ -97,7 +97,7 @@ def default_of(document: Mapping[str, Any], key: str) -> Any:
 
 
 def tying_key(document: Mapping[str, Any]) -> str:
-    """The key that, where it is true, ties the head of a model with a text part; empty for none."""
+    """The key that ties a whole's head where it is true, or empty."""
     name, part = str(document.get("model_type")), text_key(document)
     key = "tie_word_embeddings"
     if ties_head(name, whole=True, text=False) is not False:

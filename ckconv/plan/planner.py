@@ -221,7 +221,7 @@ class Planner(ABC):
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
     def refuse_crossed(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse what is to be above more than it is to be below, where ggml computes one side.
+        """Refuse least values above the most, where ggml computes one side.
 
         ``torch.clamp`` and MLX give the most, ggml its CPU the least and its CUDA the most
         (``ggml_compute_forward_clamp_f32``, ``op_clamp``).

@@ -139,7 +139,7 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
 
 
 def crossed(index: TensorIndex, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float, float]]:
-    """Least values that something is kept above, which are above the most: tensor, its number, the most."""
+    """Tensors of least values above the most, their number and the most."""
     pairs = [
         (least, most)
         for name, least in tensors.items()
