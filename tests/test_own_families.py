@@ -79,6 +79,34 @@ def test_a_family_that_ckconv_does_not_know_is_converted_by_a_file(tmp_path: Pat
     assert {name: array.tobytes() for name, array in mine.items()} == {n: a.tobytes() for n, a in meant.items()}
 
 
+def test_a_fork_of_a_family_without_a_key_for_the_context_comes_back(tmp_path: Path) -> None:
+    """No class is known of it, so what it reads is what its file says."""
+    text = (FOLDER / "mamba2.toml").read_text()
+    text = text.replace('arch = "mamba2"', 'arch = "mylmo"').replace(
+        '"mamba2", class = "Mamba2', '"mylmo", class = "Mylmo'
+    )
+    options = Options(families=(written(tmp_path, text),))
+    family_cases.checkpoint(next(family_cases.cases("mamba2")).recorded, tmp_path / "hf")
+    document = json.loads((tmp_path / "hf/config.json").read_text())
+    changed = {**document, "model_type": "mylmo", "architectures": ["MylmoForCausalLM"]}
+    (tmp_path / "hf/config.json").write_text(json.dumps(changed))
+
+    ckconv.convert(tmp_path / "hf", tmp_path / "m.gguf", options=options)
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=options)
+
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert (said["model_type"], said.get("max_position_embeddings")) == ("mylmo", None)
+
+
+@pytest.mark.parametrize("bias", ["it", "n > 0"])
+def test_a_bias_that_no_parameter_says_is_no_internal_error(bias: str, tmp_path: Path) -> None:
+    text = MINE.replace("[tensors]\n", f'[tensors]\n"L.attention.{{q,k,v}}".bias = "{bias}"\n')
+    options = Options(families=(written(tmp_path, text),))
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(checkpoint(tmp_path), tmp_path / "m.gguf", options=options)
+    assert caught.value.exit_code in (3, 4)
+
+
 def test_a_file_counts_for_its_call_only(tmp_path: Path) -> None:
     source, mine = checkpoint(tmp_path), written(tmp_path, MINE)
 

@@ -230,7 +230,7 @@ def switches(family: Family) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for row in family.tensors.values():
         if has_bias(row) and row.bias is not None and row.name != _HEAD:
-            for name in _asks(family, row.bias):
+            for name in family.parameters.keys() & _asks(family, row.bias):
                 found.setdefault(name, set()).add(_pattern(family, row, "bias"))
     return {name: frozenset(patterns) for name, patterns in found.items()}
 

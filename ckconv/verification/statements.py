@@ -357,11 +357,14 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
     """Keys that a class reads, and roles of tokens that a GGUF says."""
     meant = _flat(document_of(source.metadata))
     typed = source.metadata_kind is MetadataKind.TYPED
+    rows = FAMILIES[source.config.family].parameters.values() if source.config else ()
+    cells = {cell.key for row in rows for cell in row.key_cells("hf")}
     for keys in needed()["keys"].get(format, ()):
         key, *others = keys.split("|")
         words = {word for words in (*CONFIG_KEYS.values(), _LENGTHS) if key in words for word in words} | {key, *others}
         asked = any(_is_asked(word, options) for word in words)
-        read = key in _OF_EVERY or default_of(mine, key) is not UNREAD
+        default = default_of(mine, key)
+        read = key in _OF_EVERY or (default is not UNREAD if default is not UNKNOWN else not words.isdisjoint(cells))
         if words.isdisjoint(mine) and read and not asked and (typed or not words.isdisjoint(meant)):
             yield Fact(key, None, "one", CONFIG_NAME)
     for role, number in (roles_of_keys(source) if typed else {}).items():
