@@ -71,6 +71,7 @@ def test_the_factor_that_yarn_computes_anyway_is_no_key(tmp_path: Path) -> None:
 #: Scalings by which no angle changes (factor 1), whatever else they say.
 BY_ONE = [
     {"rope_type": "linear"},
+    {"rope_type": "linear", "attention_factor": 0.5},
     {"rope_type": "yarn", "original_max_position_embeddings": 32},
     {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.5},
     {"rope_type": "yarn", "attention_factor": 1.0},
