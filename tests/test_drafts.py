@@ -187,12 +187,12 @@ def test_one_of_other_sizes_is_an_error_of_the_source(family: str, tmp_path: Pat
         gguf_copy(tmp_path / "m.gguf", tmp_path / "x.gguf", tensors={blocks: np.repeat(array, 2, 0)})
 
         for made, stored in ((root, name), (tmp_path / "x.gguf", blocks)):
-            to = "gguf" if made == root else "hf"
+            to = "gguf" if made == root else "mlx" if family == "step3p5" else "hf"  # transformers takes no such list
             done = ckconv("convert", made, f"{tmp_path}/{to}/", "--to", to)
             assert (done.code, f"tensor '{stored}' has shape [" in done.err) == (3, True), done.err
             assert "hint: --drop mtp leaves out" in done.err
             again = ckconv("convert", made, f"{tmp_path}/without/", "--to", to, "--drop", "mtp", "--force")
-            assert again.code == 0 or "transformers' step3p5 does" in again.err, again.err
+            assert again.code == 0, again.err
     assert ckconv("convert", root, tmp_path / "without.gguf", "--drop", "mtp").code == 0
     assert keys(tmp_path / "without.gguf", "block_count") == [count]
 
