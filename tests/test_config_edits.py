@@ -420,12 +420,9 @@ def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
     assert said in " ".join((str(info.value), *info.value.details))
 
 
-@pytest.mark.parametrize("idle", [{"truncate": False}, {"partial_rotary_factor": 0.5}])
-def test_what_mlx_lm_does_not_read_of_a_scaling_is_not_handed_to_transformers(
-    tmp_path: Path, idle: dict[str, Any]
-) -> None:
+def test_what_mlx_lm_does_not_read_of_a_scaling_is_not_handed_to_transformers(tmp_path: Path) -> None:
     """``rope_kwargs`` of ``initialize_rope`` in mlx_lm/models/rope_utils.py."""
-    yarn = {**YARN, "original_max_position_embeddings": 32}
+    yarn, idle = {**YARN, "original_max_position_embeddings": 32}, {"truncate": False}
     written = config_of(convert(model(tmp_path, mlx=True, rope_scaling={**yarn, **idle}), "safetensors"))
 
     assert written["rope_scaling"] == yarn
