@@ -434,3 +434,13 @@ def test_modules_whose_names_have_two_numbers_or_are_one_of_three(
     first, second = (load_file(one / "adapter_model.safetensors") for one in (source, back))
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("target", ["out.gguf", "out/"])
+def test_modules_that_the_class_of_a_base_has_apart_are_of_another_base(target: str, ckconv, tmp_path: Path) -> None:
+    to = ("--to", "gguf" if target.endswith("gguf") else "mlx")
+    found = ckconv("convert", LORA / "phi3-fused", tmp_path / target, *to, "--base", FIXTURES / "hf/llama-bias-f32")
+    assert (found.code, "self_attn.qkv_proj' is no module of a llama" in found.err) == (3, True), found.err
+    assert "--base BASE names the model it was made for" in found.err
+    found = ckconv("convert", LORA / "phi3-fused", tmp_path / target, *to, "--base", FIXTURES / "hf/phi3-bf16")
+    assert found.code == 0, found.err

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.adapters.model import (
+    OTHER_BASE,
     Collector,
     Outputs,
     Part,
@@ -27,6 +28,7 @@ from ckconv.adapters.model import (
     module_of,
     placed,
     sides_of,
+    stored_at,
     vector,
 )
 from ckconv.core.config import ModelConfig
@@ -44,7 +46,7 @@ from ckconv.core.tensors import (
     plain_tensor,
     with_layer,
 )
-from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.errors import InputError, UnsupportedError, an, quoted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.sizes import Sizes, kind_of
@@ -709,6 +711,9 @@ def _add(
     name = module_of(module, families, model) or module
     outputs, why = placed(module, families, model)
     unsupported += [why] if why else _moved(module, parts, outputs)
+    if model is not None and _is_joined(module, model):
+        message = f"{quoted(module)} is no module of {an(model.family)}, whose class has its matrices apart"
+        collector.faults.add("adapter.base", message, tensor=module, hint=OTHER_BASE)
     if not (Role.A in parts or Role.B in parts):
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
         replaced = config.rows_of(module)
@@ -749,6 +754,13 @@ def _moved(module: str, parts: Mapping[Role, Part], outputs: Outputs | None) -> 
     """Reasons for parts of a matrix whose moved rows have no rule."""
     odd = parts.keys() - {Role.A, Role.B}
     return [f"{quoted(module)} is stored head by head, and only LoRA of it has rules"] if odd and outputs else []
+
+
+def _is_joined(module: str, model: ModelConfig) -> bool:
+    """Whether files alone have several matrices at a path as one."""
+    found = stored_at(module, model)[1]
+    of_class = names_of(FAMILIES[model.family], HF).always_fused
+    return found is not None and len(found.parts) > 1 and all(one.canonical != found.canonical for one in of_class)
 
 
 def _rows(module: str, parts: Mapping[Role, Part], named: int) -> list[str]:
