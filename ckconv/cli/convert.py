@@ -51,8 +51,6 @@ from ckconv.publish.files import SideFile
 from ckconv.signals import interruptible, noted
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from ckconv.conversion.run import Report
 
 
@@ -209,12 +207,12 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         if lasting:
             if dst in ON_STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
-            from ckconv.conversion.cluster import sharing
+            from ckconv.conversion.cluster import connected, sharing
             from ckconv.conversion.resume import requested
 
             how = {"verify": not flags["no_verify"], "force": force}
             request = requested(plan, target, src, flags["source_format"], adapters, **how)
-            executor = _executor(context, flags["cluster"]) if flags["cluster"] else None
+            executor = context.with_resource(connected(flags["cluster"])) if flags["cluster"] else None
             shared = sharing(request, executor=executor, resume=flags["resume"], jobs=flags["jobs"])
         with ProgressLine(settings, dst) as line:
             report = run(
@@ -310,12 +308,6 @@ def _of_values(options: Options, *, exact: bool) -> str:
         return f"values are rounded to {options.dtype.upper()}"
     said = _EXACT if exact else _ROUNDED
     return said if options.dtype == "engine" else said.replace("FP32", options.dtype.upper().replace("F32", "FP32"))
-
-
-def _executor(context: click.Context, address: str) -> Executor:
-    from ckconv.conversion.cluster import connected
-
-    return context.with_resource(connected(address))
 
 
 def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
-    from ckconv.formats.destination import kept_types, model_sources
+    from ckconv.formats.destination import kept_types
     from ckconv.quant.convert import decodable
 
     if resolved:
@@ -72,7 +72,8 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         context.with_resource(own_families([Path(family)]))
     engines = table_of_types()
     kept, adapters = kept_types(), list(adapter_outputs())
-    sources, targets = model_sources(), [output.name for output in model_outputs()]
+    sources = [format.name for format in FORMATS if format.read is not None]
+    targets = [output.name for output in model_outputs()]
 
     if settings_of(context).json:
         print_json(

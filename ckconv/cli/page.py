@@ -312,19 +312,14 @@ def _types_of(index: TensorIndex) -> Counter[str]:
     return found
 
 
-def _sizes_of(index: TensorIndex) -> str:
-    return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in _types_of(index).most_common())
-
-
 def _models(sides: Sequence[Side], grounds: Mapping[str, str]) -> Iterator[str]:
     """Pictures of each model: bytes as areas, types by layer."""
     for number, (title, index) in enumerate(sides):
         behind = f": {title}" if len(sides) > 1 else ""
         if not index.everything:
             continue
-        yield from _picture(
-            f"Bytes{behind}", f"tree{number}", _treemap(index, grounds), _sizes_of(index), _legend(grounds)
-        )
+        sizes = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in _types_of(index).most_common())
+        yield from _picture(f"Bytes{behind}", f"tree{number}", _treemap(index, grounds), sizes, _legend(grounds))
         found = layer_map(index.everything)
         if not found.layers:
             continue

@@ -99,7 +99,8 @@ def as_error(error: Exception) -> CkconvError:
     if isinstance(error, OSError):
         message = error.strerror or str(error)
         return OutputError("system", message, path=error.filename, hint=_limit(message))
-    if isinstance(error, MemoryError) or (_lacks_memory(error) and _limit("memory")):
+    missing = isinstance(error, (ImportError, SystemError)) and not isinstance(error, ModuleNotFoundError)
+    if isinstance(error, MemoryError) or (missing and _limit("memory")):  # of a library that lacked it
         return OutputError("system", "there is not enough memory", hint=_limit("memory"))
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return OutputError("system", "no thread can be started", hint=_limit("thread") or _limit("memory"))
@@ -128,11 +129,6 @@ def _limit(message: str) -> str | None:
             if word in message.lower() and flag in found:
                 return f"the limit of {what} is {found[flag] // unit:,}{name} (ulimit {flag})"
     return None
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Tell errors of libraries that lacked memory, if possible."""
-    return isinstance(error, (ImportError, SystemError)) and not isinstance(error, ModuleNotFoundError)
 
 
 def discard_stdout() -> None:

@@ -285,17 +285,12 @@ def check_sums(index: TensorIndex, opened: Path, digest_of_file: Digest) -> Path
     return found
 
 
-def names_in(path: Path) -> list[str]:
-    """Names in a list of checksums.
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, digest) of every line.
 
     Raises:
         InputError: ``checksum.line``, a line is none; the list cannot be read.
     """
-    return [name for name, _ in _pairs(path)]
-
-
-def _pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, digest) of every line."""
     with open_source(path) as source:
         size = source.size or 0
         if size > _LIMIT:
@@ -554,10 +549,10 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
         raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
     own = (path.with_name(f"{path.name}{CONVERSION_SUFFIX}"), record_path(path))
     speaking = [f"{other.name} beside it describes its present bytes" for other in own if os.path.lexists(other)]
-    for name, listed_in in ((IN_DIRECTORY, names_in), (CONVERSION_NAME, lambda path: dict(read_record(path).outputs))):
+    for name, listed_in in ((IN_DIRECTORY, _pairs), (CONVERSION_NAME, lambda record: read_record(record).outputs)):
         other = path.with_name(name)
         try:
-            if other.is_file() and path.name in map(os.path.normpath, listed_in(other)):
+            if other.is_file() and path.name in (os.path.normpath(one) for one, _ in listed_in(other)):
                 speaking.append(f"{name} beside it describes its present bytes")
         except InputError as error:
             speaking.append(f"{name} beside it may describe its present bytes: {error.message}")

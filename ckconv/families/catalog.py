@@ -669,11 +669,6 @@ def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:
     return f"it drafts tokens for {whose} ({drafter})" if drafter else ""
 
 
-def tower_known_by(classes: Iterable[str]) -> str:
-    """Clause on whether llama.cpp's converter has the tower of these classes."""
-    return "; llama.cpp does" if not _names()["towers"].isdisjoint(classes) else ""
-
-
-def projector_known_by(name: str) -> str:
-    """Clause on whether llama.cpp has this ``clip.projector_type``."""
-    return "; llama.cpp does" if name in _names()["projectors"] else ""
+def llama_cpp_has(what: str, names: Iterable[str]) -> str:
+    """Clause on ``towers`` of classes, or ``projectors``, of llama.cpp's."""
+    return "; llama.cpp does" if not _names()[what].isdisjoint(names) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -185,7 +185,11 @@ def always(family: Family, format: str) -> frozenset[str]:
 
 def everywhere(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Canonical pattern -> layers, of tensors in every GGUF of the family."""
-    scope, patterns = Scope(family, parameters), always(family, "gguf")
+    return _layers_of(family, parameters, always(family, "gguf"))
+
+
+def _layers_of(family: Family, parameters: Mapping[str, Any], patterns: Collection[str]) -> dict[str, Sequence[int]]:
+    scope = Scope(family, parameters)
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
 
@@ -246,9 +250,7 @@ def loaded(family: Family, engine: str) -> frozenset[str]:
 
 def at_will(family: Family, engine: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
     """Canonical pattern -> layers, of tensors that an engine loads if present."""
-    scope, patterns = Scope(family, parameters), loaded(family, engine)
-    rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
-    return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
+    return _layers_of(family, parameters, loaded(family, engine))
 
 
 def required(family: Family, engine: str) -> frozenset[str]:

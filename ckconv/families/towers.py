@@ -334,11 +334,6 @@ def speech_tensors(layers: int, encoder_layers: int) -> Iterator[tuple[str, str]
             yield from ((with_layer(name, number), with_layer(called, number)) for name, called in group)
 
 
-def is_usual(facts: Mapping[str, Any]) -> bool:
-    """The filters of a file are those that its converter writes."""
-    return facts.get("filters") == USUAL
-
-
 def speech_settings(mels: int) -> dict[str, Any]:
     """``preprocessor_config.json`` with defaults of Whisper's extractor."""
     return {**speech().extractor, "feature_size": mels}

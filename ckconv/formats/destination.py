@@ -278,11 +278,6 @@ def _listed(names: Sequence[str]) -> str:
 # Which quantized types each direction keeps, out of the tables that conversions work with.
 
 
-def model_sources() -> list[str]:
-    """The formats that models are read from."""
-    return [format.name for format in FORMATS if format.read is not None]
-
-
 def kept_types() -> dict[tuple[str, str], tuple[str, ...]]:
     """Source and target -> block types that pass without being decoded.
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -392,7 +392,6 @@ def learn(
     base: str = "",
     rows: int = 8,
     values: bool = True,
-    hide: Collection[str] = (),
     confirmed: Mapping[str, str] | None = None,
     logits: Convert | None = None,
     mlx: Path | None = None,
@@ -405,7 +404,6 @@ def learn(
         base: the family to extend, "" for the nearest.
         rows: how many rows of each tensor are compared.
         values: both directions are made and compared, byte by byte; names and keys alone otherwise.
-        hide: families that are not extended.
         confirmed: key -> ``harmless``, ``any`` or ``fixed``: answers to questions.
         logits: what converts; logits are compared with it, of the pairs and of a model of other sizes.
         mlx: a directory of the first pair's model, whose names are learned, too.
@@ -421,8 +419,8 @@ def learn(
     directory = opened_directory(mlx) if mlx is not None else None
     opened = [_opened(checkpoint, model, approximate) for checkpoint, model in pairs]
     _check_answers(opened, confirmed or {})
-    families = {one: FAMILIES[one] for one in FAMILIES if one not in hide and FAMILIES[one].path.parent == FOLDER}
-    families = {one: family for one, family in families.items() if _of_text(family)}
+    shipped = {one: FAMILIES[one] for one in FAMILIES if FAMILIES[one].path.parent == FOLDER}
+    families = {n: it for n, it in shipped.items() if it.gguf and "layers" in it.parameters and it.in_huggingface.names}
     guesses = {(one, n): Guess(family, pair) for one, family in families.items() for n, pair in enumerate(opened)}
     identities = {path: seen for pair in opened for index in (pair.checkpoint, pair.model)
                   for path, seen in index.identities.items()}  # fmt: skip
@@ -514,10 +512,6 @@ def _windows(pairs: Sequence[Pair], tables: Mapping[str, Mapping[str, Any]], bas
                 found.append(rows)
     own = {name: tables[base]["parameters"].get(name) for name in ("layer_types", "windowed")}
     return [rows for rows in found if not rows or any(own[name] != row for name, row in rows.items())]
-
-
-def _of_text(family: Family) -> bool:
-    return bool(family.gguf and "layers" in family.parameters and family.in_huggingface.names)
 
 
 def _opened(checkpoint: Path, model: Path, approximate: bool) -> Pair:

@@ -96,12 +96,13 @@ def parse(data: bytes, limit: int = _MAX_PIECES) -> SentencePiece:
             normalizer.update(_fields(_message(value)))
     if not pieces:
         raise Malformed("it has no pieces")
-    ids = (("unk", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("pad", 43, -1))
+    fields = (("unk", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("pad", 43, -1))
+    ids = {name: _number(trainer, field, default) for name, field, default in fields}  # int32, negative in 64 bits
     return SentencePiece(
         tuple(pieces),
         _number(trainer, 3, UNIGRAM),
         bool(_number(trainer, 35, 0)),
-        {name: _signed(_number(trainer, field, default)) for name, field, default in ids},
+        {name: number - (1 << 64) if number >= 1 << 63 else number for name, number in ids.items()},
         _text(_message(normalizer.get(1, b""))),
         _message(normalizer.get(2, b"")),
         bool(_number(normalizer, 3, 1)),
@@ -168,11 +169,6 @@ def _number(fields: dict[int, int | bytes], number: int, default: int) -> int:
     if not isinstance(value, int):
         raise Malformed(f"field {number} is not a whole number")
     return value
-
-
-def _signed(value: int) -> int:
-    """An int32: negative ones are written as 64-bit two's complement."""
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _text(data: bytes) -> str:

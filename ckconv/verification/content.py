@@ -145,13 +145,10 @@ def _told(name: str, other: str) -> str:
     """
     told = FAMILIES[told_by_architecture(name)]
     condition = told.in_gguf.condition
-    alike = condition is not None and told.gguf == FAMILIES[other].gguf and _by_tokenizer(condition.asked)
-    return min(told.name, other) if alike else told.name
-
-
-def _by_tokenizer(keys: list[str]) -> bool:
-    """Whether only a tokenizer, or tensors, tell a family."""
-    return all(key.startswith(("/tokenizer.", "=")) for key in keys)
+    if condition is None or told.gguf != FAMILIES[other].gguf:
+        return told.name
+    by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
+    return min(told.name, other) if by_tokenizer else told.name
 
 
 def differences(

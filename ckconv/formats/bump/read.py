@@ -643,7 +643,7 @@ def index_bump5(
     if manifest is not None:
         checked = checked_manifest(manifest, path, start=file.start, end=file.end)
     merged = _merged(path, config, file.metadata, checked)
-    own = _own_config(file.metadata, checked)
+    own = _own("config", file.metadata, checked)
     family = _family(merged)
     if _written_as(own.get(FAMILY_KEY), family):
         family = merged["model_type"] = own[FAMILY_KEY]
@@ -653,7 +653,7 @@ def index_bump5(
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
     _check_template(path, str(merged["model_type"]))
     model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
-    embedded = _template(file.metadata, checked)
+    embedded = _own("template", file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
     try:
         placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family], parameters=model.scope)
@@ -748,13 +748,10 @@ def _family(config: Mapping[str, Any]) -> str:
     return found.name if found else ""
 
 
-def _own_config(metadata: Metadata | None, manifest: Manifest | None) -> Mapping[str, Any]:
-    """Configuration in the file's own documents: the engine's keys, ckconv's."""
-    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
-        config = document.get("config")
-        if isinstance(config, dict):
-            return config
-    return {}
+def _own(what: str, metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
+    """Configuration (keys of the engine, and ckconv's) or template in the file's own documents."""
+    found = (one.document.get(what) for one in (metadata, manifest) if one)
+    return next((one for one in found if isinstance(one, dict)), {})
 
 
 def _written_as(own: object, family: str) -> bool:
@@ -777,15 +774,6 @@ def _engines(found: object) -> list[str]:
 def _header_fields(h: HeaderV4) -> dict[str, int]:
     fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
     return {field: getattr(h, field) for field in (*fields, "head_dim")}
-
-
-def _template(metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
-    """The template that the file carries, empty where it carries none."""
-    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
-        template = document.get("template")
-        if isinstance(template, dict):
-            return template
-    return {}
 
 
 def _interleaved(

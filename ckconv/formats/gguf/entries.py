@@ -615,16 +615,6 @@ def _head(index: TensorIndex) -> Entry:
     return Entry(HEAD, HEAD, (embedding,), embedding.shape, plain(rows, cols), False)
 
 
-def frequencies_entry(content: bytes) -> Entry:
-    """Llama 3's factors, which follow from the configuration."""
-    return numbers_entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, content)
-
-
-def number_entries(tensors: Mapping[str, Sequence[float]]) -> list[Entry]:
-    """Parameters that are tensors in GGUF."""
-    return [numbers_entry(name, name, pack(f"<{len(numbers)}f", *numbers)) for name, numbers in tensors.items()]
-
-
 def numbers_entry(name: str, canonical: str, content: bytes) -> Entry:
     """Float32 numbers that no tensor of the source is."""
     count = len(content) // F32.size

@@ -33,7 +33,7 @@ from ckconv.core.metadata import Value
 from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import family_of_gguf, projector_known_by
+from ckconv.families.catalog import family_of_gguf, llama_cpp_has
 from ckconv.families.expressions import SLIDING
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
@@ -133,9 +133,10 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
     vocab = shapes.get("token_embd.weight", (0,))[0]
     _check_tokens(file, vocab, fail)
-    idle = _idle(file, vocab, values, names)
-    for field in idle:
-        del values[field]
+    idle = {}
+    if values.get("vocab_size", vocab) != vocab and _token_count(file) > 0:  # llama.cpp counts those (llama_vocab)
+        idle = {"vocab_size": names["vocab_size"]}
+        del values["vocab_size"]
     positions = shapes.get("position_embd.weight", (0,))[0]
     made = build_config(
         family.name,
@@ -190,7 +191,7 @@ def config_of_keys(
         data += content
     source = _Written(path, data)
     shard = read_header(_Written(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
-    return gguf_config(GgufFile(path, (shard,), 1), family.gguf, family)
+    return gguf_config(GgufFile(path, (shard,)), family.gguf, family)
 
 
 def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:
@@ -199,15 +200,6 @@ def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fa
         return Values(family, KeySource(file, architecture))[name]
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
-
-
-def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
-    """Fields whose key says nothing in this file -> the key.
-
-    llama.cpp counts listed tokens (``llama_vocab::impl::load``).
-    """
-    counted = "vocab_size" in values and values["vocab_size"] != vocab and _token_count(file) > 0
-    return {"vocab_size": names["vocab_size"]} if counted else {}
 
 
 def _window(family: Family, config: ModelConfig) -> ModelConfig:
@@ -618,7 +610,8 @@ def unknown_tower(path: Path) -> str:
             raise
         return error.message
     name = _projector(file)
-    return "" if found else f"ckconv does not know clip.projector_type {quoted(name)}{projector_known_by(name)}"
+    known = llama_cpp_has("projectors", [name])
+    return "" if found else f"ckconv does not know clip.projector_type {quoted(name)}{known}"
 
 
 def _projector(file: GgufFile) -> str:

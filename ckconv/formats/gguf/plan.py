@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from struct import pack
 
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
@@ -62,16 +63,16 @@ from ckconv.families.towers import (
 from ckconv.families.words import copied_by, keys_said, read_otherwise, said, stated_in, tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,
+    FREQUENCIES_NAME,
     Entry,
     canonical_entries,
     engine_reasons,
     entry_of,
-    frequencies_entry,
     is_fp32,
     keys_of_tensors,
     known_patterns,
     nbytes_of,
-    number_entries,
+    numbers_entry,
     scale_entries,
     stored_entries,
 )
@@ -410,9 +411,10 @@ class GgufPlanner(Planner):
             if rope_dropped:
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
-                entries.insert(0, frequencies_entry(factors))
+                entries.insert(0, numbers_entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, factors))
         if not self.reasons:
-            entries[:0] = number_entries(number_tensors(config, family))
+            numbers = number_tensors(config, family)
+            entries[:0] = [numbers_entry(name, name, pack(f"<{len(its)}f", *its)) for name, its in numbers.items()]
             if (config.rope_scaling or {}).get("rope_type") == "longrope":
                 self.notes.append(longrope_note(config))
         return entries
@@ -845,7 +847,8 @@ class DiffusionPlanner(GgufPlanner):
                 self.refuse(text, "--to safetensors copies the model as it is")
         if not entries:
             self.refuse(f"no tensor of {model.name} would be in it")
-        ordered = [one for entry in entries for one in (entry, of_five.pop(_weight_of(entry.name), None)) if one]
+        behind = (of_five.pop(f"{entry.name.removesuffix('.bias')}.weight", None) for entry in entries)  # their biases
+        ordered = [one for pair in zip(entries, behind, strict=True) for one in pair if one]
         return [*ordered, *of_five.values()]
 
     def _entry(self, name: str) -> Entry:
@@ -873,11 +876,6 @@ class DiffusionPlanner(GgufPlanner):
         said |= dict(reversed(type_keys(self._file_type(entries, types)).items()))
         cut = [entry for entry in entries if entry.shape != entry.parts[0].shape]
         return said | {f"{ORIGINAL_SHAPE}{one.name}": int_array("i32", one.parts[0].shape) for one in cut}
-
-
-def _weight_of(name: str) -> str:
-    """The weight that stands behind this bias."""
-    return f"{name.removesuffix('.bias')}.weight" if name.endswith(".bias") else name
 
 
 # Which planner makes a GGUF of what is no text model.

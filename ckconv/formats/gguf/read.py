@@ -508,13 +508,11 @@ class GgufFile(NamedTuple):
 
     Attributes:
         path: what the user named.
-        shards: every file, in order; one where the model is not split.
-        split_count: shards that the header declares; 1 where it declares none. Of a pipe only one is in ``shards``.
+        shards: every file, in order; one where the model is not split, or comes from a pipe.
     """
 
     path: Path
     shards: tuple[GgufShard, ...]
-    split_count: int
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -581,11 +579,12 @@ def read_gguf(path: Path, *, source: ByteSource | None = None) -> GgufFile:
     """
     if source is not None:
         shard = read_header(source)
-        return GgufFile(path, (shard,), _split_count(shard))
+        _split_count(shard)  # of a pipe the others are not looked for
+        return GgufFile(path, (shard,))
     shard = _read_file(path)
     count = _split_count(shard)
     if count == 1:
-        return GgufFile(path, (shard,), 1)
+        return GgufFile(path, (shard,))
     return join_shards(path, _read_set(shard, _shard_name(shard, count)))
 
 
@@ -597,7 +596,7 @@ def join_shards(path: Path, shards: tuple[GgufShard, ...]) -> GgufFile:
     """
     if len(shards) > 1:
         _check_set(shards)
-    return GgufFile(path, shards, len(shards))
+    return GgufFile(path, shards)
 
 
 def _read_file(path: Path) -> GgufShard:

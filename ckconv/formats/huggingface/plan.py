@@ -16,7 +16,7 @@ from ckconv.errors import an, counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.schema import TRANSFORMERS, Family
-from ckconv.families.towers import is_usual, speech, speech_settings, speech_tensors
+from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensors
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, StoredArray, module_of, places_of, planes
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
@@ -393,7 +393,7 @@ class SpeechPlanner(HuggingFacePlanner):
         scope = self.config.scope
         wanted = {name for name, _ in speech_tensors(scope["layers"], scope["encoder_layers"])}
         self.refuse_missing(dict.fromkeys(sorted(wanted - self.tensors.keys()), 1))
-        if not is_usual(self.index.facts):
+        if self.index.facts.get("filters") != USUAL:
             self.refuse("its filters are not those of openai-whisper, which transformers computes anew")
         if not self.options.file_name:
             settings = speech_settings(scope["mels"])

@@ -37,7 +37,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, tower_known_by
+from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -295,11 +295,7 @@ def _rank(module: str, targets: Sequence[str]) -> int:
         return 0
     if any(_names(target, module) for target in targets):
         return 1
-    return 2 if any(_is_class(target) for target in targets) else 3
-
-
-def _is_class(entry: str) -> bool:
-    return entry.isidentifier() and entry[0].isupper()
+    return 2 if any(target.isidentifier() and target[0].isupper() for target in targets) else 3
 
 
 def _list(value: object) -> list[str]:
@@ -855,7 +851,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     family = tower_of_document(document) if index.format in _NAMES else None
     if family is None:
         what = quoted(str(document.get("model_type") or index.architecture))
-        message = f"ckconv knows no tower of a {what}{tower_known_by(classes_of(document))}"
+        message = f"ckconv knows no tower of a {what}{llama_cpp_has('towers', classes_of(document))}"
         raise UnsupportedError("tower.unknown", message, path=index.path)
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
     if not beside:

@@ -178,12 +178,12 @@ class PeftPlanner(AdapterPlanner):
         alphas = {module.name: _alpha(module) for module in modules}
         rank = Counter(module.rank for module in modules).most_common(1)[0][0]
         alpha = Counter(alphas[module.name] for module in modules if module.rank == rank).most_common(1)[0][0]
-        paths = self.paths
+        paths, families = self.paths, families_in(self)
         return {
             "alpha_pattern": {paths[m.name]: _number(alphas[m.name]) for m in modules if alphas[m.name] != alpha},
             "base_model_name_or_path": self.adapter.base_name or None,
             "bias": "none",
-            "fan_in_fan_out": _is_conv1d(families_in(self)),
+            "fan_in_fan_out": bool(families) and transposing().issuperset(families),  # a Conv1D
             "inference_mode": True,
             "init_lora_weights": True,
             "lora_alpha": _number(alpha),
@@ -216,8 +216,3 @@ def _alpha(module: AdapterModule) -> float:
 
 def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
-
-
-def _is_conv1d(families: Sequence[str]) -> bool:
-    """Whether transformers stores matrices transposed (Conv1D)."""
-    return bool(families) and transposing().issuperset(families)

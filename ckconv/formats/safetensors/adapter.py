@@ -171,13 +171,9 @@ def positive(value: object) -> float | None:
 
 def container(shards: Shards, document: Mapping[str, Any]) -> Container:
     """One file of tensors, and the configuration beside it."""
-    files = {ADAPTER_CONFIG: config_bytes(document)}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"  # as peft and mlx-lm write it
+    files = {ADAPTER_CONFIG: text.encode("utf-8", "surrogateescape")}
     return Container(shards.frames, side_files=files, keys=shards.keys, check=check_opens)
-
-
-def config_bytes(document: Mapping[str, Any]) -> bytes:
-    """A configuration as peft and mlx-lm write it."""
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
 
 
 # The index of an adapter that is a file of safetensors and a configuration.

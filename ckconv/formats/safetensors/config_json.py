@@ -315,7 +315,7 @@ def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
         "architectures": [family.hf_class],
         "model_type": family.model_type,
         **family.document.written,
-        **_neutral(family),
+        **{key.name: key.neutral[0] for key in family.document.keys.keys.values() if key.written},
         **_rows(family, scope),
         **_dtype(facts.dtype),
         **facts.switches,
@@ -342,11 +342,6 @@ def _misread(family: Family, reader: str) -> set[str]:
 def _dtype(name: str) -> dict[str, str]:
     # transformers 5 and late 4 read "dtype", older ones "torch_dtype".
     return {"dtype": name, "torch_dtype": name} if name else {}
-
-
-def _neutral(family: Family) -> dict[str, Any]:
-    """Modifiers that a document says, with the value that changes nothing."""
-    return {key.name: key.neutral[0] for key in family.document.keys.keys.values() if key.written}
 
 
 def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -203,6 +203,8 @@ def _index(path: Path, source: ByteSource, size: int) -> TensorIndex:
     columns = {table.tensors[name] for name in table.columns}
     items = [Item(plain_tensor(one.name, _flat(one) if one.name in columns else one), (one,)) for one in stored]
     canonical = canonicalize(items, family, speech_names(), config, said_of(config), path=path)
+    mels = header.numbers["num_mel_bins"]
+    usual = mels in speech().mels and header.filters == filters(mels)
     return TensorIndex(
         format=NAME,
         version=0,
@@ -221,14 +223,9 @@ def _index(path: Path, source: ByteSource, size: int) -> TensorIndex:
             "kind": "model",
             "file_type": header.file_type % VERSION_FACTOR,
             "words": len(header.words),
-            "filters": USUAL if _are_usual(header) else "others than its converter's",
+            "filters": USUAL if usual else "others than its converter's",
         },
     )
-
-
-def _are_usual(header: Header) -> bool:
-    mels = header.numbers["num_mel_bins"]
-    return mels in speech().mels and header.filters == filters(mels)
 
 
 def _flat(stored: StoredTensor) -> StoredTensor:

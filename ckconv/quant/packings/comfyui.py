@@ -91,7 +91,9 @@ def said_of(module: str, layers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fit(stored: Arrays, declared: Declared) -> Module:
-    said = _said(stored[SAID], declared) if SAID in stored else declared.header
+    said = declared.header
+    if SAID in stored:
+        said = declared.document(stored[SAID], "comfy_quant", "ComfyUI's matrices")
     kind, weight, scale = said.get("format"), stored[".weight"], stored[".weight_scale"]
     if not isinstance(kind, str):
         raise Misfit(f"its format is {kind!r}, where {SAID[1:]} or {HEADER} says one")
@@ -107,19 +109,6 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if kind in ("mxfp8", "nvfp4"):
         return _fit_blocks(weight, scale, stored.get(".weight_scale_2"), kind)
     return _fit_scaled(stored, declared, suffix=".weight_scale")
-
-
-def _said(stored: StoredTensor, declared: Declared) -> Mapping[str, Any]:
-    found = declared.integers_of(stored) if stored.extent.nbytes <= 1 << 16 else None
-    if found is None:
-        raise Unread("ComfyUI's matrices without their comfy_quant")
-    try:
-        said = json.loads(found.tobytes())
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise Misfit("comfy_quant is no JSON object")
-    return said
 
 
 def _fit_scaled(stored: Arrays, declared: Declared, *, suffix: str) -> Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -273,7 +272,7 @@ _TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: str) -> Module:
     weight, absmax = stored[".weight"], stored[".weight.absmax"]
-    said = _said_bitsandbytes(stored[state], declared)
+    said = declared.document(stored[state], "quant_state", "bitsandbytes")
     shape, size, number = said.get("shape"), said.get("blocksize"), _TYPES.get(str(said.get("dtype")))
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
         raise Misfit(f"quant_state says shape {shape}, and a matrix has two lengths")
@@ -310,20 +309,6 @@ def _fit_bitsandbytes(stored: Arrays, declared: Declared, *, codes: str, state: 
         partial(_unpack_bitsandbytes, size=size, many=many, offset=offset),
         f"blocks of {size}{', double-quantized' * (nested is not None)}",
     )
-
-
-def _said_bitsandbytes(state: StoredTensor, declared: Declared) -> dict[str, Any]:
-    """The JSON of ``quant_state``."""
-    found = declared.integers_of(state) if state.extent.nbytes <= 1 << 16 else None
-    if found is None:
-        raise Unread("bitsandbytes without its quant_state")
-    try:
-        said = json.loads(found.tobytes())
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise Misfit("quant_state is no JSON object")
-    return said
 
 
 def _check_map(stored: StoredTensor, codes: str, declared: Declared) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -65,6 +66,24 @@ class Declared(NamedTuple):
         value = self.number(key)
         if value is not None and value != found:
             raise Misfit(f"quantization_config says {key} {value}, and the arrays hold {found}")
+
+    def document(self, stored: StoredTensor, name: str, whose: str) -> Mapping[str, Any]:
+        """The JSON object whose bytes a small array holds.
+
+        Raises:
+            Unread: it is not there, or too long.
+            Misfit: it is no object.
+        """
+        found = self.integers_of(stored) if stored.extent.nbytes <= 1 << 16 else None
+        if found is None:
+            raise Unread(f"{whose} without {name}")
+        try:
+            said = json.loads(found.tobytes())
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise Misfit(f"{name} is no JSON object")
+        return said
 
 
 class Tile(NamedTuple):
