@@ -151,8 +151,7 @@ def prepare(
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
-            note = f"{stale.name} is already there and is not part of this output: remove it"
-            plan = replace(plan, notes=(*plan.notes, note))
+            plan = plan.with_notes(f"{stale.name} is already there and is not part of this output: remove it")
     return plan, place
 
 

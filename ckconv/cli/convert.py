@@ -427,7 +427,7 @@ def write_side_files(
             look()
             files.check_unchanged()
             outputs.publish(look)
-        plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *outputs.notes))
+        plan = plan.with_notes(*gone_notes(gone), *outputs.notes)
     paths = tuple(side)
     if settings.json:
         if dry_run:

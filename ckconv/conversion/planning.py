@@ -78,18 +78,17 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         notes = [f"merged {adapter}" for adapter in index.merged]
         if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
-        return replace(plan, notes=(*plan.notes, *unread, *notes))
+        return plan.with_notes(*unread, *notes)
     if not target.keeps_source:
         plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
-        plan = replace(plan, notes=(*plan.notes, *unread))
+        plan = plan.with_notes(*unread)
         return _keeping(plan) if options.source_record == "always" and not plan.restores else plan
     plan = _plan_model(index, to, options)
     if plan.refusals or not options.source_record or options.trainable:  # training is to change it
         return plan
     names = [file.name for file in index.side_files]
     if index.config is not None and index.metadata_kind is MetadataKind.DOCUMENT and CONFIG_NAME not in names:
-        note = f"no source record is written: the source has no {CONFIG_NAME}, by which one is read"
-        return replace(plan, notes=(*plan.notes, note))
+        return plan.with_notes(f"no source record is written: the source has no {CONFIG_NAME}, by which one is read")
     from ckconv.record.keep import with_record
 
     return with_record(plan)
@@ -193,10 +192,7 @@ def _back(index: TensorIndex, to: str, options: Options) -> Plan:
     from ckconv.record.restore import restoring_plan
 
     plan, note = restoring_plan(index, to, options)
-    if plan is None:
-        plan = _plan_model(index, to, options)
-        plan = replace(plan, notes=(*plan.notes, note)) if note else plan
-    return plan
+    return plan or _plan_model(index, to, options).with_notes(*filter(None, [note]))
 
 
 def _plan_model(index: TensorIndex, to: str, options: Options) -> Plan:
@@ -238,7 +234,7 @@ def _plan(
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
-    return replace(plan, notes=(*plan.notes, *beyond))
+    return plan.with_notes(*beyond)
 
 
 def _parts_noted(plan: Plan) -> Plan:
@@ -256,8 +252,7 @@ def _parts_noted(plan: Plan) -> Plan:
             return plan
         if any(is_beside_text(config.raw, stored.name) for stored in plan.index.stored):
             return plan
-        note = "config.json says a tower, and no tensor of it is there: the text model is written"
-        return replace(plan, notes=(*plan.notes, note))
+        return plan.with_notes("config.json says a tower, and no tensor of it is there: the text model is written")
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
@@ -266,8 +261,7 @@ def _parts_noted(plan: Plan) -> Plan:
     given = [flag for there, flag in (*flags, (o.fuse, "--fuse"), (o.tie, f"--{o.tie}"), (o.pack, "--pack")) if there]
     without = f" without {' and '.join(given)}" if given else ""
     keeps = TOWER_HINT if known else f"--to {plan.index.format}{without} keeps everything"
-    note = f"only the text part is written, without {parts}; {keeps}"
-    return replace(plan, notes=(*plan.notes, note))
+    return plan.with_notes(f"only the text part is written, without {parts}; {keeps}")
 
 
 def _noted(plan: Plan) -> Plan:
@@ -275,14 +269,14 @@ def _noted(plan: Plan) -> Plan:
     index = plan.index
     if index.format not in CONSUMERS or plan.format == index.format or index.config is None:
         return plan
-    config, notes = index.config, list(plan.notes)
+    config, notes = index.config, list[str]()
     if config.unread:
         names = ", ".join(listed([*config.unread]))
         notes.append(f"no known class of {config.model_type} reads these keys of config.json: {names}")
     if config.overruled:
         keys, reader = "; ".join(listed([*config.overruled])), reader_of(CONSUMERS[index.format], config.raw)
         notes.append(f"{reader} does not read everything that config.json says: {keys}")
-    return replace(plan, notes=tuple(notes))
+    return plan.with_notes(*notes)
 
 
 def merged(

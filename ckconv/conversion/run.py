@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,13 +272,12 @@ def run(
     started = time.monotonic()
     watcher = watching(watcher)
     container = plan.contents()
-    plan = replace(plan, notes=(*plan.notes, *container.notes))
+    plan = plan.with_notes(*container.notes)
     beside = {name: it for name, it in container.side_files.items() if name not in container.on_request}
     if target.parent is None and not target.archived and beside:
-        note = f"not written: {', '.join(sorted(beside))}; tar:- is a tar archive with them"
-        plan = replace(plan, notes=(*plan.notes, note))
+        plan = plan.with_notes(f"not written: {', '.join(sorted(beside))}; tar:- is a tar archive with them")
     side = side_places(plan, container, target, places or {}, on_request)
-    plan = replace(plan, notes=(*plan.notes, *own_names(side, target)))
+    plan = plan.with_notes(*own_names(side, target))
     if target.file is not None:
         check_parent(target.file)
 
@@ -307,15 +306,14 @@ def run(
         is_shareable = len(plan.files) > 1 and plan.restores is None and plan.record is None
         sharing = shared(plan, container) if shared is not None and is_shareable else None
         if shared is not None and sharing is None:
-            note = "--resume and --cluster change nothing here: the output is written in one piece"
-            plan = replace(plan, notes=(*plan.notes, note))
+            plan = plan.with_notes("--resume and --cluster change nothing here: the output is written in one piece")
         rooms |= {
             path: Room(file.nbytes, tuple(holes(file)), later=sharing is not None)
             for path, file in zip(paths, plan.files, strict=True)
         }
         check_distinct([*side, *(item.path for item in late)], paths)
         gone = left_documents(plan, target, [*rooms, *side]) if force else []
-        plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *stale_lists(target, [*rooms, *side])))
+        plan = plan.with_notes(*gone_notes(gone), *stale_lists(target, [*rooms, *side]))
         with (
             sharing.at(target.directory or paths[0]) if sharing is not None else nullcontext(),
             Outputs(
@@ -354,8 +352,8 @@ def run(
                 sharing.published(verified)
                 if sharing.kept:
                     note = f"{sharing.kept:,} of {counted(len(paths), 'file')} had been finished by an earlier run"
-                    plan = replace(plan, notes=(*plan.notes, note))
-        plan = replace(plan, notes=(*plan.notes, *outputs.notes))
+                    plan = plan.with_notes(note)
+        plan = plan.with_notes(*outputs.notes)
     return report(done, verified, losses)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -438,6 +438,10 @@ class Plan:
         """The hint that all reasons have; empty where one has none, or another."""
         hints = joined(reason.hint for reason in self.refusals)
         return hints[0] if len(hints) == 1 else ""
+
+    def with_notes(self, *notes: str) -> Plan:
+        """The plan with further notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     def check(self) -> None:
         """Raise ``plan.refused`` with every reason, if there is one.

@@ -174,7 +174,7 @@ def with_record(plan: Plan) -> Plan:
     try:
         return replace(plan, record=_prepare(plan))
     except NoRecordError as reason:
-        return replace(plan, notes=(*plan.notes, f"no source record: {reason}"))
+        return plan.with_notes(f"no source record: {reason}")
 
 
 def _prepare(plan: Plan) -> PendingRecord:

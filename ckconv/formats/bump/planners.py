@@ -83,7 +83,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
     for version in _AUTO:
         plan = _unless_k_quants(plan_of(version))
         if not plan.refusals:
-            return replace(plan, notes=(*plan.notes, _why(plan, plans)))
+            return plan.with_notes(_why(plan, plans))
         plans.append(plan)
     return _refused(index, options, plans)
 
