@@ -22,7 +22,7 @@ from ckconv.formats.detect import open_index
 from ckconv.options import Options
 from ckconv.quant.affine import Repacked
 from ckconv.quant.mlx import Triple, decode, triple_type
-from ckconv.quant.reexpress import triple_for, way_between
+from ckconv.quant.repack import triple_for, way_between
 
 Q = gguf.GGMLQuantizationType
 #: Where the float16 numbers of a block lie.

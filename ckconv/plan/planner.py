@@ -191,7 +191,7 @@ class Planner(ABC):
 
         FP32 holds the exact numbers; a flag may ask for another type.
         """
-        from ckconv.quant.reexpress import library_type, rounds
+        from ckconv.quant.repack import library_type, rounds
 
         asked, library = self.options.dtype, library_type(tensor.dtype)
         note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(asked)
@@ -403,7 +403,7 @@ class Planner(ABC):
         pairs = Counter(pair for pair in types if pair[0].block > 1)
         if not pairs:
             return
-        from ckconv.quant.reexpress import bits_a_weight, grown
+        from ckconv.quant.repack import bits_a_weight, grown
 
         alike = Counter[tuple[str, str]]()  # rows of other lengths may be other types under one name
         for (one, other), count in pairs.items():

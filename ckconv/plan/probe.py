@@ -336,7 +336,7 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
 
 def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
     from ckconv.quant.affine import integers
-    from ckconv.quant.reexpress import integer_parts, of_triple
+    from ckconv.quant.repack import integer_parts, of_triple
 
     triple, unfit, middle = triple_of(tensor.dtype), 0, True
     if triple is not None:
@@ -353,7 +353,7 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
 
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
-    from ckconv.quant.reexpress import MXFP8, TRIPLE, blocks_for, is_fp8, way_between
+    from ckconv.quant.repack import MXFP8, TRIPLE, blocks_for, is_fp8, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
     into = TRIPLE if is_scaled(tensor.dtype) else MXFP8 if is_fp8(tensor.dtype) else triple_of(tensor.dtype)
@@ -376,8 +376,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     Their numbers alone decide.
     """
     from ckconv.quant.affine import unfit
-    from ckconv.quant.reexpress import beyond_bf16, is_wide_fp8, numbers_of, products, scale_bytes
-    from ckconv.quant.repack import find, no_numbers
+    from ckconv.quant.repack import beyond_bf16, find, is_wide_fp8, no_numbers, numbers_of, products, scale_bytes
 
     triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)
     if triple is None:

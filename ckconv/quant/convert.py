@@ -24,7 +24,7 @@ from ckconv.quant.quantize import Quantizing, missing_quantizer, planes_of, quan
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.reexpress import Way
+    from ckconv.quant.repack import Way
 
 
 # -- Values in another convention: norms as 1 + w, decays as exponentials ---------------------------------------------
@@ -335,9 +335,9 @@ def way_between(source: DType, target: DType) -> Way | None:
     """Return the exact re-packing between two block types, or ``None``."""
     if source.block == 1 or target.block == 1 or source is target:
         return None
-    from ckconv.quant import reexpress
+    from ckconv.quant import repack
 
-    return reexpress.way_between(source, target)
+    return repack.way_between(source, target)
 
 
 def decode(rows: Rows, dtype: DType) -> Floats:

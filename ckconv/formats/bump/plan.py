@@ -163,7 +163,7 @@ def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, sl
 
     A matrix that none of GGUF's types is.
     """
-    from ckconv.quant.reexpress import blocks_for, no_block, none_of
+    from ckconv.quant.repack import blocks_for, no_block, none_of
 
     columns = tensors[0].layout.cols
     blocks = blocks_for(source, columns)

@@ -244,7 +244,7 @@ def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
     Of a matrix that no type of GGUF's is.
     """
-    from ckconv.quant.reexpress import blocks_for, no_block, none_of
+    from ckconv.quant.repack import blocks_for, no_block, none_of
 
     blocks = blocks_for(source, entry.shape[-1])
     if not blocks:

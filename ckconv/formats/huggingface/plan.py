@@ -25,7 +25,7 @@ from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
 from ckconv.quant.packed import DIVISOR, FACTOR, INT, Scheme, inverse, is_scaled, packed_type, scheme_of, together
-from ckconv.quant.reexpress import INTEGERS, TRIPLE, with_zeros
+from ckconv.quant.repack import INTEGERS, TRIPLE, with_zeros
 
 # Quantized matrices as other quantizers lay them out: which of their types holds one, its arrays, and what says so.
 #

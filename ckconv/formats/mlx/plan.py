@@ -219,7 +219,7 @@ class MlxPlanner(CheckpointPlanner):
             if self.index.format != self.format and (why := self.unsound(tensor)):
                 self._fault(why, ORIGINAL, tensor.source)
             return tensor.dtype
-        from ckconv.quant.reexpress import SCATTERED, is_fp8, scattered, triple_for
+        from ckconv.quant.repack import SCATTERED, is_fp8, scattered, triple_for
 
         asked = self.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
