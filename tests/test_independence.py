@@ -446,7 +446,7 @@ TENSORS = [
     ),
     Case(
         "MLX: codes in another order",
-        "quant.codes:unpack",
+        "quant.codec:unpack",
         touched(lambda codes: codes[:, ::-1].copy()),
         TRIPLES,
         (*GGUF, *DECODED),

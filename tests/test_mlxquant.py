@@ -15,7 +15,7 @@ from packing import packed, raw_of
 from ckconv.core.dtypes import BF16, F16, F32, holds, round_to
 from ckconv.errors import CkconvError, InputError
 from ckconv.quant import mlx as mlxquant
-from ckconv.quant.codes import pack, unpack
+from ckconv.quant.codec import pack, unpack
 from ckconv.quant.mlx import Quantization, checked_shape, decode, quantization
 
 BITS = (1, 2, 3, 4, 5, 6, 8)

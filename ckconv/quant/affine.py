@@ -29,8 +29,7 @@ from ckconv.core.arrays import Bytes, Flags, Floats, Zeros, np
 from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.core.named import NamedTuple
 from ckconv.quant import codec
-from ckconv.quant.codec import from_float32
-from ckconv.quant.codes import pack
+from ckconv.quant.codec import from_float32, pack
 
 if TYPE_CHECKING:
     from ckconv.quant.mlx import Triple

@@ -10,8 +10,7 @@ from ckconv.core.arrays import Bytes, Floats, NDArray, Rows, np
 from ckconv.core.dtypes import DTYPES, DType, Kind, e2m1, e4m3, e8m0, round_to
 from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.codes import pack, unpack
+from ckconv.quant.codec import from_float32, pack, to_float32, unpack
 
 if TYPE_CHECKING:
     import os

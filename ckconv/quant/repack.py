@@ -12,8 +12,7 @@ from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.quant import affine, codec, packed
 from ckconv.quant.affine import Affine, Repacked
-from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.codes import pack, unpack
+from ckconv.quant.codec import from_float32, pack, to_float32, unpack
 from ckconv.quant.mlx import Quantization, Triple, checked_shape, split_planes, triple_of
 from ckconv.quant.packed import (
     DIVISOR,

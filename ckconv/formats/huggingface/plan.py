@@ -18,9 +18,8 @@ from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.schema import TRANSFORMERS, Family
 from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensors
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, StoredArray, module_of, places_of, planes
-from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
+from ckconv.formats.safetensors.checkpoint import CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS
-from ckconv.formats.safetensors.whole import WholePlanner
 from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type

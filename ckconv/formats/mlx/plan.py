@@ -22,9 +22,8 @@ from ckconv.families.parameters import nested, scope_of
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.families.towers import name_within
 from ckconv.formats.safetensors.arrays import Entry
-from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
+from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import CHECKPOINTS, complete
-from ckconv.formats.safetensors.whole import BESIDE, OF_THE_CLASS, WholePlanner
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts

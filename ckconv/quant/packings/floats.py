@@ -12,7 +12,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
-from ckconv.quant.codes import unpack
+from ckconv.quant.codec import unpack
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization
 from ckconv.quant.packed import E2M1, E4M3, FP4, MAPS, NF4, PARTS, Scheme, rows_of
 from ckconv.quant.packings.module import (

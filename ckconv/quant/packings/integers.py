@@ -10,8 +10,7 @@ from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import Layout, Strip, merged, plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
-from ckconv.quant.codec import to_float32
-from ckconv.quant.codes import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, together
+from ckconv.quant.codec import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, to_float32, together
 from ckconv.quant.packed import INT, REAL, Scheme, rows_of
 from ckconv.quant.packings.module import (
     AUTO_ROUND,
@@ -117,7 +116,7 @@ AWQ_PACKINGS = (
 # ``g_idx``    I32 ``[C]``: the group of each input; without it, group ``i // group_size``.
 #
 # Value = scales[g_idx[c], r] * (code - zero). Source: ``nn_modules/qlinear/torch.py`` of GPTQModel 7.7. Version 1 is
-# ``checkpoint_format: gptq``, or none; ``gptq_p`` is version 2 with codes in planes (:mod:`ckconv.quant.codes`).
+# ``checkpoint_format: gptq``, or none; ``gptq_p`` is version 2 with codes in planes (:mod:`ckconv.quant.codec`).
 # auto-round says it by ``packing_format`` (``inference/convert_model.py``, 0.16): ``auto_round:auto_gptq`` and none are
 # version 1, ``auto_round`` and ``auto_round:gptqmodel`` version 2. In version 1 the library adds one to whole words, so
 # that a stored zero point of all ones would carry into the next one: no writer stores it, and what it is depends on who
@@ -351,7 +350,7 @@ QUARK_PACKINGS = (
 #
 # Value = scale * (code - zero), both signed. Source: ``compressors/quantized_compressors`` of compressed-tensors 0.20.
 # Codes of 3, 5, 6 and 7 bits are a stream over the words of a row; before version 0.19 a word had whole ones, and a row
-# took more words (:mod:`ckconv.quant.codes`).
+# took more words (:mod:`ckconv.quant.codec`).
 
 _COMPRESSED_READ = range(2, 9)
 

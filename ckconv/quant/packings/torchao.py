@@ -36,7 +36,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32
 from ckconv.core.layouts import Layout, Strip, merged
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.quant.codes import unpack
+from ckconv.quant.codec import unpack
 from ckconv.quant.mlx import MODES
 from ckconv.quant.packed import FACTOR, INT, SUM, Scheme, rows_of
 from ckconv.quant.packings.floats import fit_fp8, fit_triple
