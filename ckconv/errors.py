@@ -11,7 +11,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 #: Directory of stand-ins -> the address of what they stand in for.
@@ -208,6 +208,16 @@ def listed(faults: list[str]) -> tuple[str, ...]:
     if len(faults) <= MAX_LISTED:
         return tuple(faults)
     return (*faults[:MAX_LISTED], _rest(len(faults) - MAX_LISTED))
+
+
+def and_more(names: Sequence[str]) -> str:
+    """``first and 3 more``."""
+    return f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first names, and dots for the others."""
+    return ", ".join([quoted(name) for name in names[:most]] + ["..."] * (len(names) > most))
 
 
 def _rest(number: int) -> str:

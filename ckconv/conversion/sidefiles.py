@@ -20,7 +20,7 @@ from ckconv.conversion.write import NO_DIGEST
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
-from ckconv.errors import InputError, OutputError, UsageError, VerifyError, each_text, listed, quoted, valid
+from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination
@@ -456,11 +456,10 @@ def check_leftovers(
         (documents, read),
     ):
         if left:
-            some = left[0] + (f" and {len(left) - 1} more" if len(left) > 1 else "")
             hint = "remove what is left over, or name another directory"
             if left is documents:
                 hint = f"--force removes {'it' if len(left) == 1 else 'them'}; or {hint}"
-            message = f"{some} would remain, and {why}"
+            message = f"{and_more(left)} would remain, and {why}"
             raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
 
 

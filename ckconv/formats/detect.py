@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Identity, TensorIndex, identity
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, quoted, shown
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
@@ -430,10 +430,8 @@ def _model_in(path: Path, format: str | None) -> Path | None:
         if format is None and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             models = []
         if len(models) > 1:
-            some = ", ".join([quoted(name) for name in models[:4]] + ["..."] * (len(models) > 4))
-            raise InputError(
-                "input.format", f"holds {len(models):,} models: {some}", path=path, hint="name one of them"
-            )
+            message = f"holds {len(models):,} models: {few(models, 4)}"
+            raise InputError("input.format", message, path=path, hint="name one of them")
         if models:
             return path / models[0]
         if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):

@@ -15,7 +15,7 @@ from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.layouts import EXPONENTIALS
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
-from ckconv.errors import counted
+from ckconv.errors import and_more, counted
 from ckconv.families.canonical import unowned
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import tables_of
@@ -210,12 +210,8 @@ def numberless(index: TensorIndex) -> str:
             if side_by_side(tensor.dtype) and (tensor.packed or tensor.planes)
         }
     names = [name for name, count in found.items() if count]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"the scale of {counted(sum(found.values()), 'group')} is not a finite number: {names[0]}{more}"
-        if names
-        else ""
-    )
+    groups = counted(sum(found.values()), "group")
+    return f"the scale of {groups} is not a finite number: {and_more(names)}" if names else ""
 
 
 def products_are_exact(index: TensorIndex) -> bool:

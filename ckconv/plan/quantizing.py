@@ -12,7 +12,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor
-from ckconv.errors import UsageError, counted, missing_package
+from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model, Picture
@@ -209,7 +209,7 @@ class Quantized:
                 text = f"rows of {columns:,} are not whole blocks of {block:,} and become {dtype}"
                 fallen.setdefault(text, []).append(item.matrix.name)
         for (text, hint), told in why.items():
-            planner.refuse(f"{text}: {told[0]}{f' and {len(told) - 1} more' if len(told) > 1 else ''}", hint)
+            planner.refuse(f"{text}: {and_more(told)}", hint)
         for text, told in fallen.items():
             planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
         for dtype in {dtype.name: dtype for dtype in self.types.values()}.values():

@@ -13,7 +13,7 @@ from pathlib import Path
 from ckconv.core.arrays import np
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
-from ckconv.errors import OutputError, quoted
+from ckconv.errors import OutputError, and_more, quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces, head_is_embedding
@@ -231,8 +231,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     zero_filled = {tensor.name for tensor in index.tensors.values() if tensor.may_be_absent} - returning.written
     lost = [stored.name for stored in index.stored if stored.name not in zero_filled and returning.lost(stored)]
     if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise NoRecordError(f"the one beside {index.path.name} needs {lost[0]}{more}, which would not come back")
+        raise NoRecordError(f"the one beside {index.path.name} needs {and_more(lost)}, which would not come back")
     record = opened.record
     aliases = {**record.aliases, **returning.aliases}
     options = {**_asked(recorded_options(opened)), **_asked(plan.options)}

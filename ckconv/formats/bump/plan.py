@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
-from ckconv.errors import an
+from ckconv.errors import an, and_more
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, beside_text, names_of, part_hint
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
@@ -81,7 +81,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
         if len(set(chosen)) > 1:
             mixed.setdefault(f"gate and up share one type in {slot.name}", []).append([*zip(here, chosen, strict=True)])
     for why, names in spoiled.items():
-        planner.refuse(f"{why}: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else ""), ORIGINAL)
+        planner.refuse(f"{why}: {and_more(names)}", ORIGINAL)
     for why, tensors in refused.items():
         _refuse_blocks(planner, why, tensors, kept, tensors[0].source)
     for why, pairs in mixed.items():

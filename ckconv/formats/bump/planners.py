@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
-from ckconv.errors import an
+from ckconv.errors import an, and_more
 from ckconv.families import words
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
@@ -424,8 +424,7 @@ class Bump5Planner(BumpPlanner):
         if allowed is not None:
             there = {parse(name).pattern for name in self.tensors if is_bias(name)}
             if others := sorted(there - allowed):
-                more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-                self.refuse(f"{self.own.name} goes to bump {self.version} only without {others[0]}{more}")
+                self.refuse(f"{self.own.name} goes to bump {self.version} only without {and_more(others)}")
 
     def _computed_by(self, fault: Callable[[Age], object]) -> str:
         """Hint at ages without a fault whose templates fit the model."""

@@ -45,7 +45,7 @@ from ckconv.core.tensors import (
     plain_tensor,
     with_layer,
 )
-from ckconv.errors import InputError
+from ckconv.errors import InputError, and_more
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, as_head, plain_item
@@ -752,6 +752,5 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         ("the scales of NVFP4 matrices have a scale, without which a reader gets other numbers:", unasked, asking),
     ):
         if modules:
-            more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-            planner.refuse(f"{why} {modules[0]}{more}", hint)
+            planner.refuse(f"{why} {and_more(modules)}", hint)
     return found

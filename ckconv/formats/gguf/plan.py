@@ -31,7 +31,7 @@ from ckconv.core.tensors import (
     quantized_order,
     with_layer,
 )
-from ckconv.errors import InputError, UnsupportedError, listed
+from ckconv.errors import InputError, UnsupportedError, and_more, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import beside_text, interleaves, names_of
@@ -166,9 +166,8 @@ def types_of(
             refused.setdefault((f"the parts of {entry.name} share one type", DECODE), []).append(mixed)
         chosen.append(types[0])
     for (why, hint), names in refused.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         count = f"{groups[why]:,} " if groups[why] else ""
-        planner.refuse(f"{count}{why}: {names[0]}{more}", hint)
+        planner.refuse(f"{count}{why}: {and_more(names)}", hint)
     return chosen
 
 
@@ -485,9 +484,8 @@ class GgufPlanner(Planner):
             self.notes.append(f"a bump file says nothing of {lacks}: those keys are missing")
         numbers = keys_of_tensors(self, family, rounded)
         if rounded and not self.options.allow_lossy:
-            more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
             self.refuse(
-                f"{rounded[0]}{more} is no float32, as which a GGUF has it ({next(iter(numbers))})",
+                f"{and_more(rounded)} is no float32, as which a GGUF has it ({next(iter(numbers))})",
                 "--allow-lossy rounds it",
             )
         return {
@@ -582,7 +580,7 @@ class GgufPlanner(Planner):
         made = edited(self, metadata, architecture, ruled=config is not None, own=own)
         left = [key for key in made if key.startswith(f"{architecture}.")]
         if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
-            them = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
+            them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         elif own and config is not None and made != metadata:
             self._note_edits(config, FAMILIES[config.family], made)

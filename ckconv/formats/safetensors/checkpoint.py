@@ -32,7 +32,7 @@ from ckconv.core.tensors import (
     parted,
     plain_tensor,
 )
-from ckconv.errors import an, counted
+from ckconv.errors import an, and_more, counted
 from ckconv.families.canonical import as_head
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
@@ -435,9 +435,8 @@ class CheckpointPlanner(Planner):
     def _refuse_faults(self) -> None:
         """Refuse what the types of tensors cannot be."""
         for (why, hint), names in self._type_faults.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             count = f"{self._counts[why]:,} " if self._counts[why] else ""
-            self.refuse(f"{count}{why}: {names[0]}{more}", hint)
+            self.refuse(f"{count}{why}: {and_more(names)}", hint)
 
     def keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""

@@ -15,7 +15,18 @@ from typing import Any
 from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor, chained
-from ckconv.errors import Faults, InputError, UnsupportedError, counted, listed, quoted, shown, unreadable
+from ckconv.errors import (
+    Faults,
+    InputError,
+    UnsupportedError,
+    and_more,
+    counted,
+    few,
+    listed,
+    quoted,
+    shown,
+    unreadable,
+)
 from ckconv.families.catalog import TAKEN
 from ckconv.families.names import NAMES_KEY, PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.container import (
@@ -127,20 +138,16 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
     for where, n in twice.items():
         hint = f"remove {'it' if len(n) == 1 else 'them'} from all but one of these files"
         every = "both" if len(where) == 2 else "all"
-        faults.add("index.mismatch", f"{' and '.join(where)} {every} hold {_tensors(n)}: {_some(n)}", hint=hint)
+        faults.add("index.mismatch", f"{' and '.join(where)} {every} hold {_tensors(n)}: {few(n, 3)}", hint=hint)
     faults.check()
-    notes = [f"{s} holds {_tensors(n)} that the index does not list: {_some(n)}" for s, n in unlisted.items()]
-    notes += [f"{s} lacks {_tensors(n)} that the index lists there: {_some(n)}" for s, n in absent.items()]
-    notes += [f"{s} holds {_tensors(n)} that the index lists in {at}: {_some(n)}" for (s, at), n in elsewhere.items()]
+    notes = [f"{s} holds {_tensors(n)} that the index does not list: {few(n, 3)}" for s, n in unlisted.items()]
+    notes += [f"{s} lacks {_tensors(n)} that the index lists there: {few(n, 3)}" for s, n in absent.items()]
+    notes += [f"{s} holds {_tensors(n)} that the index lists in {at}: {few(n, 3)}" for (s, at), n in elsewhere.items()]
     return listed(notes)
 
 
 def _tensors(names: list[str]) -> str:
     return counted(len(names), "tensor")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join([quoted(name) for name in names[:3]] + ["..."] * (len(names) > 3))
 
 
 # Files of Mistral's own checkpoints, and of Meta's: several without an index, and ``params.json``.
@@ -393,9 +400,8 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
     if len({(shard := parse_shard_name(name)) and shard[::2] for name in found}) == 1 and parse_shard_name(found[0]):
         raise _incomplete(found, root)
     what = "indexes" if indexes else f"{kind} and no index"
-    some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
     hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
-    message = f"{len(found):,} {what}: {some}"
+    message = f"{len(found):,} {what}: {few(found, 4)}"
     raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
 
 
@@ -453,8 +459,7 @@ def _incomplete(names: Sequence[str], path: Path) -> InputError:
 
 def _fetch(missing: Sequence[str]) -> str:
     """A hint."""
-    more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-    return f"the download looks incomplete: fetch {quoted(missing[0])}{more}"
+    return f"the download looks incomplete: fetch {and_more([quoted(name) for name in missing])}"
 
 
 def _index_of(name: str) -> str:

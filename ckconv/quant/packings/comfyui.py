@@ -33,6 +33,7 @@ from ckconv.core.arrays import Rows, np
 from ckconv.core.dtypes import DTYPES, F32
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import StoredTensor
+from ckconv.errors import and_more
 from ckconv.quant.packed import E4M3, E5M2, INT, Scheme, rows_of
 from ckconv.quant.packings.module import (
     FLOATS,
@@ -189,8 +190,8 @@ def without_scale(stored: Sequence[StoredTensor], taken: Collection[str], layers
         for kind in [said_of(one.name.removesuffix(".weight"), layers).get("format")]
         if isinstance(kind, str) and one.dtype is _FORMATS.get(kind)
     ]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"ComfyUI's {found[0][1]} without weight_scale: {found[0][0]}{more}" if found else ""
+    names = [name for name, _ in found]
+    return f"ComfyUI's {found[0][1]} without weight_scale: {and_more(names)}" if found else ""
 
 
 def alone(stored: Sequence[StoredTensor], taken: Collection[str]) -> dict[str, tuple[Packing, dict[str, StoredTensor]]]:
