@@ -297,7 +297,7 @@ def _extended(path: Path) -> Iterator[Path]:
         with suppress(OSError, ValueError, InputError, AxesError):
             parents = tomllib.loads(file.read_text("utf-8")).get("extends", [])
             yield file
-            ahead += [_parent(file, name, FOLDER) for name in ([parents] if isinstance(parents, str) else parents)]
+            ahead += [_parent(file, name, FOLDER) for name in listed(parents)]
 
 
 def read_file(path: Path) -> Table:
@@ -366,7 +366,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
         raise fault(path, "extends forms a circle, or goes too deep")
     parents = own.pop("extends", [])
     result: Table = {}
-    for name in [parents] if isinstance(parents, str) else parents:
+    for name in listed(parents):
         inherited = merged(_parent(path, name, folder), folder=folder, depth=depth + 1, read=read)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
         for style in ("default", "unknown", "seen"):
@@ -436,7 +436,7 @@ def _entry(key: str, row: object, part: int, parts: int, path: Path) -> Table:
         if field not in FORMATS or value == "absent":
             entry[field] = _picked(value, part, parts)
             continue
-        forms = [_form(form, part, parts) for form in (value if isinstance(value, list) else [value])]
+        forms = [_form(form, part, parts) for form in listed(value)]
         entry[field] = forms if isinstance(value, list) else forms[0]
     if isinstance(entry.get("axes"), str) and parts > 1:
         entry["part"], entry["parts"] = part, parts
@@ -510,7 +510,7 @@ def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
     """Remove inherited roles of keys that are parameters now."""
     for format, section in (("hf", "config"), ("gguf", "metadata")):
         cells = [row[format] for row in parameters.values() if isinstance(row, dict) and format in row]
-        flat = [cell for item in cells for cell in (item if isinstance(item, list) else [item])]
+        flat = [cell for item in cells for cell in listed(item)]
         keys = [cell if isinstance(cell, str) else cell.get("key", "") for cell in flat if not is_unread(cell)]
         heads = {str(key).partition("." if format == "hf" else ":")[0] for key in keys}
         own = table.get(section, {})

@@ -179,8 +179,7 @@ class Keys:
         row = self.parameters.get(name)
         cells = row.get("gguf") if isinstance(row, dict) else None
         if cells is not None and not any(_key(cell).partition(":")[0] == key for cell in cells):
-            raw = self._tables[family.name]["parameters"][theirs]["gguf"]
-            raw = raw if isinstance(raw, list) else [raw]
+            raw = listed(self._tables[family.name]["parameters"][theirs]["gguf"])
             cells += [cell for cell in raw if _key(cell).partition(":")[0] == key][:1]
 
     def _typed(self, key: str) -> str:
@@ -252,8 +251,7 @@ class Keys:
         """Take the key of config.json with the same value, or a constant."""
         said = self._said(key)
         value = said[0][1].keys[key]
-        type = said[0][1].types[key]
-        typed = key if type == "u32" else f"{key}:{type}"
+        type, typed = said[0][1].types[key], self._typed(key)
         known = dict.fromkeys(one for _, pair in said for one in pair.flat)
         alike = [one for one in known if all(same(pair.flat.get(one), pair.keys[key]) for _, pair in said)]
         alike = [
@@ -296,12 +294,9 @@ class Keys:
             shown = ", ".join(_shown(pair.keys[key]) for _, pair in said)
             self._ask(key, f"{key} = {shown}: no key of config.json says it")
             return
-        constant = repr(value) if isinstance(value, str) else json.dumps(value)
-        if isinstance(value, list):
-            constant = json.dumps(value).replace('"', "'")
-        self.parameters[name] = {"value": constant, "hf": [], "gguf": [typed]}
-        if name not in self._base.parameters:
-            self.parameters[name].pop("hf")
+        constant = repr(value) if isinstance(value, str) else json.dumps(value).replace('"', "'")
+        idle = {"hf": []} if name in self._base.parameters else {}
+        self.parameters[name] = {"value": constant, **idle, "gguf": [typed]}
         self._ask(key, f"{key} = {_shown(value)}: no key of config.json says it (taken: a constant)")
 
     def _stated(self, name: str) -> bool:
@@ -422,7 +417,7 @@ class Keys:
         for name in self._base.parameters:
             raw = self._tables[self._base.name]["parameters"].get(name)
             cells = raw.get("hf", []) if isinstance(raw, dict) else []
-            mine = [cell for cell in (cells if isinstance(cells, list) else [cells]) if _key(cell) == key]
+            mine = [cell for cell in listed(cells) if _key(cell) == key]
             if mine and name not in self._given and self._stated(name) and "hf" not in self._own(name):
                 self._given.add(name)
                 self.parameters[name] = {**self._own(name), "hf": [_primary(mine[0])]}
@@ -499,8 +494,7 @@ class Keys:
                     theirs = {cell.key for cell in row.key_cells(format) if not cell.alias}
                     if other == name or not keys & theirs or format in self._own(other):
                         continue
-                    raw = self._tables[self._base.name]["parameters"][other][format]
-                    cells = raw if isinstance(raw, list) else [raw]
+                    cells = listed(self._tables[self._base.name]["parameters"][other][format])
                     kept = [cell for cell in cells if _key(cell).partition(":")[0] not in keys]
                     self.parameters.setdefault(other, {})[format] = kept
                     self.parameters[other]["optional"] = True
@@ -572,15 +566,11 @@ class Keys:
             return
         row = json.loads(json.dumps(raw))
         keyed = {cell.key for cell in self._keyed(family.parameters[name])}
-        for format in ("hf", "gguf"):
-            if format in row:
-                row[format] = row[format] if isinstance(row[format], list) else [row[format]]
+        row |= {format: listed(row[format]) for format in ("hf", "gguf") if format in row}
         if keyed:
             row["hf"] = [cell for cell in row["hf"] if _key(cell) in keyed]
-            if len(row["hf"]) == 1:
-                row["hf"] = [_primary(row["hf"][0])]
-            else:
-                row["hf"] = [cell if _alias(cell) else _primary(cell) for cell in row["hf"]]
+            alone = len(row["hf"]) == 1
+            row["hf"] = [cell if _alias(cell) and not alone else _primary(cell) for cell in row["hf"]]
             row.pop("default", None)
         for cell in row.get("gguf", ()):
             if is_unread(cell) and any(_key(cell).partition(":")[0] in pair.keys for pair in self._pairs):
