@@ -415,24 +415,28 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
         raise
 
 
-def missing_filesystem(url: str) -> UnsupportedError:
-    """``system.package``: the package for such an address is not installed."""
+def _filesystem(url: str, done: str) -> tuple[Any, str]:
+    """What speaks to the system of an address, and the path in it.
+
+    Args:
+        done: what is done there: ``read`` or ``written``.
+    """
     scheme = url.partition(":")[0]
-    return missing_package(f"{scheme}:", "fsspec", *filter(None, [_PACKAGES.get(scheme)]))
+    try:
+        from fsspec.core import url_to_fs
+
+        system, path = url_to_fs(url)
+    except ImportError as error:
+        raise missing_package(f"{scheme}:", "fsspec", *filter(None, [_PACKAGES.get(scheme)])) from error
+    except ValueError as error:
+        reason = short(str(error).replace(url, shown(url)))
+        raise UsageError("usage.remote", f"{scheme}: is not {done}: {reason}") from error
+    return system, path
 
 
 def _found(url: str) -> tuple[dict[str, FsspecFile], bool]:
     with _attempted(url):
-        try:
-            from fsspec.core import url_to_fs
-
-            system, path = url_to_fs(url)
-        except ImportError as error:
-            raise missing_filesystem(url) from error
-        except ValueError as error:
-            reason = short(str(error).replace(url, shown(url)))
-            raise UsageError("usage.remote", f"{url.partition(':')[0]}: is not read: {reason}") from error
-        return _listed(system, path, url)
+        return _listed(*_filesystem(url, "read"), url)
 
 
 def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bool]:
@@ -520,18 +524,9 @@ class Uploads:
         """
         self.url = url.rstrip("/")
         try:
-            from fsspec.core import url_to_fs
-
-            self._system, self._place = url_to_fs(self.url)
+            self._system, self._place = _filesystem(self.url, "written")
         except CkconvError:
             raise
-        except ImportError as error:
-            from ckconv.io.remote import missing_filesystem
-
-            raise missing_filesystem(url) from error
-        except ValueError as error:
-            message = f"{url.partition(':')[0]}: is not written: {short(str(error).replace(url, shown(url)))}"
-            raise UsageError("usage.remote", message) from error
         except Exception as error:  # some connect, or look for credentials, at once
             message = f"cannot be written: {type(error).__name__}"
             raise OutputError("remote.write", message, path=self.url, hint="try again later") from error
