@@ -31,6 +31,7 @@ from ckconv.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from ckconv.api import batch as batch
     from ckconv.api import convert as convert
+    from ckconv.api import convert_tower as convert_tower
     from ckconv.api import diff as diff
     from ckconv.api import dry_run as dry_run
     from ckconv.api import edit as edit
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from ckconv.comparison.compare import Comparison as Comparison
     from ckconv.comparison.verify import Verified as Verified
     from ckconv.conversion.run import Report as Report
-    from ckconv.conversion.towers import convert_tower as convert_tower
     from ckconv.errors import CkconvError as CkconvError
     from ckconv.formats.model import Model as Model
     from ckconv.formats.model import ModelTensor as ModelTensor
@@ -58,7 +58,7 @@ _HOMES = {
     "Verified": "ckconv.comparison.verify",
     "batch": "ckconv.api",
     "convert": "ckconv.api",
-    "convert_tower": "ckconv.conversion.towers",
+    "convert_tower": "ckconv.api",
     "diff": "ckconv.api",
     "edit": "ckconv.api",
     "hash": "ckconv.api",

@@ -18,8 +18,7 @@ from safetensors import deserialize
 from test_towers_back import arrays, pictured, seen
 from tower_cases import MLX_VLM, seen_by_mlx_vlm, with_tokens
 
-from ckconv.api import convert, diff, verify
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.options import Options
 
 MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors"]

@@ -13,8 +13,7 @@ from test_mlx_vlm import both
 from test_towers_back import arrays
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 
-from ckconv.api import convert, diff
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert, convert_tower, diff
 from ckconv.errors import InputError
 from ckconv.options import Options
 

@@ -18,8 +18,7 @@ from family_cases import values
 from family_directions import differing, read_gguf
 from tower_cases import checkpoint, recordings
 
-from ckconv.api import convert, open_model
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert, convert_tower, open_model
 from ckconv.errors import CkconvError
 
 #: What llama.cpp's converter rounds and ckconv does not: it stores matrix and kernels as F16 in every file, and adds 1

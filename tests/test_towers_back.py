@@ -17,8 +17,7 @@ from gguf_copies import gguf_copy
 from safetensors import deserialize
 from tower_cases import recordings, with_tokens
 
-from ckconv.api import convert, diff, verify
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.errors import CkconvError, InputError
 from ckconv.families.names import is_beside_text
 from ckconv.families.towers import tower_of_document

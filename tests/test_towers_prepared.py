@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tower_cases import checkpoint, recordings
 
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert_tower
 from ckconv.errors import CkconvError
 
 RECORDED = recordings()

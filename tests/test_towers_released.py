@@ -14,8 +14,7 @@ from gguf_copies import gguf_copy
 from tower_cases import checkpoint, recordings, with_tokens
 
 from ckconv import Options
-from ckconv.api import convert
-from ckconv.conversion.towers import convert_tower
+from ckconv.api import convert, convert_tower
 from ckconv.errors import CkconvError
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.towers import tower_of_document

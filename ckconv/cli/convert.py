@@ -120,8 +120,9 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
     text model in a GGUF, DST is a checkpoint of both.
     """
-    from ckconv.api import prepare
+    from ckconv.api import check_tower, prepare, prepare_tower
     from ckconv.cli.report import print_plan
+    from ckconv.conversion.planning import TOWER_HINT
     from ckconv.conversion.run import outputs_of, run
     from ckconv.conversion.sidefiles import late_files
     from ckconv.conversion.upload import uploading
@@ -175,10 +176,9 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         beside, force = flags["mmproj"], flags["force"]
         tower = None
         if beside:
-            from ckconv.conversion.towers import check_beside, prepare_tower, without_hint
-
-            tower, plan = prepare_tower(src, beside, options=options), without_hint(plan)
-            tower = tower[0], tower[1]._replace(typed=False)  # beside DST no link is followed
+            plan_of_tower, place = prepare_tower(src, beside, options=options)
+            tower = plan_of_tower, place._replace(typed=False)  # beside DST no link is followed
+            plan = replace(plan, notes=tuple(note.removesuffix(f"; {TOWER_HINT}") for note in plan.notes))
         try:
             for each in (plan, *([tower[0]] if tower else [])):
                 each.check()
@@ -197,7 +197,7 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
         if tower or flags["page"] is not None:
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
         if tower:
-            check_beside(tower, outputs, late_of_tower, force=force)
+            check_tower(tower, outputs, late_of_tower, force=force)
         if flags["page"] is not None:
             from ckconv.cli.page import check_place
 

@@ -199,9 +199,8 @@ def _rebuilt(
     path: Path, src: Path | None, out: TensorIndex, flags: dict[str, Any], named: dict[str, Path], settings: Settings
 ) -> Rebuilt:
     """Every byte of the output, and what it is made of."""
-    from ckconv.api import prepare
+    from ckconv.api import prepare, prepare_tower
     from ckconv.comparison.verify import Beside, rebuild
-    from ckconv.conversion.towers import prepare_tower
 
     if src is None:
         raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")

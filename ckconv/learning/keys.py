@@ -295,8 +295,9 @@ class Keys:
             self._ask(key, f"{key} = {shown}: no key of config.json says it")
             return
         constant = repr(value) if isinstance(value, str) else json.dumps(value).replace('"', "'")
-        idle = {"hf": []} if name in self._base.parameters else {}
-        self.parameters[name] = {"value": constant, **idle, "gguf": [typed]}
+        self.parameters[name] = {"value": constant, "hf": [], "gguf": [typed]}
+        if name not in self._base.parameters:
+            self.parameters[name].pop("hf")
         self._ask(key, f"{key} = {_shown(value)}: no key of config.json says it (taken: a constant)")
 
     def _stated(self, name: str) -> bool:
