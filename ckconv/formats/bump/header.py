@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from ckconv.formats.bump.slots import (
     TABLE_LENGTH,
     TYPE_WORDS,
     Geometry,
+    HeaderV3,
     HeaderV4,
     Placed,
     Slot,
@@ -589,7 +590,7 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, nam
     """
     between = source.read_at(HEADER_BYTES, EXTENDED_HEADER_BYTES - HEADER_BYTES + TABLE_LENGTH.size)
     header = HeaderV4.unpack(head, tokenizer_fields=True)
-    _check_sizes(path, header)
+    check_numbers(path, header, _faults(header))
     extended = _extended(path, between, header.num_layers, version)
     if not extended and not any(head[0x70:0x78]):  # the checksum ends before these bytes or covers them
         header = HeaderV4.unpack(head, tokenizer_fields=False)
@@ -678,36 +679,42 @@ def check_reserved(path: Path, reserved: bytes, start: int) -> None:
         raise InputError("bump.header", message, path=path, offset=start + at)
 
 
-def _check_sizes(path: Path, h: HeaderV4) -> None:
-    names = {
-        "num_layers": h.num_layers,
-        "vocab_size": h.vocab_size,
-        "embed_dim": h.hidden_size,
-        "intermediate_size": h.ffn_size,
-        "context_length": h.context_length,
-        "num_heads": h.num_heads,
-        "num_kv_heads": h.num_kv_heads,
-        "head_dim": h.head_dim,
-    }
-    faults = [f"{name} is {value}" for name, value in names.items() if not 0 < value < 1 << 31]
-    if h.num_layers > MAX_LAYERS:
-        faults.append(f"num_layers is {h.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
-    if h.model_type != 1:
-        faults.append(f"model_type is {h.model_type}, 1 expected")
+def _faults(h: HeaderV4) -> Iterator[str]:
     if h.num_kv_heads and h.num_heads % h.num_kv_heads:
-        faults.append(f"num_heads {h.num_heads} is not a multiple of num_kv_heads {h.num_kv_heads}")
-    for name, real, aligned in (
-        ("embed", h.hidden_size, h.aligned_hidden),
-        ("head", h.head_dim, h.aligned_head),
-        ("intermediate", h.ffn_size, h.aligned_ffn),
-        ("context", h.context_length, h.aligned_context),
-    ):
-        if aligned < real:
-            faults.append(f"aligned_{name} {aligned} is below {name} {real}")
+        yield f"num_heads {h.num_heads} is not a multiple of num_kv_heads {h.num_kv_heads}"
     # Nothing lies in a file that would be as long as this, and no checksum covers it.
-    if h.aligned_context > h.context_length and h.aligned_context not in (
-        align(h.context_length, step) for step in _CONTEXT_STEPS
-    ):
-        faults.append(f"aligned_context {h.aligned_context} is not context {h.context_length} rounded up")
+    steps = [align(h.context_length, step) for step in _CONTEXT_STEPS]
+    if h.aligned_context > h.context_length and h.aligned_context not in steps:
+        yield f"aligned_context {h.aligned_context} is not context {h.context_length} rounded up"
+
+
+#: Field of a header -> what the format calls it; of one that is rounded up, that, and the rounded one.
+_NUMBERS = {
+    "num_layers": "num_layers", "vocab_size": "vocab_size", "hidden_size": "embed_dim", "ffn_size": "intermediate_size",
+    "context_length": "context_length", "num_heads": "num_heads", "num_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+}  # fmt: skip
+ROUNDED = {
+    "hidden_size": ("embed", "aligned_hidden"), "head_dim": ("head", "aligned_head"),
+    "ffn_size": ("intermediate", "aligned_ffn"), "context_length": ("context", "aligned_context"),
+}  # fmt: skip
+
+
+def check_numbers(path: Path, header: HeaderV3 | HeaderV4, others: Iterable[str]) -> None:
+    """Refuse numbers that no model has.
+
+    Args:
+        others: what else is wrong with them.
+    """
+    said = header._asdict()
+    faults = [f"{name} is {said[it]}" for it, name in _NUMBERS.items() if it in said and not 0 < said[it] < 1 << 31]
+    if header.num_layers > MAX_LAYERS:
+        faults.append(f"num_layers is {header.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
+    if header.model_type != 1:
+        faults.append(f"model_type is {header.model_type}, 1 expected")
+    faults += others
+    for field, (name, rounded) in ROUNDED.items():
+        if field in said and said[rounded] < said[field]:
+            faults.append(f"aligned_{name} {said[rounded]} is below {name} {said[field]}")
     if faults:
         raise InputError("bump.header", faults[0], path=path, details=listed(faults[1:]))

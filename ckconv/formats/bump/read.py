@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, MAX_LAYERS, ModelConfig
+from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
 from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Checksum, Extent, TensorIndex, with_layer
-from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
+from ckconv.errors import InputError, UnsupportedError, an, counted, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.catalog import (
     FAMILIES,
@@ -36,12 +36,14 @@ from ckconv.formats.bump.ages import (
 )
 from ckconv.formats.bump.header import (
     MANIFEST_NAME,
+    ROUNDED,
     Bump5File,
     D,
     Flavour,
     Manifest,
     Metadata,
     by_slot,
+    check_numbers,
     check_reserved,
     check_room,
     checked_manifest,
@@ -475,7 +477,8 @@ def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
         InputError: ``bump.header`` or ``bump.dtype-table``.
     """
     header = HeaderV3.unpack(head)
-    _check_header(path, header)
+    check_reserved(path, header.reserved, 0x60)
+    check_numbers(path, header, _faults(header))
     layers = header.num_layers
     codes = read_table(path, source, HEADER_BYTES, {table_entries(SLOTS_V3, layers)}, layers)
     return Bump3File(header, codes, source.size)
@@ -535,38 +538,14 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     )
 
 
-def _check_header(path: Path, h: HeaderV3) -> None:
-    """The header must describe a file that the loader's own arithmetic gives."""
-    check_reserved(path, h.reserved, 0x60)
-    faults = [
-        f"{name} is {value}"
-        for name, value in (
-            ("num_layers", h.num_layers),
-            ("vocab_size", h.vocab_size),
-            ("embed_dim", h.hidden_size),
-            ("context_length", h.context_length),
-            ("num_heads", h.num_heads),
-            ("head_dim", h.head_dim),
-        )
-        if not 0 < value < 1 << 31
-    ]
-    if h.num_layers > MAX_LAYERS:
-        faults.append(f"num_layers is {h.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
-    if h.model_type != 1:
-        faults.append(f"model_type is {h.model_type}, 1 expected")
+def _faults(h: HeaderV3) -> Iterator[str]:
+    """Where a file is not what the loader's own arithmetic gives."""
     if h.num_heads * h.head_dim != h.hidden_size:
-        faults.append(f"num_heads {h.num_heads} x head_dim {h.head_dim} is not embed_dim {h.hidden_size}")
-    for name, real, aligned in (
-        ("embed", h.hidden_size, h.aligned_hidden),
-        ("head", h.head_dim, h.aligned_head),
-        ("context", h.context_length, h.aligned_context),
-    ):
-        if aligned < real:
-            faults.append(f"aligned_{name} {aligned} is below {name} {real}")
-        elif aligned != align(real):
-            faults.append(f"aligned_{name} {aligned} is not {name} {real} rounded up to 16")
-    if faults:
-        raise InputError("bump.header", faults[0], path=path, details=listed(faults[1:]))
+        yield f"num_heads {h.num_heads} x head_dim {h.head_dim} is not embed_dim {h.hidden_size}"
+    said = h._asdict()
+    for field, (name, rounded) in ROUNDED.items():
+        if field in said and said[field] <= said[rounded] != align(said[field]):
+            yield f"aligned_{name} {said[rounded]} is not {name} {said[field]} rounded up to 16"
 
 
 def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
