@@ -52,7 +52,7 @@ from ckconv.io.files import Files, head_is_embedding
 from ckconv.options import Options
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Container, OutputFile, Piece, Plan, Run
+from ckconv.plan.steps import Piece, Plan, Run
 from ckconv.quant.convert import between, decodable, writable
 
 # -- A model with adapters merged in: an index with computed tensors ---------------------------------------------------
@@ -581,21 +581,6 @@ class AdapterPlanner(Planner):
         if why:
             self.refuse(why, NAME_BASE if why.endswith(BY_BASE) else "")
         return outputs
-
-    def made(self, files: Sequence[OutputFile], contents: Callable[[], Container], *, rope_layout: str = "") -> Plan:
-        """The plan of what was found to be possible."""
-        return Plan(
-            self.index,
-            self.format,
-            self.version,
-            self.options,
-            files=tuple(files),
-            left_out=tuple(self.left_out),
-            notes=tuple(self.notes),
-            rope_layout=rope_layout,
-            contents=contents,
-            changes=self.changes,
-        )
 
     def _left(self) -> tuple[AdapterModule, ...]:
         """Modules without the tensors that a flag leaves out."""

@@ -40,7 +40,7 @@ from ckconv.families.towers import is_seen_by
 from ckconv.families.words import document_words, keys_said, layers_said, said, tie_word, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, crossed, zeros
-from ckconv.plan.steps import Change, LeftOut, Plan, Reason, missing_tensors
+from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
 
@@ -247,6 +247,25 @@ class Planner(ABC):
             self.options,
             refusals=tuple(self.reasons),
             notes=tuple(self.notes),
+        )
+
+    def made(self, files: Iterable[OutputFile], contents: Callable[[], Container], **more: Any) -> Plan:
+        """The plan of what was found to be possible.
+
+        Args:
+            more: further fields.
+        """
+        return Plan(
+            self.index,
+            self.format,
+            self.version,
+            self.options,
+            tuple(files),
+            tuple(self.left_out),
+            notes=tuple(self.notes),
+            contents=contents,
+            changes=self.changes,
+            **more,
         )
 
     def dropped(self, *names: str) -> bool:

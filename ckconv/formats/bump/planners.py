@@ -353,19 +353,13 @@ class Bump3Planner(BumpPlanner):
         right = () if interleaved else right_of_bump3(kinds, self.numbering)
         self.notes += [said(right)] if right and not K_QUANTS & kinds else []
         layout = "interleaved" if interleaved else "split"
-        return Plan(
-            self.index,
-            "bump",
-            3,
-            self.options,
-            (self.file(steps),),
-            tuple(self.left_out),
-            notes=tuple(self.notes),
+        return self.made(
+            [self.file(steps)],
+            partial(container3, Bump3(self.config, self.geometry, self.codes(types), layout)),
             rope_layout=layout,
             importance=self.importance,
             errors=self.quantized.errors if self.options.quantize else None,
             engines=right,
-            contents=partial(container3, Bump3(self.config, self.geometry, self.codes(types), layout)),
         )
 
 
@@ -557,32 +551,24 @@ class Bump5Planner(BumpPlanner):
         )
         manifest = documents.manifest(facts)
         metadata = documents.metadata(facts, manifest) if self.version == 5 else b""
-        return Plan(
-            self.index,
-            "bump",
+        made = Bump5(
             self.version,
-            self.options,
-            (self.file(steps, len(metadata)),),
-            tuple(self.left_out),
-            notes=tuple(self.notes),
+            self.geometry,
+            self.codes(types),
+            facts.num_merges,
+            facts.total_vocab_bytes,
+            content,
+            manifest,
+            documents.config_json(facts),
+            metadata,
+        )
+        return self.made(
+            [self.file(steps, len(metadata))],
+            partial(container5, made),
             rope_layout="interleaved" if interleaved else "split",
             importance=self.importance,
             errors=self.quantized.errors if self.options.quantize else None,
             engines=right,
-            contents=partial(
-                container5,
-                Bump5(
-                    self.version,
-                    self.geometry,
-                    self.codes(types),
-                    facts.num_merges,
-                    facts.total_vocab_bytes,
-                    content,
-                    manifest,
-                    documents.config_json(facts),
-                    metadata,
-                ),
-            ),
         )
 
     def _note(self, content: Mapping[str, bytes], head: DType, right: Sequence[str]) -> None:

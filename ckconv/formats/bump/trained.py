@@ -392,17 +392,9 @@ class TrainedPlanner(BumpPlanner):
             self.notes.append(
                 f"the engine trains with an epsilon of {EPSILON:g}, the source's is {self.config.norm_eps:g}"
             )
-        return Plan(
-            self._as_read,
-            self.format,
-            0,
-            self.options,
-            (self.file(steps),),
-            tuple(self.left_out),
-            notes=tuple(self.notes),
-            rope_layout="interleaved" if interleaved else "split",
-            contents=partial(_container, wrapper, document),
-        )
+        layout = "interleaved" if interleaved else "split"
+        plan = self.made([self.file(steps)], partial(_container, wrapper, document), rope_layout=layout)
+        return replace(plan, index=self._as_read)
 
     @staticmethod
     def _aligned(steps: list[Step], start: int) -> list[Step]:

@@ -326,19 +326,12 @@ class GgufPlanner(Planner):
             self._same_format and self._config is not None and interleaves(FAMILIES[self._config.family])
         )
         rotary = self._config is not None and FAMILIES[self._config.family].rope
-        return Plan(
-            self.index,
-            self.format,
-            0,
-            self.options,
-            files=files,
-            left_out=tuple(self.left_out),
-            notes=tuple(self.notes),
+        return self.made(
+            files,
+            contents,
             rope_layout=("interleaved" if interleaved else "split") if rotary or interleaved else "",
-            contents=contents,
             importance=self.quantized.importance(self._placed),
             errors=self.quantized.errors if self.options.quantize else None,
-            changes=self.changes,
         )
 
     def _quantized(self, entries: Sequence[Entry]) -> Quantized:

@@ -698,17 +698,8 @@ class CheckpointPlanner(Planner):
         absent = {item.name for item in self.left_out}
         parameters = sum(tensor.elements for name, tensor in self.whole.everything.items() if name not in absent)
         stands = Checkpoint(shards, document, parameters, carried, tokenizer, card, {**pooling, **self.beside})
-        plan = Plan(
-            self.whole,
-            self.format,
-            0,
-            o,
-            shards.files,
-            tuple(self.left_out),
-            notes=tuple(self.notes),
-            rope_layout="split" if self.family and self.family.rope else "",
-            contents=partial(container, stands),
-        )
+        rope = "split" if self.family and self.family.rope else ""
+        plan = replace(self.made(shards.files, partial(container, stands), rope_layout=rope), index=self.whole)
         if not (o.set_meta or o.drop_meta):
             return plan
         from ckconv.formats.safetensors.document_edits import with_edits

@@ -75,16 +75,7 @@ class WhisperPlanner(Planner):
             keys=keys_of(numbers, file_type),
             inside=inside(filters(numbers["num_mel_bins"]), spoken),
         )
-        return Plan(
-            self.index,
-            self.format,
-            0,
-            self.options,
-            files=(OutputFile(self.options.file_name or MODEL_NAME, at, tuple(steps)),),
-            left_out=tuple(self.left_out),
-            notes=tuple(self.notes),
-            contents=lambda: container,
-        )
+        return self.made([OutputFile(self.options.file_name or MODEL_NAME, at, tuple(steps))], lambda: container)
 
     @cached_property
     def _kept(self) -> tuple[tuple[bytes, ...], int]:
