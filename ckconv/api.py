@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -523,34 +522,6 @@ def prepare_tower(source: StrPath, target: StrPath, *, options: Options) -> tupl
     own = replace(tower_options(options), file_name=place.file_name)
     with readable(index.path):
         return make_plan(index, place.format, own), place
-
-
-def check_tower(tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[Late], *, force: bool) -> None:
-    """Check that a tower can be written when its text model is there.
-
-    Args:
-        outputs: everything that is written of the text model.
-        late: files beside the tower.
-    """
-    from ckconv.publish.files import check_target, followed
-
-    plan, place = tower
-    assert place.parent is not None
-    own = [place.parent / file.name for file in plan.files]
-    for path in (*own, *(item.path for item in late)):
-        if any(_is_same(path, other) for other in outputs):
-            message = f"{path} would be both a file of the tower and one of the text model"
-            raise UsageError("usage.target", message, hint="name another FILE for --mmproj")
-        if path in own:
-            followed(path, force=force, typed=False)
-        if path.parent.exists() or not any(_is_same(path.parent, other) for other in outputs):
-            check_target(path, None, force=force, inputs=plan.index.files)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    with suppress(OSError):
-        return one.samefile(other)
-    return os.path.realpath(one) == os.path.realpath(other)
 
 
 @pythonic

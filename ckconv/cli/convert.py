@@ -120,11 +120,11 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     stdout, tar:- for a tar archive of a directory there, or end in / for a directory. With MMPROJ, the tower beside a
     text model in a GGUF, DST is a checkpoint of both.
     """
-    from ckconv.api import check_tower, prepare, prepare_tower
+    from ckconv.api import prepare, prepare_tower
     from ckconv.cli.report import print_plan
     from ckconv.conversion.planning import TOWER_HINT
     from ckconv.conversion.run import outputs_of, run
-    from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.sidefiles import check_tower, late_files
     from ckconv.conversion.upload import uploading
     from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once

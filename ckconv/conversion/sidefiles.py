@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
@@ -29,7 +30,7 @@ from ckconv.io.digests import sha256_of
 from ckconv.io.files import open_source, readable
 from ckconv.options import Records, asked
 from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
-from ckconv.publish.files import SideFile, digest_of, failing, holds, opened_regular, there
+from ckconv.publish.files import SideFile, check_target, digest_of, failing, followed, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small
 from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
 from ckconv.record.conversion import SCHEMA, read_record, sealed
@@ -558,3 +559,29 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     if speaking:
         raise UsageError("usage.in-place", speaking[0], path=Path(path), hint=hint)
     return os.path.lexists(path.with_name(f"{path.name}{SUFFIX}"))
+
+
+def check_tower(tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[Late], *, force: bool) -> None:
+    """Check that a tower can be written when its text model is there.
+
+    Args:
+        outputs: everything that is written of the text model.
+        late: files beside the tower.
+    """
+    plan, place = tower
+    assert place.parent is not None
+    own = [place.parent / file.name for file in plan.files]
+    for path in (*own, *(item.path for item in late)):
+        if any(_is_same(path, other) for other in outputs):
+            message = f"{path} would be both a file of the tower and one of the text model"
+            raise UsageError("usage.target", message, hint="name another FILE for --mmproj")
+        if path in own:
+            followed(path, force=force, typed=False)
+        if path.parent.exists() or not any(_is_same(path.parent, other) for other in outputs):
+            check_target(path, None, force=force, inputs=plan.index.files)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return os.path.realpath(one) == os.path.realpath(other)
