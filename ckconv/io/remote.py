@@ -416,7 +416,7 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
 
 
 def _filesystem(url: str, done: str) -> tuple[Any, str]:
-    """What speaks to the system of an address, and the path in it.
+    """An object that speaks to the system of an address; the path there.
 
     Args:
         done: what is done there: ``read`` or ``written``.

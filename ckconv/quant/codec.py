@@ -1,4 +1,4 @@
-"""Codes of a few bits; stored rows to float32 and back: floats, ggml's blocks.
+"""Codes of a few bits; stored rows to float32 and back: floats, blocks.
 
 Block structs of plain codes, and the order of codes in them: ``ggml/src/ggml-common.h``; their decoders:
 ``dequantize_row_*`` in ``ggml/src/ggml-quants.c``. All numbers are little-endian.

@@ -728,7 +728,7 @@ def _family(config: Mapping[str, Any]) -> str:
 
 
 def _own(what: str, metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
-    """Configuration (keys of the engine, and ckconv's) or template in the file's own documents."""
+    """Configuration (the engine's keys, and ckconv's) or template in the file."""
     found = (one.document.get(what) for one in (metadata, manifest) if one)
     return next((one for one in found if isinstance(one, dict)), {})
 
