@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
-from test_quantize import WIDE, checkpoint
+from test_quantize import EXPERTS, WIDE, checkpoint, save_imatrix, sums_of
 
 import ckconv
 from ckconv.conversion import write
 from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
+from ckconv.plan import quantizing
 from ckconv.quant import convert, mlx
 from ckconv.verification.tensors import QUANTIZED_TWICE
 
@@ -87,6 +88,59 @@ def test_every_row_but_the_first_ones_of_a_tensor_is_quantized_once(
     counts.clear()
     ckconv.verify(tmp_path / "checked.gguf", source, weights=True, jobs=jobs)
     assert counts["Q8_0"] == once
+
+
+@pytest.fixture
+def weighed(tmp_path: Path) -> tuple[Path, Options]:
+    """A model whose experts each have an importance of their own."""
+    source = checkpoint(tmp_path / "floats", EXPERTS, "mixtral")
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    return source, Options(quantize="q4_0", imatrix=save_imatrix(tmp_path / "i.gguf", sums_of(tmp_path / "plain.gguf")))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("piece", [64 * 512, 1 << 20])
+def test_rows_of_experts_are_quantized_once_but_the_first_ones_of_each(
+    piece: int, jobs: int, weighed: tuple[Path, Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a piece is of one expert or of several."""
+    for module in (rows, stored):
+        monkeypatch.setattr(module, "CHUNK", piece)
+    (source, asked), counts, quantize = weighed, Counter[str](), convert.quantize
+
+    def counting(floats: Any, dtype: Any, *more: Any) -> Any:
+        counts[dtype.name] += len(floats)
+        return quantize(floats, dtype, *more)
+
+    monkeypatch.setattr(convert, "quantize", counting)
+    report = ckconv.convert(source, tmp_path / "out.gguf", options=asked, jobs=jobs)
+    steps = [step for file in report.plan.files for step in file.steps if step.target.dtype.name == "Q4_0"]
+    twice = sum(QUANTIZED_TWICE * max(1, len(step.runs)) for step in steps)
+    assert {len(step.runs) for step in steps} == {0, EXPERTS.experts}
+    assert counts["Q4_0"] == sum(step.target.layout.rows for step in steps) + twice
+
+
+@pytest.mark.parametrize("fault", ["importance", "rows", "places"])
+def test_experts_that_are_quantized_as_others_are_found(
+    fault: str, weighed: tuple[Path, Options], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_expert, gather = quantizing._by_expert, stored.JoinedRows.gather
+
+    def planned(*given: Any) -> Any:
+        one, other, *more = by_expert(*given)
+        if fault == "importance":
+            return [one._replace(conversion=other.conversion), other._replace(conversion=one.conversion), *more]
+        return [one._replace(start=other.start, stop=other.stop), other, *more]
+
+    monkeypatch.setattr(
+        *(
+            (stored.JoinedRows, "gather", lambda self, canonical: gather(self, canonical[::-1]))
+            if fault == "places"
+            else (quantizing, "_by_expert", planned)
+        )
+    )
+    with pytest.raises(VerifyError, match="not what the source holds"):
+        ckconv.convert(weighed[0], tmp_path / "out.gguf", options=weighed[1])
 
 
 @pytest.mark.parametrize("target", ["out/", "out.gguf"])

@@ -248,7 +248,7 @@ def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> I
     counted: dict[tuple[int, int, int, int], int] = {}
 
     def reading(files: Files) -> Any:
-        return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
+        return JoinedRows(step.runs, cols, files, counted, tiles) if step.runs else reader_of(tensor, how, files, tiles)
 
     rows = SideBySide(reading, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None

@@ -31,9 +31,12 @@ class JoinedRows:
     Args:
         cols: elements of a row as it is written.
         changed: what counts values that change; shared where several read the same rows side by side.
+        tiles: where rows are kept for whoever compares them.
     """
 
-    def __init__(self, runs: Sequence[Run], cols: int, files: Files, changed: _Counts | None = None) -> None:
+    def __init__(
+        self, runs: Sequence[Run], cols: int, files: Files, changed: _Counts | None = None, tiles: Tiles | None = None
+    ) -> None:
         readers = [reader_of(run.tensor, run.conversion, files) for run in runs]
         self._runs = [
             (run._replace(conversion=reader.left(run.conversion)), reader)
@@ -41,9 +44,10 @@ class JoinedRows:
         ]
         self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
         self._changed: _Counts = {} if changed is None else changed
+        self._tiles = tiles
         self.dtype = runs[0].conversion.written
         self.layout = plain(int(self._first[-1]), cols)
-        self.row_bytes = self.dtype.nbytes(cols)
+        self.row_bytes = max(max(reader.row_bytes, worth(reader, run.conversion)) for run, reader in self._runs)
 
     @property
     def changed(self) -> int:
@@ -61,13 +65,15 @@ class JoinedRows:
         return max(reader.max_change for _, reader in self._runs)
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        """Converted rows ``start`` to ``stop``."""
         return self.gather(np.arange(start, stop, dtype=np.int64))
 
     def gather(self, canonical: Index) -> Rows:
-        """The rows at these indices: ``[len(canonical), row_bytes]``."""
-        cols = self.layout.cols
-        return self._joined(canonical, 0, cols, lambda run, reader, rows: run.conversion.apply(reader.gather(rows)))
+        """The converted rows at these indices."""
+        return self._joined(canonical, 0, self.layout.cols, self._read)
+
+    def _read(self, run: Run, reader: RowReader | RowsTogether, rows: Index) -> tuple[Rows, int]:
+        return _kept(self._tiles, run.tensor, run.conversion, rows, run.conversion.apply(reader.gather(rows)))
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
         """Columns of the rows at these indices; they are converted already."""
@@ -239,11 +245,7 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
     """Rows and columns of a tensor, converted, in this order."""
     if layout.whole_rows and len(cols) == layout.cols:
         made = conversion.apply(reader.gather(rows))
-        if isinstance(reader, RowReader) and reader.tiles is not None and is_handed_over(reader.tensor, conversion):
-            order = np.argsort(rows)
-            if _follow(rows[order]):  # whoever compares takes canonical rows: heads, say, in another order
-                reader.tiles.add(reader.tensor, conversion, int(rows[order[0]]), taken(made[0], order), made[1])
-        return made
+        return _kept(reader.tiles, reader.tensor, conversion, rows, made) if isinstance(reader, RowReader) else made
     low, high = int(cols.min()), int(cols.max()) + 1
     values, changed = reader.columns(rows, low, high, conversion)
     block, cell = conversion.written.block, cell_of(conversion.written)
@@ -251,6 +253,10 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
     return np.ascontiguousarray(found).view(np.uint8), changed
 
 
-def _follow(rows: Index) -> bool:
-    """Whether rows are consecutive."""
-    return bool((np.diff(rows) == 1).all())
+def _kept(tiles: Tiles | None, of: Tensor, how: Conversion, rows: Index, made: tuple[Rows, int]) -> tuple[Rows, int]:
+    """Converted rows, kept in canonical order, which that of heads need not be, for whoever compares them."""
+    if tiles is not None and is_handed_over(of, how):
+        order = np.argsort(rows)
+        if (np.diff(rows[order]) == 1).all():
+            tiles.add(of, how, int(rows[order[0]]), taken(made[0], order), made[1])
+    return made

@@ -56,7 +56,7 @@ from ckconv.verification.content import parameter_differences
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------
 
 
-#: Rows of each tensor that are quantized twice: to be written, and to be compared.
+#: Rows of each tensor and expert that are quantized twice: to be written, and to be compared.
 QUANTIZED_TWICE = 16
 
 
@@ -97,15 +97,14 @@ def wrong_rows(
         for start, stop in row_ranges(
             _broader(mine, theirs, conversion), max(mine.row_bytes, theirs.row_bytes), held.conversion
         ):
+            again = [(start, stop)]
             if (found := held.handed_over(start, stop)) is not None:
                 note(found)
-                if start or not held.conversion.quantizes:
-                    continue
-                stop = min(stop, QUANTIZED_TWICE)
-            for array in () if alone else (*tensor.arrays, *source.arrays):  # threads read what is there
+                again = [*held.twice(start, stop)]
+            for array in () if alone or not again else (*tensor.arrays, *source.arrays):  # threads read what is there
                 until = stop * mine.row_bytes if held.in_order and array is tensor else array.nbytes
                 files.wait_for(array.extents, 0, until)
-            yield partial(held.converted, start=start, stop=stop)
+            yield from (partial(held.converted, start=one, stop=other) for one, other in again)
 
     with closing(both.each(pieces(), alone=alone)) as results:
         for found in results:
@@ -139,6 +138,7 @@ class _Rows:
         as_stored = tensor.as_stored and mine.dtype is tensor.dtype
         self.in_order = as_stored and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
         self._tiles = tiles if as_stored and is_handed_over(source, conversion) else None
+        self._each = max(1, tensor.layout.rows // (len(importance) if importance is not None else 1))
 
     def handed_over(self, start: int, stop: int) -> _Found | None:
         """Compare with rows that were converted to be written.
@@ -150,11 +150,11 @@ class _Rows:
         tensor, mine, conversion = self._tensor, self._mine, self.conversion
         begin, end = start * mine.row_bytes, min(stop * mine.row_bytes, tensor.nbytes)
         self._files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
-        of_all = self._importance is not None and len(self._importance) == 1
-        told = self._importance[0] if self._importance is not None and of_all else None
-        made = self._tiles.take(self._source, conversion, start, stop, told)
-        if made is None:
+        tiles = [self._tiles.take(self._source, conversion, *cut) for cut in self._by_expert(start, stop)]
+        found = [tile for tile in tiles if tile is not None]
+        if len(found) < len(tiles):
             return None
+        made = _together(found)
         if self.in_order and not self._cannot_be(made[1]) and self._files.stores(tensor.extents, begin, made[0]):
             return _Found([], made[1], end - begin)
         return self._compared(made, mine.rows(start, stop), start)
@@ -162,9 +162,24 @@ class _Rows:
     def converted(self, readers: tuple[RowReader, RowReader], start: int, stop: int) -> _Found:
         """Against rows that are converted now, in any thread."""
         mine, theirs = readers
-        rows = theirs.rows(start, stop)
-        made = _converted(rows, start, self._tensor.layout.rows, self.conversion, self._importance)
-        return self._compared(made, mine.rows(start, stop), start)
+        rows, made = theirs.rows(start, stop), []
+        for one, other, importance in self._by_expert(start, stop):
+            weighed = importance is not None and self.conversion.quantizes
+            how = self.conversion._replace(quantizing=Quantizing(importance)) if weighed else self.conversion
+            made.append(how.apply(rows[one - start : other - start]))
+        return self._compared(_together(made), mine.rows(start, stop), start)
+
+    def twice(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """First rows of each expert between these, where rows are quantized."""
+        if self.conversion.quantizes:
+            firsts = (one for one, _, _ in self._by_expert(start, stop) if one % self._each == 0)
+            yield from ((one, min(stop, one + QUANTIZED_TWICE, one + self._each)) for one in firsts)
+
+    def _by_expert(self, start: int, stop: int) -> Iterator[tuple[int, int, Floats | None]]:
+        """Rows of each expert apart, with its own importance."""
+        for first in range(start - start % self._each, stop, self._each):
+            own = self._importance[first // self._each] if self._importance is not None else None
+            yield max(start, first), min(stop, first + self._each), own
 
     def _cannot_be(self, changed: int) -> bool:
         """No block holds the source's numbers, so these do not."""
@@ -189,22 +204,9 @@ def _broader(mine: RowReader, theirs: RowReader, conversion: Conversion) -> RowR
     return mine if mine.piece >= theirs.piece else theirs
 
 
-def _converted(
-    rows: Rows, start: int, count: int, conversion: Conversion, importance: Floats | None
-) -> tuple[Rows, int]:
-    """Converted rows from ``start`` on; each expert's by its own importance."""
-    if importance is None or not conversion.quantizes:
-        return conversion.apply(rows)
-    made, each, at, changed = [], count // len(importance), start, 0
-    while at < start + len(rows):
-        expert = at // each
-        stop = min(start + len(rows), (expert + 1) * each)
-        how = conversion._replace(quantizing=Quantizing(importance[expert]))
-        some, more = how.apply(rows[at - start : stop - start])
-        made.append(some)
-        changed += more
-        at = stop
-    return np.concatenate(made), changed
+def _together(made: Sequence[tuple[Rows, int]]) -> tuple[Rows, int]:
+    """Converted rows of experts, one after the other."""
+    return made[0] if len(made) == 1 else (np.concatenate([rows for rows, _ in made]), sum(n for _, n in made))
 
 
 def dirty_padding(tensor: Tensor, files: Files) -> int | None:
@@ -503,7 +505,8 @@ class TensorComparison:
         if there and there <= self._ours.keys():  # a reranker has no more of its head
             there.add("output.weight")
         if self.out.metadata_kind is MetadataKind.DOCUMENT is self.source.metadata_kind:
-            there.update(_in_directories(self.source))  # compared as files beside the model
+            directories = FAMILIES[_family(self.source)].in_huggingface.modules if self.source.config else ()
+            there.update(directories)  # compared as files beside the model
         for key, tensor in self._theirs.items():
             if key in there or key in self._ours or tensor.source in by_rule or self._is_left_out(tensor, key):
                 continue
@@ -695,11 +698,6 @@ def _within_text(index: TensorIndex) -> Collection[str]:
         return ()
     embedded = tower_family(index.tower.family).in_huggingface.embeddings
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
-
-
-def _in_directories(index: TensorIndex) -> Collection[str]:
-    """Tensors that are in directories of modules beside a checkpoint."""
-    return FAMILIES[_family(index)].in_huggingface.modules.keys() if index.config is not None else ()
 
 
 def _family(index: TensorIndex) -> str:
