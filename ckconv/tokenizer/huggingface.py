@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from json import JSONEncoder
 from math import isnan
@@ -80,11 +80,12 @@ def merges_of(
     if longest > _MAX_PIECE:
         raise NotFaithful(f"a piece has {longest:,} characters")
     made.sort(key=lambda n: -scores[n])
+    joins = {part for part, number in vocab.items() if len(part) == 1 or types[number] == NORMAL}
     for _, equals in groupby(made, key=lambda n: scores[n]):
         pairs: list[tuple[str, str]] = []
         first = ""
         for n in equals:
-            halves = _halves(tokens[n], vocab, types)
+            halves = _halves(tokens[n], joins)
             if halves and first and len({*first, *tokens[n]}) > 1:
                 raise NotFaithful(f"{first!r} and {tokens[n]!r} have one score, and merges have an order")
             first = first or (tokens[n] if halves else "")
@@ -93,19 +94,13 @@ def merges_of(
             yield f"{left} {right}"
 
 
-def _halves(token: str, vocab: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
-    """Every way in which a piece can be made of two."""
-    cuts = ((token[:at], token[at:]) for at in range(len(token) - 1, 0, -1))
-    found = [(left, right) for left, right in cuts if _joins(left, vocab, types) and _joins(right, vocab, types)]
+def _halves(token: str, joins: Container[str]) -> list[tuple[str, str]]:
+    """Every way in which a piece can be made of two: characters, or pieces that merges make."""
+    cuts = range(len(token) - 1, 0, -1)
+    found = [(left, right) for at in cuts if (left := token[:at]) in joins and (right := token[at:]) in joins]
     if found and " " in token:
         raise NotFaithful(f"the piece {token!r} holds a space")
     return found
-
-
-def _joins(part: str, vocab: dict[str, int], types: Sequence[int]) -> bool:
-    """A character, or a piece that merges make."""
-    number = vocab.get(part)
-    return number is not None and (len(part) == 1 or types[number] == NORMAL)
 
 
 # ``tokenizer.json`` out of the words of a GGUF: the steps of the tokenizers library that do what llama.cpp does.
