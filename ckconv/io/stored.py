@@ -254,9 +254,9 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
 
 
 def _kept(tiles: Tiles | None, of: Tensor, how: Conversion, rows: Index, made: tuple[Rows, int]) -> tuple[Rows, int]:
-    """Converted rows, kept in canonical order, which that of heads need not be, for whoever compares them."""
+    """Pass on converted rows, kept for whoever compares them."""
     if tiles is not None and is_handed_over(of, how):
-        order = np.argsort(rows)
+        order = np.argsort(rows)  # canonical; heads, say, are written in another
         if (np.diff(rows[order]) == 1).all():
             tiles.add(of, how, int(rows[order[0]]), taken(made[0], order), made[1])
     return made

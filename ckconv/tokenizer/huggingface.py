@@ -95,7 +95,7 @@ def merges_of(
 
 
 def _halves(token: str, joins: Container[str]) -> list[tuple[str, str]]:
-    """Every way in which a piece can be made of two: characters, or pieces that merges make."""
+    """Every way in which a piece can be made of two."""
     cuts = range(len(token) - 1, 0, -1)
     found = [(left, right) for at in cuts if (left := token[:at]) in joins and (right := token[at:]) in joins]
     if found and " " in token:

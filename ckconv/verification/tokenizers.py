@@ -296,7 +296,7 @@ def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
         others = {*map(int, _decoder(files)), *_json(files, "added_tokens.json").values()}
         pieces = {number: text for number, text in pieces.items() if number not in others}
         return Words(pieces, scores=scores, roles=_roles(source, files, pieces))
-    plain = {number: text for number, text in words.tokens.items() if number not in words.special | words.users}
+    plain = {number: words.tokens[number] for number in words.tokens.keys() - words.special - words.users}
     same = not words.scores and all(pieces.get(number) == text for number, text in plain.items())
     return words._replace(scores={n: score for n, score in scores.items() if n in plain}) if same else words
 
