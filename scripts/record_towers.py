@@ -47,6 +47,7 @@ _GLM = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, 
 _GEMMA4 = {**_TEXT, "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
            "vocab_size_per_layer_input": 384, "sliding_window": 8, "use_bidirectional_attention": "vision",
            "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"]}  # fmt: skip
+_UNIFIED = {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8}
 _CONFORMER = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 20,
               "subsampling_conv_channels": [128, 4]}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
@@ -289,6 +290,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "audio_config": {**_CONFORMER, "hidden_size": 32, "num_attention_heads": 4, "use_clipped_linears": False},
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
                            "position_embedding_size": 12}},
+        _PREPARED, {},
+    ),
+    "gemma4_unified-bf16": (
+        "Gemma4Unified", "BF16",
+        {"text_config": {**_TEXT, **_UNIFIED}, "audio_config": {},
+         "vision_config": {"patch_size": 4, "mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 20}},
+        _PREPARED, {},
+    ),
+    "gemma4_unified-f16": (
+        "Gemma4Unified", "F16",
+        {"text_config": {**_TEXT, **_UNIFIED}, "audio_config": {},
+         "vision_config": {"patch_size": 2, "mm_embed_dim": 20, "output_proj_dims": 20, "mm_posemb_size": 12}},
         _PREPARED, {},
     ),
     "minicpmv4_6-f16": (

@@ -56,7 +56,7 @@ TIED = {
     "TTT------": ("qwen3_vl-f16", "qwen3_vl_moe-f16", "qwen3_5-f16", "qwen3_5_moe-bf16", "smolvlm-f16", "idefics3-f16",
                   "exaone4_5-f16", "minicpmv4_6-f16"),
     "TTT---TTT": ("gemma3-f16", "gemma4-f16", "gemma4_hearing-f16", "internvl-f16", "internvl-bf16", "janus-f16",
-                  "lfm2_vl-f16", "lighton_ocr-f16", "mistral3-f16"),
+                  "gemma4_unified-f16", "lfm2_vl-f16", "lighton_ocr-f16", "mistral3-f16"),
     "TTTT--T--": ("llava-f16", "pixtral-f16", "qwen2_vl-f16", "qwen2_5_vl-f32"),
     "TTTT-TTTT": ("paddleocr_vl-f16",),
     "T--T--T--": ("llama4-f16",),
@@ -170,6 +170,9 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_hearing-bf16", {"audio_config.attention_chunk_size": 24}, "attention_chunk_size of the tower is 24"),
     ("gemma4_hearing-bf16", {"audio_config.rms_norm_eps": 1e-5}, "llama.cpp computes with 1e-06"),
     ("gemma4_hearing-bf16", {"audio_config.hidden_act": "gelu"}, "ear_act of the tower is 'gelu', and .* 'silu'"),
+    ("gemma4_unified-f16", {"audio_config.rms_norm_eps": 1e-5}, "llama.cpp computes with 1e-06"),
+    ("gemma4_unified-f16", {"text_config.use_bidirectional_attention": None}, "use_bidirectional_attention is None"),
+    ("gemma4_unified-f16", {"vision_config.output_proj_dims": 24}, "seen of the tower is 24"),
     ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 

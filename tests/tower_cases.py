@@ -72,7 +72,7 @@ def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Key of config.json -> the token of pictures that it names; other keys where it names none."""
     if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5")):
         return _TOKENS["qwen"]
-    if config.get("audio_config") and config["model_type"] == "gemma4":
+    if config.get("audio_config") and config["model_type"] in ("gemma4", "gemma4_unified"):
         return _TOKENS["gemma4_hearing"]
     vision = config.get("vision_config", {}).get("model_type")
     return _TOKENS.get("pixtral" if (vision, config["model_type"]) in _BREAKING else config["model_type"], {})

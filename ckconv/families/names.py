@@ -552,8 +552,8 @@ _BESIDE = frozenset(
     {
         "aligner", "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "merger", "mlp1",
         "mlp_AR", "mm_projector", "multi_modal_projector", "multimodal_projector", "patch_merger",
-        "pre_mm_projector_norm", "vision", "vision_encoder", "vision_language_adapter", "vision_model",
-        "vision_projection", "vision_tower", "visual",
+        "pre_mm_projector_norm", "vision", "vision_embedder", "vision_encoder", "vision_language_adapter",
+        "vision_model", "vision_projection", "vision_tower", "visual",
     }
 )  # fmt: skip
 

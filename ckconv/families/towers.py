@@ -124,14 +124,14 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     values = Values(family, source)
     try:
         for name in _SIZES:
-            if name in family.parameters:
+            if name in family.parameters and family.parameters[name].value is None:
                 _check_size(family.parameters[name], _plain(values[name]), source.format)
         parameters = {name: _plain(values[name]) for name in family.parameters}
         for name, row in family.parameters.items():
             _check(row, parameters[name])
     except (ParameterError, ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
-    table = family.parameters["layers"].key_cells("hf")[0].head  # of the document, which is the tower's
+    table = family.parameters["hidden"].key_cells("hf")[0].head  # of the document, which is the tower's
     said = _said(source, table) if source.format == "hf" else {}
     others = tuple(
         f"{cell.key} = {stated!r}"
