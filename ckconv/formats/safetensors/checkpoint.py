@@ -803,6 +803,9 @@ class WholePlanner(CheckpointPlanner):
         own = config.own.get("deepstack") or 0
         if layers is not None and len(layers) != own:
             self.refuse(f"{text} takes {own} layers of {tower}, which has {len(layers)}")
+        patterns = {parse(name).pattern for name in self.index.tensors}
+        if lacked := [name for name in self._tower.parameters.get("lacked") or () if name in patterns]:
+            self.refuse(f"{text} has {' and '.join(lacked)}, which the text model of {an(self.within)} has not")
         eps = self._tower.parameters.get("text_eps")
         if eps is not None and differ(eps, config.norm_eps):
             self.refuse(
