@@ -100,7 +100,7 @@ def test_a_scaling_by_one_goes_to_every_format(tmp_path: Path, scaling: dict[str
     assert said["rope_parameters"]["rope_type"] == "default"
 
 
-@pytest.mark.parametrize("family", ["qwen2", "cohere", "falcon_h1", "minimax_m2"])
+@pytest.mark.parametrize("family", ["qwen2", "cohere", "falcon_h1", "minimax_m2", "granite_switch"])
 def test_llama3_by_one_is_no_tensor_where_llama_cpp_has_none(
     llama_cpp: consumers.Consumer, tmp_path: Path, family: str
 ) -> None:
@@ -113,6 +113,14 @@ def test_llama3_by_one_is_no_tensor_where_llama_cpp_has_none(
         ckconv.convert(place, place.with_suffix(".gguf"), options=ckconv.Options(dtype="f32"))
         made.append(llama_cpp.logits(place.with_suffix(".gguf"), tuple(range(40))))
     assert np.array_equal(*made)
+
+
+def test_llama3_of_a_granite_switch_is_refused(tmp_path: Path) -> None:
+    """``load_arch_tensors`` of granite-switch.cpp makes no ``rope_freqs``: llama.cpp loads no such file."""
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    source = scaled("granite_switch", tmp_path / "hf", {"rope_type": "llama3", "factor": 4.0, **numbers})
+    with pytest.raises(UnsupportedError, match=r"which llama\.cpp does not do for graniteswitch"):
+        ckconv.convert(source, tmp_path / "m.gguf")
 
 
 def test_a_factor_of_one_does_not_hide_what_weighs_attention(tmp_path: Path) -> None:
