@@ -96,12 +96,19 @@ def test_gguf_arrays_of_another_type_count_as_missing() -> None:
 def test_tokenizer_json() -> None:
     document = {
         "added_tokens": [{"id": 5, "content": "<eos>"}, {"id": "6", "content": "no"}, 7],
-        "model": {"vocab": {"a": 0, "b": 1, "ab": 2, "far": 99}, "merges": ["a b", ["b", "a"], ["a"], 3]},
+        "model": {"vocab": {"a": 0, "b": 1, "ab": 2, "<eos>": 5, "far": 99}, "merges": ["a b", ["b", "a"], ["a"], 3]},
     }
     made = huggingface_entries(document, 6)
     assert made is not None
     assert strings(made) == [b"a", b"b", b"ab", b"<|ck_missing_3|>", b"<|ck_missing_4|>", b"<eos>"]
     assert numbers(made["vocab_merges"]) == [0, 1, 2]
+
+
+def test_added_tokens_have_the_ids_that_the_tokenizers_library_gives() -> None:
+    listed = [{"id": 0, "content": "a"}, {"id": 0, "content": "twice"}, {"id": 4, "content": "behind a gap"}]
+    made = huggingface_entries({"added_tokens": listed, "model": {"vocab": {"a": 0, "b": 1}}}, 5)
+    assert made is not None
+    assert strings(made) == [b"a", b"b", b"twice", b"behind a gap", b"<|ck_missing_4|>"]
 
 
 @pytest.mark.parametrize("unknown", ["<unk>", {"content": "<unk>"}])

@@ -589,7 +589,7 @@ def huggingface_entries(
     An id that no token has is filled with the unknown token, or ``<|ck_missing_ID|>``.
 
     Args:
-        added: the added tokens, with their ids; ``None`` for what the document lists.
+        added: the added tokens, with their ids; ``None`` for those of the document.
     """
     model = document.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -597,7 +597,7 @@ def huggingface_entries(
         return None
     by_id: dict[int, str] = {
         number: token
-        for token, number in (*reversed(vocab.items()), *(_added(document) if added is None else added.items()))
+        for token, number in (*reversed(vocab.items()), *(_added(document, vocab) if added is None else added.items()))
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size
     }
     unknown = _unknown(model)
@@ -609,11 +609,18 @@ def huggingface_entries(
     )
 
 
-def _added(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    added = document.get("added_tokens")
+def _added(document: Mapping[str, Any], vocab: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Added tokens with the ids that the tokenizers library gives.
+
+    A word keeps its own, any other token gets the next one.
+    """
+    free = 1 + max((number for number in vocab.values() if type(number) is int), default=-1)
+    ids, added = dict(vocab), document.get("added_tokens")
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and isinstance(token.get("content"), str):
-            yield token["content"], token.get("id")
+            number = ids.setdefault(token["content"], free)
+            free = max(free, number + 1) if type(number) is int else free
+            yield token["content"], number
 
 
 def _unknown(model: Mapping[str, Any]) -> str:
