@@ -113,7 +113,9 @@ def needed() -> Mapping[str, Mapping[str, Any]]:
 def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """Everything in which the tokenizer of an output is not its source's."""
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
-    theirs = _words_of(source, _json(beside(source), _FILE))
+    document = _json(beside(source), _FILE)
+    theirs = _words_of(source, document)
+    document = {key: part for key, part in document.items() if key != "model"}
     merges = theirs is None or theirs.merges is not None
     documents = {_FILE: _json(files, _FILE, read_whole if merges else _without_merges)}
     made = made and source.metadata_kind is MetadataKind.TYPED
@@ -128,7 +130,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
         theirs = _with_pieces(theirs, source)
-        yield from _of_checkpoint(out, ours, beside(source))
+        yield from _of_checkpoint(out, ours, beside(source), document)
     if ours is None or theirs is None:
         return
     yield from _of_words(ours, theirs, typed=typed)
@@ -172,9 +174,10 @@ def _template(files: Mapping[str, Any]) -> str | None:
     return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
 
 
-def _of_checkpoint(out: TensorIndex, ours: Words, files: Mapping[str, Any]) -> Iterator[Fact]:
+def _of_checkpoint(
+    out: TensorIndex, ours: Words, files: Mapping[str, Any], document: Mapping[str, Any]
+) -> Iterator[Fact]:
     """Faults of keys other than words that were made of documents."""
-    document = _json(files, _FILE, _without_merges)
     if (template := _template(files)) is not None and (found := stored_value(out, _TEMPLATE)) != template:
         yield Fact(_TEMPLATE, shown(found), shown(template))
     keys, around = _Keys(out, ours), dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
@@ -284,21 +287,26 @@ def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
     """Words with the scores of a SentencePiece model, or its own."""
     files = beside(source)
     name = next((name for name in _MODELS if name in files), "")
-    if not name or (words is None and _FILE in files):
+    if not name or (words.scores if words else _FILE in files):
         return words
-    pieces, scores = dict[int, str](), dict[int, float]()
-    for number, (text, score, kind) in enumerate(_pieces(read_whole(files[name])), _MODELS[name]):
-        if kind and number - _MODELS[name] >= 3 * _MODELS[name]:
-            pieces[number] = text
-            if kind == _NORMAL:
-                scores[number] = score
+    first = _MODELS[name]
+    pieces = (item for item in enumerate(_pieces(read_whole(files[name])), first) if item[0] >= 4 * first)
     if words is None:
         others = {*map(int, _decoder(files)), *_json(files, "added_tokens.json").values()}
-        pieces = {number: text for number, text in pieces.items() if number not in others}
-        return Words(pieces, scores=scores, roles=_roles(source, files, pieces))
-    plain = {number: words.tokens[number] for number in words.tokens.keys() - words.special - words.users}
-    same = not words.scores and all(pieces.get(number) == text for number, text in plain.items())
-    return words._replace(scores={n: score for n, score in scores.items() if n in plain}) if same else words
+        read = {number: piece for number, piece in pieces if piece[2] and number not in others}
+        tokens = {number: text for number, (text, _, _) in read.items()}
+        scores = {number: score for number, (_, score, kind) in read.items() if kind == _NORMAL}
+        return Words(tokens, scores=scores, roles=_roles(source, files, tokens))
+    added = words.special | words.users
+    left, scores = len(words.tokens.keys() - added), {}
+    for number, (text, score, kind) in pieces:
+        if number not in added:
+            if words.tokens.get(number) != text:
+                return words  # of other words, which do not count
+            left -= 1
+            if kind == _NORMAL:
+                scores[number] = score
+    return words if left else words._replace(scores=scores)
 
 
 def _pieces(data: bytes) -> Iterator[tuple[str, float, int]]:
