@@ -23,6 +23,7 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.keys import full_key
 from ckconv.families.names import is_beside_text
+from ckconv.families.schema import OF_FORMAT
 from ckconv.options import Options
 from ckconv.verification.content import (
     Fact,
@@ -283,6 +284,12 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
+    loader = OF_FORMAT.get(out.format)
+    row = FAMILIES[out.config.family].engines.get(loader.row) if loader is not None and out.config is not None else None
+    for key in row.needs if row is not None and not sees(out) else ():
+        told = out.format != source.format or key in _flat(meant)  # a copy lacks what its source does
+        if told and key not in _flat(mine) and not _is_asked(key, options):
+            yield Fact(key, None, "one", CONFIG_NAME)
     inner = mine.get(text_key(mine)) if not text_key(meant) else None
     if isinstance(inner, dict):  # a class that wraps the text model's
         mine = _flat(mine)
