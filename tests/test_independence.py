@@ -715,6 +715,18 @@ CONTENT = [
         PLAIN,
     ),
     Case("config.json without a window", CONFIG, documented("sliding_window"), "hf/gemma3-text-bf16", PLAIN),
+    *(
+        Case(
+            f"config.json without {key}, which mlx-lm's class has no default for", CONFIG, documented(key), source, MLX
+        )
+        for source, keys in (
+            (HF, ["head_dim"]),
+            ("hf/gpt2-hub-f32", ["n_ctx", "n_positions", "layer_norm_epsilon"]),
+            ("hf/phi3-bf16", ["partial_rotary_factor"]),
+            ("hf/gemma3-text-bf16", ["num_attention_heads", "rope_local_base_freq"]),
+        )
+        for key in keys
+    ),
     Case("config.json with another window", CONFIG, documented("sliding_window", 31), "hf/gemma3-text-bf16", PLAIN),
     Case("tokenizer.json: tokens shifted by one", "tokenizer.huggingface:byte_level", of_tokens, AUTO, PLAIN),
     *(
