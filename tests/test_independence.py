@@ -34,6 +34,7 @@ from ckconv.verification import statements, tensors
 from ckconv.verification.content import items_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+LAYOUTS = FIXTURES / "tokenizers/layouts"
 
 #: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
 READS = (
@@ -884,11 +885,12 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
 def test_a_gguf_has_the_pieces_of_a_sentencepiece_model(
     name: str, beside: Sequence[str], key: str, tmp_path: Path
 ) -> None:
-    layouts, model = FIXTURES / "tokenizers/layouts", Decoder(layers=1, vocab=321)
+    model = Decoder(layers=1, vocab=321)
     save(tmp_path / "source", model.config("llama"), model.tensors())
-    shutil.copy(layouts / "pieces.model", tmp_path / "source" / name)
+    shutil.copy(LAYOUTS / "pieces.model", tmp_path / "source" / name)
     for document in beside:
-        shutil.copy(layouts / document, tmp_path / "source/tokenizer.json")
+        shutil.copy(LAYOUTS / document, tmp_path / "source/tokenizer.json")
+        (tmp_path / "source/tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     arguments = "convert", f"{tmp_path}/source", f"{tmp_path}/m.gguf", "--force"
     assert command(*arguments)[0] == 0
     with broken(
@@ -896,3 +898,44 @@ def test_a_gguf_has_the_pieces_of_a_sentencepiece_model(
     ):
         moved = bool(beside) and name == "sentencepiece.bpe.model"  # other words than tokenizer.json, which counts
         assert command(*arguments)[0] == (0 if moved and key == "scores" else 5)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"type": "TemplateProcessing", "single": None},
+        {"type": "TemplateProcessing", "single": "$A </s>"},
+        {"type": "TemplateProcessing", "single": []},
+        {"type": "TemplateProcessing", "single": [{"SpecialToken": None}]},
+        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": 3}}, {"Sequence": {"id": "A"}}]},
+        {"type": "BertProcessing"},
+        {"type": "Sequence", "processors": 3},
+        3,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("to", ["gguf", "bump"])
+def test_what_is_put_around_a_text_in_other_words_is_no_fault(processor: Any, to: str, tmp_path: Path) -> None:
+    model = Decoder(layers=1, vocab=305)
+    save(tmp_path / "source", model.config("llama"), model.tensors())
+    document = json.loads((LAYOUTS / "bpe.json").read_text())
+    (tmp_path / "source/tokenizer.json").write_text(json.dumps({**document, "post_processor": processor}))
+    status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/m.{to}")
+    assert status == 0, printed
+
+
+@pytest.mark.parametrize("change", ["cut off", "no length", "no text", "a piece more"])
+def test_a_sentencepiece_model_of_other_words_is_no_fault(change: str, tmp_path: Path) -> None:
+    """``tokenizer.json`` counts, whose merges become scores."""
+    model = Decoder(layers=1, vocab=320)
+    save(tmp_path / "source", model.config("llama"), model.tensors())
+    data, document = (LAYOUTS / "pieces.model").read_bytes(), json.loads((LAYOUTS / "pieces.json").read_text())
+    pieces = {"cut off": data[:114], "no length": b"\n", "no text": data[:4] + b"\xff" + data[5:]}.get(change, data)
+    if change == "a piece more":
+        last = max(document["model"]["vocab"], key=document["model"]["vocab"].get)
+        del document["model"]["vocab"][last]
+        document["model"]["merges"] = [pair for pair in document["model"]["merges"] if "".join(pair) != last]
+    (tmp_path / "source/tokenizer.model").write_bytes(pieces)
+    (tmp_path / "source/tokenizer.json").write_text(json.dumps(document))
+    status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/m.gguf")
+    assert (status, "verified" in printed) == (0, True), printed

@@ -106,9 +106,9 @@ def test_tokenizer_json() -> None:
 
 def test_added_tokens_have_the_ids_that_the_tokenizers_library_gives() -> None:
     listed = [{"id": 0, "content": "a"}, {"id": 0, "content": "twice"}, {"id": 4, "content": "behind a gap"}]
-    made = huggingface_entries({"added_tokens": listed, "model": {"vocab": {"a": 0, "b": 1}}}, 5)
+    made = huggingface_entries({"added_tokens": listed, "model": {"vocab": {"a": 0, "b": 4}}}, 5)
     assert made is not None
-    assert strings(made) == [b"a", b"b", b"twice", b"behind a gap", b"<|ck_missing_4|>"]
+    assert strings(made) == [b"a", b"<|ck_missing_1|>", b"twice", b"behind a gap", b"b"]
 
 
 @pytest.mark.parametrize("unknown", ["<unk>", {"content": "<unk>"}])

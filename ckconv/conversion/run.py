@@ -366,7 +366,7 @@ def _check_set(out: TensorIndex, plan: Plan) -> None:
     known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
     if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
         keys = ", ".join(dict.fromkeys(key for key, _ in plan.options.set_meta))
-        hint = "a copy has them as the source"
+        hint = "without it they are as in the source"
         raise UsageError("usage.meta", f"--set-meta of {keys} says which layers have which tensors", hint=hint)
 
 

@@ -95,9 +95,10 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     if index.misfit is not None:
         raise index.misfit
     if index.quantizer:
+        flag = " without --dequantize" if options.dequantize else " without --decode" if options.decode else ""
         return Reason(
             f"another tool quantized it, and ckconv cannot read that quantization: {index.quantizer}",
-            f"{ORIGINAL}; --to safetensors{' without --dequantize' * options.dequantize} copies this one as it is",
+            f"{ORIGINAL}; --to safetensors{flag} copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""

@@ -78,6 +78,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """
     if files.model is not None and of_same_words(files, vocab_size):
         return _made(files, from_model(files, files.model, vocab_size), vocab_size)
+    files = files._replace(model=None)  # of other words
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
     model = files.tokenizer.get("model")

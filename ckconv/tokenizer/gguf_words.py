@@ -155,29 +155,41 @@ def put_around(
     """
     settings = files.settings
     bos, eos = (settings.get(f"add_{what}_token") for what in ("bos", "eos"))
-    of_settings = (bos is True if unigram and not files.moved else bos is not False, bool(unigram or eos is True), ())
+    adds = {
+        "bos": bos is True if unigram and not files.moved else bos is not False,
+        "eos": bool(unigram or eos is True),
+    }
     if files.tokenizer is None:
-        return of_settings
+        return adds["bos"], adds["eos"], ()
+    notes: list[str] = []
     try:
-        first, last = _around(files.tokenizer.get("post_processor"))
-        numbers = _numbers(files, words.ids, words.own, vocab_size)
-        if words.metadata["tokenizer.ggml.model"] == scalar("str", "bert"):  # llama.cpp closes with the separator
-            numbers["eos"] = numbers.get("sep", numbers.get("eos", -1))
-        for what, token in (("bos", first), ("eos", last)):
-            if token and words.ids.get(token) != numbers.get(what):
-                raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+        around = dict(zip(adds, _around(files.tokenizer.get("post_processor")), strict=True))
     except LeftOut as reason:
         if files.model is None:
             raise
-        note = f"llama.cpp puts around a text what tokenizer_config.json says, the tokenizer does otherwise: {reason}"
-        return *of_settings[:2], (note,)
-    notes = tuple(
-        f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
-        f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
-        for what, token in (("bos", first), ("eos", last))
-        if isinstance(asked := settings.get(f"add_{what}_token"), bool) and asked != bool(token)
-    )
-    return bool(first), bool(last), notes
+        around, notes = {}, [_OTHERWISE.format(reason)]
+    numbers = _numbers(files, words.ids, words.own, vocab_size)
+    if words.metadata["tokenizer.ggml.model"] == scalar("str", "bert"):  # llama.cpp closes with the separator
+        numbers["eos"] = numbers.get("sep", numbers.get("eos", -1))
+    for what, token in around.items():
+        asked = settings.get(f"add_{what}_token")
+        if token and words.ids.get(token) != numbers.get(what):
+            other = f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)"
+            if files.model is None:
+                raise LeftOut(other)
+            notes.append(_OTHERWISE.format(other))
+            continue
+        adds[what] = bool(token)
+        if isinstance(asked, bool) and asked != bool(token):
+            notes.append(
+                f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
+                f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
+            )
+    return adds["bos"], adds["eos"], tuple(notes)
+
+
+#: What llama.cpp does beside a ``tokenizer.model``, as its converter writes it.
+_OTHERWISE = "llama.cpp puts its own tokens around a text, or none, where the tokenizer does otherwise: {}"
 
 
 def _around(processor: object) -> tuple[str, str]:

@@ -612,10 +612,10 @@ def huggingface_entries(
 def _added(document: Mapping[str, Any], vocab: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Added tokens with the ids that the tokenizers library gives.
 
-    A word keeps its own, any other token gets the next one.
+    A word keeps its own, any other token gets the number of words, or the one behind those added before
+    (``AddedVocabulary.add_tokens``).
     """
-    free = 1 + max((number for number in vocab.values() if type(number) is int), default=-1)
-    ids, added = dict(vocab), document.get("added_tokens")
+    free, ids, added = len(vocab), dict(vocab), document.get("added_tokens")
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             number = ids.setdefault(token["content"], free)

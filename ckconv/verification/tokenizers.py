@@ -13,6 +13,7 @@ import struct
 import tomllib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ _BYTE_PAIRS = {
     "byte_fallback": False,
 }
 
+_NORMALIZERS = (None, {"type": "NFC"})
+
 #: Models of SentencePiece, the first that is there, and by how much numbers of its words are higher: XLM-R has four
 #: tokens of its own in the place of three (``XLMRobertaTokenizer`` of transformers).
 _MODELS = {"tokenizer.model": 0, "spiece.model": 0, "sentencepiece.bpe.model": 1}
@@ -115,7 +118,8 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
     document = _json(beside(source), _FILE)
     theirs = _words_of(source, document)
-    document = {key: part for key, part in document.items() if key != "model"}
+    if isinstance(model := document.get("model"), dict):
+        document["model"] = {key: part for key, part in model.items() if key not in _WORDS}
     merges = theirs is None or theirs.merges is not None
     documents = {_FILE: _json(files, _FILE, read_whole if merges else _without_merges)}
     made = made and source.metadata_kind is MetadataKind.TYPED
@@ -129,7 +133,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
         yield Fact("vocab", "no list of words", "one", _FILE)
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
-        theirs = _with_pieces(theirs, source)
+        theirs = _with_pieces(theirs, source, len(ours.tokens))
         yield from _of_checkpoint(out, ours, beside(source), document)
     if ours is None or theirs is None:
         return
@@ -181,11 +185,11 @@ def _of_checkpoint(
     if (template := _template(files)) is not None and (found := stored_value(out, _TEMPLATE)) != template:
         yield Fact(_TEMPLATE, shown(found), shown(template))
     keys, around = _Keys(out, ours), dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
-    if all(text in ("", ours.tokens.get(ours.roles.get(role, -1))) for role, text in around.items()):
-        for (role, text), puts in zip(around.items(), (keys.begins, keys.ends), strict=False):
-            if puts != bool(text) and not keys.kind.get("closed"):
-                key = f"tokenizer.ggml.add_{role}_token"
-                yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
+    for (role, text), puts in zip(around.items(), (keys.begins, keys.ends), strict=False):
+        named = text in ("", ours.tokens.get(ours.roles.get(role, -1)))
+        if named and puts != bool(text) and not keys.kind.get("closed"):
+            key = f"tokenizer.ggml.add_{role}_token"
+            yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
     if names and "pre" in kind and found not in names:
@@ -201,23 +205,22 @@ def _cuts_as(document: Mapping[str, Any]) -> list[str]:
     for step in _members(document.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "ByteLevel":
             step = {**_BYTES, "use_regex": True, **step, "trim_offsets": True}
-        elif isinstance(expression := (step.get("pattern") or {}).get("Regex"), str):
-            step = {**step, "pattern": {"Regex": expression.replace("\r", r"\r").replace("\n", r"\n")}}
+        elif isinstance(pattern := step.get("pattern"), dict) and isinstance(text := pattern.get("Regex"), str):
+            step = {**step, "pattern": {"Regex": text.replace("\r", r"\r").replace("\n", r"\n")}}
             if (step.get("behavior"), step.get("invert")) == ("Removed", True):  # as good where all of a text matches
                 step |= {"behavior": "Isolated", "invert": False}
         steps.append(step)
     cut = {"type": "Sequence", "pretokenizers": steps} if steps[1:] else next(iter(steps), None)
-    written = (
-        {
-            "normalizer": normalizer,
-            "pre_tokenizer": cut,
-            "decoder": _BYTES,
-            "model": {**_BYTE_PAIRS, "ignore_merges": ignores},
-        }
-        for normalizer in (None, {"type": "NFC"})
-        for ignores in (False, True)
-    )
-    return [name for each in written for name in needed()["steps"].get(_digest(json.dumps(each, sort_keys=True)), ())]
+    model = document.get("model")
+    ignores = isinstance(model, dict) and model.get("ignore_merges") is True
+    for each in (ignores, not ignores):  # where no name looks words up as it does, all words are ones that merges make
+        written = [{"normalizer": normalizer, "pre_tokenizer": cut, "decoder": _BYTES} for normalizer in _NORMALIZERS]
+        texts = [
+            json.dumps({**part, "model": {**_BYTE_PAIRS, "ignore_merges": each}}, sort_keys=True) for part in written
+        ]
+        if names := [name for text in texts for name in needed()["steps"].get(_digest(text), ())]:
+            return names
+    return []
 
 
 def _digest(text: str) -> str:
@@ -261,7 +264,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     else:
         return None
     special, users, words = set[int](), set[int](), {text: number for number, text in tokens.items()}
-    free = max(tokens, default=-1) + 1
+    free = len(vocab)  # as the tokenizers library counts (``AddedVocabulary.add_tokens``)
     doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
     for added in document.get("added_tokens") or ():  # a word keeps its number, any other token gets the next one
         text = added["content"]
@@ -283,7 +286,7 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     )
 
 
-def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
+def _with_pieces(words: Words | None, source: TensorIndex, rows: int) -> Words | None:
     """Words with the scores of a SentencePiece model, or its own."""
     files = beside(source)
     name = next((name for name in _MODELS if name in files), "")
@@ -292,8 +295,8 @@ def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
     first = _MODELS[name]
     pieces = (item for item in enumerate(_pieces(read_whole(files[name])), first) if item[0] >= 4 * first)
     if words is None:
-        others = {*map(int, _decoder(files)), *_json(files, "added_tokens.json").values()}
-        read = {number: piece for number, piece in pieces if piece[2] and number not in others}
+        others = {*_decoder(files), *map(str, _json(files, "added_tokens.json").values())}
+        read = {number: piece for number, piece in pieces if piece[2] and str(number) not in others}
         tokens = {number: text for number, (text, _, _) in read.items()}
         scores = {number: score for number, (_, score, kind) in read.items() if kind == _NORMAL}
         return Words(tokens, scores=scores, roles=_roles(source, files, tokens))
@@ -301,7 +304,7 @@ def _with_pieces(words: Words | None, source: TensorIndex) -> Words | None:
     left, scores = len(words.tokens.keys() - added), {}
     for number, (text, score, kind) in pieces:
         if number not in added:
-            if words.tokens.get(number) != text:
+            if words.tokens.get(number) != text or number >= rows:
                 return words  # of other words, which do not count
             left -= 1
             if kind == _NORMAL:
@@ -317,14 +320,16 @@ def _pieces(data: bytes) -> Iterator[tuple[str, float, int]]:
     Of a file as the library writes it: pieces come first, each with these fields (``sentencepiece_model.proto``).
     """
     at = 0
-    while data[at : at + 1] == b"\x0a":
-        size, at = _size(data, at + 1)
-        length, start = _size(data, at + 1)
-        text, tail = data[start : start + length], data[start + length : at + size]
-        kind = tail[6] if tail[5:6] == b"\x18" and len(tail) == 7 else _NORMAL if len(tail) == 5 else 0
-        known = data[at : at + 1] == b"\x0a" and tail[:1] == b"\x15" and kind
-        yield (text.decode(), struct.unpack_from("<f", tail, 1)[0], kind) if known else ("", 0.0, 0)
-        at += size
+    with suppress(IndexError):  # of a file that is cut off
+        while data[at : at + 1] == b"\x0a":
+            size, at = _size(data, at + 1)
+            length, start = _size(data, at + 1)
+            text, tail = data[start : start + length], data[start + length : at + size]
+            kind = tail[6] if tail[5:6] == b"\x18" and len(tail) == 7 else _NORMAL if len(tail) == 5 else 0
+            known = data[at : at + 1] == b"\x0a" and tail[:1] == b"\x15" and kind
+            score = struct.unpack_from("<f", tail, 1)[0] if known else 0.0
+            yield text.decode("utf-8", "replace"), score, kind if known else 0
+            at += size
 
 
 def _size(data: bytes, at: int) -> tuple[int, int]:
@@ -341,24 +346,27 @@ def _around(document: Mapping[str, Any]) -> tuple[str, str] | None:
     ``None`` where a ``tokenizer.json`` does more.
     """
     first = last = ""
-    for step in _members(document.get("post_processor"), "processors"):
-        if step.get("type") == "TemplateProcessing":
-            words = [part.get("SpecialToken", {}).get("id", "") for part in step.get("single", ())]
-            at = words.index("") if words.count("") == 1 else len(words)
-            if at > 1 or len(words) > at + 2:
+    try:
+        for step in _members(document.get("post_processor"), "processors"):
+            if step.get("type") == "TemplateProcessing":
+                words = [part["SpecialToken"]["id"] if "SpecialToken" in part else "" for part in step["single"]]
+                at = words.index("")
+                if words.count("") > 1 or at > 1 or len(words) > at + 2:
+                    return None
+                first, last = "".join(words[:at]), "".join(words[at:])
+            elif step.get("type") in ("BertProcessing", "RobertaProcessing"):
+                first, last = (str(step[name][0]) for name in ("cls", "sep"))
+            elif step.get("type") != "ByteLevel":
                 return None
-            first, last = "".join(words[:at]), "".join(words[at:])
-        elif step.get("type") in ("BertProcessing", "RobertaProcessing"):
-            first, last = step["cls"][0], step["sep"][0]
-        elif step.get("type") != "ByteLevel":
-            return None
+    except (TypeError, KeyError, IndexError, ValueError):
+        return None
     return first, last
 
 
 def _members(step: Any, name: str) -> list[dict[str, Any]]:
     """The steps of a sequence, or the one that there is."""
     found = step.get(name) if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
-    return [member for member in found or () if isinstance(member, dict)]
+    return [member for member in found if isinstance(member, dict)] if isinstance(found, list) else []
 
 
 def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,7 +441,7 @@ def _marked(text: str) -> str:
 
 
 def _near(one: float, other: float) -> bool:
-    return shortest_float32(one) == shortest_float32(other)
+    return one == other or shortest_float32(one) == shortest_float32(other)
 
 
 def first_difference(key: str, mine: Any, meant: Any) -> Fact:

@@ -590,7 +590,8 @@ class GgufPlanner(Planner):
             self.notes.append(f"ckconv reads no {family.name} out of the copy: {error.message}")
             return
         for modifier in sorted({*read.modifiers} - {*config.modifiers}):
-            self.notes.append(f"{modifier} changes what is computed: ckconv converts no such {family.name}")
+            what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
+            self.notes.append(f"{modifier}: {what}")
         tied = HEAD not in self.index.tensors
         rows = partial(row_reasons, loader=LLAMA_CPP, context=self._context, tied=tied, equal=tied, format="gguf")
         known = {reason.text for reason in rows(config)}

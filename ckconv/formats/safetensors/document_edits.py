@@ -358,7 +358,7 @@ class _Edits:
         before = self._before[CONFIG_NAME]
         was = (f"{key} = {json.dumps(old)}" if _has(before, key.split(".")) else f"no {key}" for key, old in keys)
         hint = f"they are those of {', '.join(was)}"
-        raise UsageError("usage.meta", f"{says} {what}, and a copy has them as the source", hint=hint)
+        raise UsageError("usage.meta", f"{says} {what}, and a copy has the source's", hint=hint)
 
     def _moves_biases(self, made: ModelConfig, there: Mapping[str, int]) -> bool:
         """Whether a switch says other biases than the copy has."""
