@@ -693,6 +693,9 @@ CONTENT = [
             "no model of the tokenizer": lambda: keyed("tokenizer.ggml.model"),
         }.items()
     ),
+    Case("no size of a head's values", MADE, keyed("qwen3.attention.value_length"), QWEN3, GGUF),
+    Case("no length of a table of positions", MADE, keyed("gpt2.context_length"), "hf/gpt2-hub-f32", GGUF),
+    Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),
     Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),
     Case("a beginning that nobody puts", MADE, keyed("tokenizer.ggml.add_bos_token", True), HF, GGUF),
     Case("an end that nobody puts", MADE, keyed("tokenizer.ggml.add_eos_token", True), HF, GGUF),

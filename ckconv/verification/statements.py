@@ -230,6 +230,13 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     yield from needed()["keys"].get(out.format, ())
     architecture, config = out.architecture, source.config
     assert config is not None
+    yield from (f"{architecture}.{key}" for key in needed()["llama_cpp"]["always"])
+    scope = config.scope
+    for key in needed()["llama_cpp"]["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
+        said = FAMILIES[config.family].metadata.keys.get(key) if config.family in FAMILIES else None
+        size = said.same_as.value(scope) if said and said.same_as and said.same_as.names <= scope.keys() else None
+        if isinstance(size, int) and isinstance(scope["heads"], int) and size * scope["heads"] != scope["hidden"]:
+            yield f"{architecture}.{key}"
     for row in FAMILIES[config.family].parameters.values() if config.family in FAMILIES else ():
         cells = [cell for cell in row.key_cells("gguf") if not cell.alias and not cell.instead and cell.when is None]
         value = config.scope.get(row.name)
