@@ -720,9 +720,7 @@ CONTENT = [
     ),
     Case("config.json without a window", CONFIG, documented("sliding_window"), "hf/gemma3-text-bf16", PLAIN),
     *(
-        Case(
-            f"config.json without {key}, which mlx-lm's class has no default for", CONFIG, documented(key), source, MLX
-        )
+        Case(f"config.json without {key}, which mlx-lm does not do without", CONFIG, documented(key), source, MLX)
         for source, keys in (
             (HF, ["head_dim"]),
             ("hf/gpt2-hub-f32", ["n_ctx", "n_positions", "layer_norm_epsilon"]),
@@ -925,6 +923,38 @@ def test_what_is_put_around_a_text_in_other_words_is_no_fault(processor: Any, to
     (tmp_path / "source/tokenizer.json").write_text(json.dumps({**document, "post_processor": processor}))
     status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/m.{to}")
     assert status == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("added_tokens", [3]),
+        ("added_tokens", [{"id": 5}]),
+        ("added_tokens", {"a": 1}),
+        ("added_tokens", [{"id": 5, "content": 7}]),
+        ("added_tokens", [{"id": 300, "content": "zz"}]),
+        ("merges", [3]),
+        ("vocab", ["a", "b"]),
+        ("vocab", [["a", "x"], []]),
+        ("zz", "3"),
+        ("zz", -1),
+        ("zz", 300),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("to", ["gguf", "bump"])
+def test_words_in_other_forms_are_no_fault(key: str, value: Any, to: str, tmp_path: Path) -> None:
+    """What no library reads is left out, or taken as far as it is read."""
+    model = Decoder(layers=1, vocab=305)
+    save(tmp_path / "source", model.config("llama"), model.tensors())
+    document = json.loads((LAYOUTS / "bpe.json").read_text())
+    words = document["model"]["vocab"]
+    {"added_tokens": document, "zz": words}.get(key, document["model"])[key] = value
+    if isinstance(value, list) and value[0] == {"id": 300, "content": "zz"}:
+        words["zz"] = 300  # the text of another word, too
+    (tmp_path / "source/tokenizer.json").write_text(json.dumps(document))
+    status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/m.{to}")
+    assert status in (0, 3), printed
 
 
 @pytest.mark.parametrize("change", ["cut off", "no length", "no text", "a piece more"])

@@ -606,4 +606,4 @@ def test_beside_a_sentencepiece_model_tokenizer_json_says_what_is_put_around_a_t
         files = TokenizerFiles(model=data, tokenizer={"post_processor": processor}, settings=settings)
         made = tokenizer_keys(files, 6)
         assert value(made, "add_bos_token") == scalar("bool", adds), token
-        assert any("'<other>' around a text" in note for note in made.notes) == (token == "<other>")
+        assert any("where tokenizer.json puts '<other>'" in note for note in made.notes) == (token == "<other>")

@@ -174,10 +174,9 @@ def put_around(
     for what, token in around.items():
         asked = settings.get(f"add_{what}_token")
         if token and words.ids.get(token) != numbers.get(what):
-            other = f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)"
             if files.model is None:
-                raise LeftOut(other)
-            notes.append(_OTHERWISE.format(other))
+                raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+            notes.append(f"llama.cpp puts {what}_token around a text, or none, where tokenizer.json puts {token!r}")
             continue
         adds[what] = bool(token)
         if isinstance(asked, bool) and asked != bool(token):
@@ -188,7 +187,7 @@ def put_around(
     return adds["bos"], adds["eos"], tuple(notes)
 
 
-#: What llama.cpp does beside a ``tokenizer.model``, as its converter writes it.
+#: What llama.cpp does beside a ``tokenizer.model``.
 _OTHERWISE = "llama.cpp puts its own tokens around a text, or none, where the tokenizer does otherwise: {}"
 
 

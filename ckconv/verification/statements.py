@@ -188,7 +188,7 @@ def _stored(index: TensorIndex, key: str) -> Any:
 
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     if source.metadata_kind is not MetadataKind.TYPED:
-        for key in _needed_keys(out, source):
+        for key in dict.fromkeys(_needed_keys(out, source)):
             if key not in out.metadata and not _is_asked(key, options):
                 yield Fact(key, None, "one")
         return
@@ -214,7 +214,7 @@ def required_keys(index: TensorIndex) -> Iterator[str]:
     """
     table, architecture = needed()["llama_cpp"], index.architecture
     yield from ("tokenizer.ggml.model",) if TOKENS in index.metadata else ()
-    for key in table["everywhere"]:
+    for key in (*table["always"], *table["everywhere"]):
         if architecture not in table["but"].get(key, ()):
             yield f"{architecture}.{key}"
     for key, architectures in table["only"].items():
@@ -233,8 +233,12 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     yield from (f"{architecture}.{key}" for key in needed()["llama_cpp"]["always"])
     scope = config.scope
     for key in needed()["llama_cpp"]["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
-        said = FAMILIES[config.family].metadata.keys.get(key) if config.family in FAMILIES else None
+        family = FAMILIES.get(config.family)
+        said = family.metadata.keys.get(key) if family else None
         size = said.same_as.value(scope) if said and said.same_as and said.same_as.names <= scope.keys() else None
+        for row in family.parameters.values() if family and size is None else ():
+            if any(cell.key == key and not cell.alias and cell.when is None for cell in row.key_cells("gguf")):
+                size = scope.get(row.name)
         if isinstance(size, int) and isinstance(scope["heads"], int) and size * scope["heads"] != scope["hidden"]:
             yield f"{architecture}.{key}"
     for row in FAMILIES[config.family].parameters.values() if config.family in FAMILIES else ():
@@ -245,7 +249,7 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
             yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
     model = stored_value(out, "tokenizer.ggml.model")
     if model not in (None, "none", "no_vocab") or TOKENS in out.metadata:
-        yield from ("tokenizer.ggml.model", TOKENS)
+        yield TOKENS
         yield from (f"tokenizer.ggml.{key}" for key in needed()["tokenizer"].get(str(model), ()))
 
 

@@ -254,26 +254,32 @@ def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merge
     if not isinstance(model, dict):
         return None
     vocab, scores = model.get("vocab"), {}
-    if isinstance(vocab, list):
-        tokens = {number: str(pair[0]) for number, pair in enumerate(vocab)}
-        scores = {number: float(pair[1]) for number, pair in enumerate(vocab)}
+    if isinstance(vocab, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in vocab):
+        tokens = {number: str(text) for number, (text, _) in enumerate(vocab)}
+        scores = {n: float(score) for n, (_, score) in enumerate(vocab) if isinstance(score, int | float)}
+        words = {text: number for number, text in tokens.items()}
     elif isinstance(vocab, dict):
+        words = {text: number for text, number in vocab.items() if type(number) is int and number >= 0}
         tokens = {}
-        for text, number in vocab.items():  # a letter without a token of its own may stand behind them, for its byte
+        for text, number in words.items():  # a letter without a token of its own may stand behind them, for its byte
             tokens.setdefault(number, text)
     else:
         return None
-    special, users, words = set[int](), set[int](), {text: number for number, text in tokens.items()}
+    special, users = set[int](), set[int]()
     free = len(vocab)  # as the tokenizers library counts (``AddedVocabulary.add_tokens``)
     doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
-    for added in document.get("added_tokens") or ():  # a word keeps its number, any other token gets the next one
-        text = added["content"]
-        number = words.setdefault(text, free)
-        free = max(free, number + 1)
-        tokens[number] = text
-        (special if added.get("special") and text not in doubted else users).add(number)
-    merged = model.get("merges") if merges else None
-    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
+    listed = document.get("added_tokens")
+    for added in listed if isinstance(listed, list) else ():  # a word keeps its number, any other gets the next one
+        content = added.get("content") if isinstance(added, dict) else None
+        if isinstance(content, str):
+            number = words.setdefault(content, free)
+            free = max(free, number + 1)
+            tokens[number] = content
+            (special if added.get("special") and content not in doubted else users).add(number)
+    merged, pairs = model.get("merges") if merges else None, None
+    if isinstance(merged, list):
+        with suppress(TypeError):  # of what is no pair of words
+            pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged]
     return Words(
         tokens,
         pairs,
