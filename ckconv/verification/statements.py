@@ -230,9 +230,11 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     yield from needed()["keys"].get(out.format, ())
     architecture, config = out.architecture, source.config
     assert config is not None
-    yield from (f"{architecture}.{key}" for key in needed()["llama_cpp"]["always"])
+    table = needed()["llama_cpp"]
+    lengths = (key for key, names in table["only"].items() if "_length_" in key and architecture in names)
+    yield from (f"{architecture}.{key}" for key in (*table["always"], *lengths))
     scope = config.scope
-    for key in needed()["llama_cpp"]["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
+    for key in table["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
         family = FAMILIES.get(config.family)
         said = family.metadata.keys.get(key) if family else None
         size = said.same_as.value(scope) if said and said.same_as and said.same_as.names <= scope.keys() else None
