@@ -532,7 +532,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **nested, **({"architectures": config.get("architectures")} if key == LAYER_TABLE else {})}
 
 
-def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys that are about the text part of a model."""
     nested = config.get(text_key(config))
     return nested if isinstance(nested, dict) else config
@@ -540,7 +540,7 @@ def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_outer_tie(config: Mapping[str, Any], family: Family, consumer: str) -> Mapping[str, Any]:
     """Text document with ``tie_word_embeddings`` as the whole's class has it."""
-    own, said = text_config(config), _said_of_text(config)
+    own, said = text_config(config), text_part(config)
     outer = config.get(_TIED) if isinstance(config.get(_TIED), bool) else None
     if consumer != TRANSFORMERS or own is config:
         return own
@@ -592,7 +592,7 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     unknown, closed = unknown_keys(config, family, consumer)
-    modifiers += [*closed, *keys.unseen(flat(_said_of_text(config)))]
+    modifiers += [*closed, *keys.unseen(flat(text_part(config)))]
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
@@ -679,7 +679,7 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     not known: of a class that is not the family's, of ``auto_map``, under a ``model_type`` that transformers does not
     know, and of a family whose file is closed (``unknown``), as one's own are.
     """
-    stated = {key: value for key, value in _said_of_text(config).items() if value is not None}
+    stated = {key: value for key, value in text_part(config).items() if value is not None}
     unknown, own = family.document.keys.unknown(stated), text_config(config)
     code, foreign = _code_of(config) if consumer == TRANSFORMERS else "", ""
     named = code or next(iter(_texts_of(own.get("architectures"))), "")

@@ -227,13 +227,13 @@ class Planner(ABC):
         ``torch.clamp`` and MLX give the most, ggml its CPU the least and its CUDA the most
         (``ggml_compute_forward_clamp_f32``, ``op_clamp``).
         """
-        for tensor, low, high in crossed(self.index, tensors):
+        if (first := next(crossed(self.index, tensors), None)) is not None:
+            tensor, low, high = first
             text = f"{tensor.source} is {low:.9g}, above the {high:.9g} of its maximum"
             self.refuse(
                 f"{text}: transformers computes the maximum then, and llama.cpp on a CPU the minimum",
                 f"with {high:.9g} for both every program computes the maximum",
             )
-            break
 
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""

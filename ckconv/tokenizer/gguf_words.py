@@ -153,42 +153,36 @@ def put_around(
     Raises:
         LeftOut: there is more to it.
     """
-    settings = files.settings
-    bos, eos = (settings.get(f"add_{what}_token") for what in ("bos", "eos"))
+    asked = {what: files.settings.get(f"add_{what}_token") for what in ("bos", "eos")}
     adds = {
-        "bos": bos is True if unigram and not files.moved else bos is not False,
-        "eos": bool(unigram or eos is True),
+        "bos": asked["bos"] is True if unigram and not files.moved else asked["bos"] is not False,
+        "eos": unigram or asked["eos"] is True,
     }
     if files.tokenizer is None:
         return adds["bos"], adds["eos"], ()
-    notes: list[str] = []
     try:
         around = dict(zip(adds, _around(files.tokenizer.get("post_processor")), strict=True))
     except LeftOut as reason:
         if files.model is None:
             raise
-        around, notes = {}, [_OTHERWISE.format(reason)]
-    numbers = _numbers(files, words.ids, words.own, vocab_size)
+        note = f"llama.cpp puts its own tokens around a text, or none, where the tokenizer does otherwise: {reason}"
+        return adds["bos"], adds["eos"], (note,)
+    numbers, notes = _numbers(files, words.ids, words.own, vocab_size), list[str]()
     if words.metadata["tokenizer.ggml.model"] == scalar("str", "bert"):  # llama.cpp closes with the separator
         numbers["eos"] = numbers.get("sep", numbers.get("eos", -1))
     for what, token in around.items():
-        asked = settings.get(f"add_{what}_token")
         if token and words.ids.get(token) != numbers.get(what):
             if files.model is None:
                 raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
             notes.append(f"llama.cpp puts {what}_token around a text, or none, where tokenizer.json puts {token!r}")
             continue
         adds[what] = bool(token)
-        if isinstance(asked, bool) and asked != bool(token):
+        if isinstance(said := asked[what], bool) and said != bool(token):
             notes.append(
-                f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
+                f"tokenizer_config.json says add_{what}_token = {str(said).lower()}, tokenizer.json puts "
                 f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
             )
     return adds["bos"], adds["eos"], tuple(notes)
-
-
-#: What llama.cpp does beside a ``tokenizer.model``.
-_OTHERWISE = "llama.cpp puts its own tokens around a text, or none, where the tokenizer does otherwise: {}"
 
 
 def _around(processor: object) -> tuple[str, str]:

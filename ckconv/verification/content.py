@@ -20,6 +20,7 @@ from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
+from ckconv.families.schema import OF_FORMAT, Engine
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_aids, without_noted
 from ckconv.formats import format_of, load
@@ -149,6 +150,12 @@ def _told(name: str, other: str) -> str:
         return told.name
     by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
     return min(told.name, other) if by_tokenizer else told.name
+
+
+def engine_row(index: TensorIndex) -> Engine | None:
+    """Row of the engine that files of this format are for."""
+    loader = OF_FORMAT.get(index.format)
+    return FAMILIES[index.config.family].engines.get(loader.row) if loader is not None and index.config else None
 
 
 def differences(

@@ -23,11 +23,11 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.keys import full_key
 from ckconv.families.names import is_beside_text
-from ckconv.families.schema import OF_FORMAT
 from ckconv.options import Options
 from ckconv.verification.content import (
     Fact,
     content_of_index,
+    engine_row,
     of_files,
     parameter_differences,
     read_whole,
@@ -233,22 +233,20 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     table = needed()["llama_cpp"]
     lengths = (key for key, names in table["only"].items() if "_length_" in key and architecture in names)
     yield from (f"{architecture}.{key}" for key in (*table["always"], *lengths))
-    scope = config.scope
-    for key in table["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
-        family = FAMILIES.get(config.family)
-        said = family.metadata.keys.get(key) if family else None
-        size = said.same_as.value(scope) if said and said.same_as and said.same_as.names <= scope.keys() else None
-        for row in family.parameters.values() if family and size is None else ():
-            if any(cell.key == key and not cell.alias and cell.when is None for cell in row.key_cells("gguf")):
-                size = scope.get(row.name)
-        if isinstance(size, int) and isinstance(scope["heads"], int) and size * scope["heads"] != scope["hidden"]:
-            yield f"{architecture}.{key}"
-    for row in FAMILIES[config.family].parameters.values() if config.family in FAMILIES else ():
+    family, scope, sizes = FAMILIES[config.family], config.scope, dict[str, Any]()
+    for row in family.parameters.values():
         cells = [cell for cell in row.key_cells("gguf") if not cell.alias and not cell.instead and cell.when is None]
-        value = config.scope.get(row.name)
+        value = scope.get(row.name)
+        sizes |= {cell.key: value for cell in cells}
         if cells and value is not None and not isinstance(value, (list, tuple)) and not row.optional:
             key = cells[0].key
             yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
+    for key in table["of_a_head"] if {"heads", "hidden"} <= scope.keys() else ():
+        said = family.metadata.keys.get(key)
+        same = said.same_as if said else None
+        size = same.value(scope) if same and same.names <= scope.keys() else sizes.get(key)
+        if isinstance(size, int) and isinstance(scope["heads"], int) and size * scope["heads"] != scope["hidden"]:
+            yield f"{architecture}.{key}"
     model = stored_value(out, "tokenizer.ggml.model")
     if model not in (None, "none", "no_vocab") or TOKENS in out.metadata:
         yield TOKENS
@@ -297,8 +295,7 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
-    loader = OF_FORMAT.get(out.format)
-    row = FAMILIES[out.config.family].engines.get(loader.row) if loader is not None and out.config is not None else None
+    row = engine_row(out)
     for key in row.needs if row is not None and not sees(out) else ():
         told = out.format != source.format or key in _flat(meant)  # a copy lacks what its source does
         if told and key not in _flat(mine) and not _is_asked(key, options):

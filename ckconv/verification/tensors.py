@@ -41,7 +41,7 @@ from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.canonical import as_head, unowned
 from ckconv.families.catalog import FAMILIES, rows_of_head
 from ckconv.families.names import IN_CONFIGURATION
-from ckconv.families.schema import DRAFT_FORMATS, MTP, OF_FORMAT
+from ckconv.families.schema import DRAFT_FORMATS, MTP
 from ckconv.families.towers import tower_family
 from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
@@ -51,7 +51,7 @@ from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
 from ckconv.quant.convert import Action, Conversion, between, of_values, writable
 from ckconv.quant.mlx import triple_of
 from ckconv.quant.quantize import Quantizing, missing_quantizer
-from ckconv.verification.content import parameter_differences
+from ckconv.verification.content import engine_row, parameter_differences
 
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------
 
@@ -548,8 +548,7 @@ class TensorComparison:
     def _holds_drafts(self) -> bool:
         """Whether the output has a place for layers that predict further tokens."""
         another = self.source is not None and self.source.format != self.out.format
-        loader = OF_FORMAT.get(self.out.format) if another and self.out.config is not None else None
-        row = FAMILIES[_family(self.out)].engines.get(loader.row) if loader is not None else None
+        row = engine_row(self.out) if another else None
         return self.out.format in DRAFT_FORMATS and not (row and row.drafts)
 
     def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:

@@ -27,7 +27,7 @@ from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
-from ckconv.families.huggingface_config import huggingface_config, huggingface_family
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
@@ -227,7 +227,7 @@ class _Edits:
     @property
     def _own(self) -> Mapping[str, Any]:
         """The decoder's part of ``config.json``."""
-        return _decoder_of(self._after[CONFIG_NAME])
+        return text_part(self._after[CONFIG_NAME])
 
     def _names(self) -> list[str]:
         family = huggingface_family(self._after[CONFIG_NAME])
@@ -363,7 +363,7 @@ class _Edits:
     def _moves_biases(self, made: ModelConfig, there: Mapping[str, int]) -> bool:
         """Whether a switch says other biases than the copy has."""
         consumer = CONSUMERS[self._plan.format]
-        before = _decoder_of(self._before[CONFIG_NAME])
+        before = text_part(self._before[CONFIG_NAME])
         for key, patterns in switches_of(made, consumer).items():
             was, now = (is_on(made, key, document, consumer) for document in (before, self._own))
             if was is not now and now is not any(there[name] for name in patterns):
@@ -417,11 +417,6 @@ class _Edits:
         for key, text in before.items():
             if any(fnmatchcase(name, glob) for glob in options.drop_meta for name in (key, f"{METADATA}.{key}")):
                 yield Change(f"{METADATA}.{key}", text, None)
-
-
-def _decoder_of(document: dict[str, Any]) -> dict[str, Any]:
-    nested = document.get(text_key(document))
-    return nested if isinstance(nested, dict) else document
 
 
 def _is_resized(family: Family, config: ModelConfig, made: ModelConfig, name: str, shape: tuple[int, ...]) -> bool:
