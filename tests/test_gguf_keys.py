@@ -135,7 +135,9 @@ STOPS = {"dots1", "minimax-m2", "smallthinker"}
 def test_keys_that_llama_cpp_does_not_load_without_are_those_of_the_table() -> None:
     table = tomllib.loads(NEEDED.read_text())["llama_cpp"]
     for architecture, keys in RECORDED["read"].items():
-        said = {key for key in table["everywhere"] if architecture not in table["but"].get(key, ())}
+        said = {
+            key for key in (*table["always"], *table["everywhere"]) if architecture not in table["but"].get(key, ())
+        }
         said |= {key for key, architectures in table["only"].items() if architecture in architectures}
         wanted = {key for key, kind in keys.items() if kind == "required"}
         wanted |= {"expert_gating_func"} if architecture in STOPS else set()
