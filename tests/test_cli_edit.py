@@ -330,6 +330,8 @@ def test_keys_of_a_gguf_say_what_its_tensors_are(pair: str, code: int, said: str
     edited = ckconv("edit", tmp_path / "m.gguf", tmp_path / "out.gguf", "--set-meta", f"afmoe.{pair}")
     assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
     assert (tmp_path / "out.gguf").exists() == (code == 0)
+    dry = ckconv("edit", tmp_path / "m.gguf", tmp_path / "dry.gguf", "--set-meta", f"afmoe.{pair}", "--dry-run")
+    assert (dry.code, dry.err) == (code, edited.err)
 
 
 @pytest.mark.parametrize("to", ["hf", "mlx"])

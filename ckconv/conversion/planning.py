@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 
 from ckconv.core.metadata import CONFIG_NAME, document_of
-from ckconv.core.tensors import BY_BASE, MetadataKind, TensorIndex, joined, of_tower
+from ckconv.core.tensors import BY_BASE, HEAD, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families.canonical import not_following
 from ckconv.families.catalog import FAMILIES
@@ -24,10 +25,12 @@ from ckconv.families.words import said_of
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
+from ckconv.io.files import Unwritten
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, foreign_names, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
+from ckconv.publish.files import pieces_of
 from ckconv.tokenizer.source import ids_beyond
 
 #: What the note of a text model ends in, where its tower is known.
@@ -233,8 +236,38 @@ def _plan(
         foreign = foreign_names(index)
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
+    if options.set_meta and plan.files:
+        _check_set(plan)
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return plan.with_notes(*beyond)
+
+
+def _check_set(plan: Plan) -> None:
+    """Check that keys which flags set are those of the tensors.
+
+    The headers and the configuration are read as of the file that will hold them.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    index, container, read = plan.index, plan.contents(), format_of(plan.format).of_headers
+    assert read is not None  # of every format whose metadata are set
+    pairs = zip(plan.files, container.frames, strict=True)
+    headers = [Unwritten(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
+    config = container.side_files.get(CONFIG_NAME)
+    document = None if config is None else Unwritten(Path(CONFIG_NAME), b"".join(pieces_of(config)))
+    try:
+        out: TensorIndex = load(read)(index.path, headers, document)
+    except (InputError, UnsupportedError) as error:
+        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {error.message}") from None
+    misfit, alike = out.misfit, out.format == index.format
+    if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
+        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {misfit.message}")
+    known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
+    if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
+        keys = ", ".join(dict.fromkeys(key for key, _ in plan.options.set_meta))
+        hint = "without it they are as in the source"
+        raise UsageError("usage.meta", f"--set-meta of {keys} says which layers have which tensors", hint=hint)
 
 
 def _parts_noted(plan: Plan) -> Plan:

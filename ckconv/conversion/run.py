@@ -30,7 +30,7 @@ from ckconv.conversion.write import Losses, digested, holes, write_archive, writ
 from ckconv.core.metadata import beside
 from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
-from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
+from ckconv.errors import InputError, VerifyError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
@@ -357,19 +357,6 @@ def run(
     return report(done, verified, losses)
 
 
-def _check_set(out: TensorIndex, plan: Plan) -> None:
-    """Check that keys which flags set are those of the tensors."""
-    index, misfit = plan.index, out.misfit
-    alike = out.format == index.format
-    if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
-        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {misfit.message}")
-    known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
-    if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
-        keys = ", ".join(dict.fromkeys(key for key, _ in plan.options.set_meta))
-        hint = "without it they are as in the source"
-        raise UsageError("usage.meta", f"--set-meta of {keys} says which layers have which tensors", hint=hint)
-
-
 class _Staged:
     """The files of tensors of an output that has no name yet."""
 
@@ -483,8 +470,6 @@ class _Staged:
         assert compared is not None
         framed = any(frame.header for frame in self._container.frames)
         out = self._open()  # a header holds the digest now
-        if plan.options.set_meta:
-            _check_set(out, plan)
         checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}

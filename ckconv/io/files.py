@@ -71,6 +71,21 @@ class ByteSource:
         self.close()
 
 
+class Unwritten(ByteSource):
+    """The first bytes of a file that there is not yet.
+
+    Args:
+        size: of the whole file; without it, these bytes are all.
+    """
+
+    def __init__(self, path: Path, data: bytes, size: int | None = None) -> None:
+        self.path, self.size, self._data = path, len(data) if size is None else size, data
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """See :meth:`ByteSource.read_at`."""
+        return self._data[offset : offset + nbytes]
+
+
 class FileSource(ByteSource):
     """A regular file.
 

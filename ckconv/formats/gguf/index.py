@@ -53,7 +53,7 @@ from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND, header
-from ckconv.io.files import ByteSource
+from ckconv.io.files import ByteSource, Unwritten
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.adapter import Opener
@@ -164,17 +164,6 @@ def _counts(field: str, family: Family, values: Mapping[str, float]) -> bool:
     return NUMBERS[field].required or field == "context_length" or (attends and turns)
 
 
-class _Written(ByteSource):
-    """Bytes that no file has yet."""
-
-    def __init__(self, path: Path, data: bytes) -> None:
-        self.path, self.size, self._data = path, len(data), data
-
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        """As of a file."""
-        return self._data[offset : offset + nbytes]
-
-
 def config_of_keys(
     path: Path, family: Family, metadata: Mapping[str, Value], tensors: Sequence[tuple[str, tuple[int, ...], bytes]]
 ) -> ModelConfig:
@@ -189,8 +178,8 @@ def config_of_keys(
     for name, shape, content in tensors:
         stored.append(StoredTensor(name, F32, shape, Extent(path, len(data), len(content))))
         data += content
-    source = _Written(path, data)
-    shard = read_header(_Written(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
+    source = Unwritten(path, data)
+    shard = read_header(Unwritten(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
     return gguf_config(GgufFile(path, (shard,)), family.gguf, family)
 
 
