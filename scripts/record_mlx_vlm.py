@@ -29,7 +29,14 @@ from ckconv.api import convert  # noqa: E402
 CASES = (
     *("gemma3-f16", "gemma3-bf16", "gemma4-f16", "idefics3-f16", "internvl-bf16", "internvl_chat-bf16", "llava-f16"),
     *("mistral3-f16", "pixtral-f16", "qwen2_vl-f16", "qwen2_5_vl-f32", "qwen3_vl-f16", "qwen3_vl-bf16", "qwen3_5-f16"),
-    *("qwen3_5_moe-bf16", "qwen3_vl_moe-f16", "smolvlm-f16", "lfm2_vl-f16"),
+    *(
+        "qwen3_5_moe-bf16",
+        "qwen3_vl_moe-f16",
+        "smolvlm-f16",
+        "lfm2_vl-f16",
+        "gemma4_unified-bf16",
+        "gemma4_unified-f16",
+    ),
 )
 
 #: What save_pretrained of transformers 5 calls them -> what mlx-vlm's InternVL knows, as transformers 4.52 wrote.

@@ -51,6 +51,7 @@ _UNIFIED = {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "slidi
 _CONFORMER = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 20,
               "subsampling_conv_channels": [128, 4]}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
+_NORMALIZED = {**_PREPARED, "do_normalize": True}  # which Gemma 4's class does not by itself
 
 _INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
            "num_attention_heads": 2}  # fmt: skip
@@ -268,21 +269,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
         {"text_config": _GEMMA4,
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
                            "position_embedding_size": 12, "standardize": True}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "gemma4-bf16": (
         "Gemma4", "BF16",
         {"text_config": _GEMMA4,
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
                            "position_embedding_size": 20, "use_clipped_linears": True}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "gemma4_hearing-bf16": (
         "Gemma4", "BF16",
         {"text_config": _GEMMA4, "audio_config": _CONFORMER,
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8,
                            "position_embedding_size": 20, "use_clipped_linears": True}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "gemma4_hearing-f16": (
         "Gemma4", "F16",
@@ -290,19 +291,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "audio_config": {**_CONFORMER, "hidden_size": 32, "num_attention_heads": 4, "use_clipped_linears": False},
          "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
                            "position_embedding_size": 12}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "gemma4_unified-bf16": (
         "Gemma4Unified", "BF16",
         {"text_config": {**_TEXT, **_UNIFIED}, "audio_config": {},
          "vision_config": {"patch_size": 4, "mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 20}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "gemma4_unified-f16": (
         "Gemma4Unified", "F16",
         {"text_config": {**_TEXT, **_UNIFIED}, "audio_config": {},
          "vision_config": {"patch_size": 2, "mm_embed_dim": 20, "output_proj_dims": 20, "mm_posemb_size": 12}},
-        _PREPARED, {},
+        _NORMALIZED, {},
     ),
     "minicpmv4_6-f16": (
         "MiniCPMV4_6", "F16",

@@ -173,6 +173,10 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_unified-f16", {"audio_config.rms_norm_eps": 1e-5}, "llama.cpp computes with 1e-06"),
     ("gemma4_unified-f16", {"text_config.use_bidirectional_attention": None}, "use_bidirectional_attention is None"),
     ("gemma4_unified-f16", {"vision_config.output_proj_dims": 24}, "seen of the tower is 24"),
+    *(
+        (f"{name}-f16", {"prepared.do_normalize": None}, "do_normalize = False .* image_std .* are the same to both")
+        for name in ("gemma4", "gemma4_unified")
+    ),
     ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 
@@ -184,7 +188,7 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
     recorded = json.loads(json.dumps(RECORDED[name]))
     for path, value in keys.items():
         table, _, key = path.rpartition(".")
-        (recorded["config"][table] if table else recorded["config"])[key] = value
+        {**recorded["config"], "": recorded["config"], "prepared": recorded["prepared"]}[table][key] = value
     if keys.get("vision_feature_layer") == [-2, -1]:  # both beside each other
         recorded["tensors"]["multi_modal_projector.linear_1.weight"][1] = [24, 32]
     if "vision_config.intermediate_size" in keys:
@@ -226,12 +230,16 @@ def test_what_is_kept_above_more_than_below_is_refused_where_ggml_is(name: str, 
         convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
 
 
-#: What released documents say in words of transformers 4 -> how a class of transformers 5 says the same.
+_AS_IT_IS = {"image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]}
+#: What released documents say in words of transformers 4, or leave out (...) -> how a class of transformers 5 says it.
 SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gemma4-f16", {"vision_config.rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}, {}),
     ("mistral3-f16", {"vision_config.rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, {}),
     ("qwen3_vl-f16", {"vision_config.rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, {}),
-    ("gemma4-f16", {}, {"do_normalize": False, "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]}),
+    ("gemma4_unified-f16", {"text_config.use_bidirectional_attention": ...}, {}),
+    ("gemma4-f16", {}, {"do_normalize": False, **_AS_IT_IS}),
+    ("gemma4-f16", {}, {"do_normalize": ..., **_AS_IT_IS}),
+    ("gemma4_unified-f16", {}, {"do_normalize": ..., **_AS_IT_IS}),
 ]
 
 
@@ -246,6 +254,9 @@ def test_what_released_documents_say_is_no_other_model(
             table, _, key = path.rpartition(".")
             recorded["config"][table][key] = value
         recorded["prepared"] |= pixels
+        for said in (*recorded["config"].values(), recorded["prepared"]):
+            for key in [key for key, value in said.items() if value is ...] if isinstance(said, dict) else ():
+                del said[key]
         (tmp_path / place).mkdir()
         convert_tower(with_tokens(recorded, tmp_path / place / "source"), tmp_path / f"{place}.gguf")
         made.append((tmp_path / f"{place}.gguf").read_bytes())
