@@ -195,7 +195,7 @@ def test_a_number_is_finite(words: list[str], ckconv) -> None:
     ("name", "format"),
     [
         ("x-mlx/", "mlx"), ("x.mlx", "mlx"), ("x-hf", "safetensors"), ("x_HF/", "safetensors"),
-        ("x.safetensors/", "safetensors"),
+        ("x.safetensors/", "safetensors"), ("hf/", "safetensors"), ("mlx", "mlx"),
     ],
 )  # fmt: skip
 def test_a_directory_is_named_after_its_format(name: str, format: str, ckconv) -> None:
@@ -205,7 +205,7 @@ def test_a_directory_is_named_after_its_format(name: str, format: str, ckconv) -
     assert (Path(name) / "config.json").exists()
 
 
-@pytest.mark.parametrize("name", ["mlxish/", "x/", "x.gguf/", "x-bump/", "xhf"])
+@pytest.mark.parametrize("name", ["mlxish/", "x/", "x.gguf/", "x-bump/", "xhf", "gguf/"])
 def test_a_name_that_says_nothing_is_asked_about(name: str, ckconv) -> None:
     found = ckconv("convert", LLAMA, name)
     assert (found.code, "--to gguf, --to hf or --to mlx names one" in found.err) == (2, True), found.err
