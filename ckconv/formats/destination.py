@@ -70,7 +70,7 @@ def says_nothing(target: str) -> bool:
 
 
 def named_by_directory(target: str) -> str:
-    """Format that ends a directory's name (``x-mlx/``, ``mlx/``); empty for none."""
+    """Format that a name's last word says (``x-mlx/``); empty for none."""
     word = re.search(r"(?:^|[-_./])([a-z]+)/*$", target.lower())
     found = named(word[1]) if word else ""
     if word is None or all(format.single or format.name != found for format in FORMATS):
