@@ -283,15 +283,34 @@ def test_a_text_model_that_the_class_would_not_find_is_refused(tmp_path: Path) -
     assert "called model.*, and a gpt2 has other names" in f"{caught.value.message} {caught.value.details}"
 
 
+#: What InternVL's own code calls tensors -> what transformers' class does.
+OF_THE_CLASS = (
+    *(("language_model.model.", "model.language_model."), ("language_model.lm_head", "lm_head")),
+    *(("vision_model.", "model.vision_tower."), ("embeddings.class_embedding", "embeddings.cls_token")),
+    *(("patch_embedding.", "patch_embeddings.projection."), ("position_embedding", "position_embeddings")),
+    *(("encoder.layers.", "encoder.layer."), (".norm1.", ".layernorm_before."), (".norm2.", ".layernorm_after.")),
+    *((".ls1", ".lambda_1"), (".ls2", ".lambda_2"), ("attn.proj", "attention.projection_layer")),
+    *(
+        (f"mlp1.{n}", f"model.multi_modal_projector.{name}")
+        for n, name in ((0, "layer_norm"), (1, "linear_1"), (3, "linear_2"))
+    ),
+)
+
+
 def test_internvls_own_checkpoint_becomes_that_of_transformers(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     source, _, _, out = whole("internvl_chat-bf16", tmp_path)
 
     wanted, made = arrays(source), arrays(out)
-    qkv = wanted["vision_model.encoder.layers.3.attn.qkv.weight"]
-    layer = "model.vision_tower.encoder.layer.3"
-    parts = [made[f"{layer}.attention.{part}_proj.weight"] for part in "qkv"]
-    assert np.array_equal(np.concatenate(parts), qkv)
-    assert np.array_equal(made["model.multi_modal_projector.linear_2.weight"], wanted["mlp1.3.weight"])
+    renamed = {}
+    for name, array in wanted.items():
+        parts = dict(zip("qkv", np.split(array, 3), strict=True)) if ".qkv." in name else {"": array}
+        for part, values in parts.items():
+            called = name.replace("attn.qkv", f"attention.{part}_proj")
+            for own, class_ in OF_THE_CLASS:
+                called = called.replace(own, class_, 1)
+            renamed[called] = values
+    assert made.keys() == renamed.keys()
+    assert [name for name, array in renamed.items() if not np.array_equal(array, made[name])] == []
     said = json.loads((out / "config.json").read_text())
     assert (said["model_type"], said["image_seq_length"], said["vision_config"]["image_size"]) == (
         "internvl",
@@ -300,6 +319,13 @@ def test_internvls_own_checkpoint_becomes_that_of_transformers(ckconv: Callable[
     )
     assert ckconv("verify", tmp_path / "text.gguf", source).code == 0
     assert ckconv("verify", tmp_path / "mmproj.gguf", source).code == 0
+    convert(source, f"{tmp_path}/mlx/", to="mlx")
+    done = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/hf/", "--to", "hf")
+    assert (done.code, "writes two files, and of those ckconv makes an internvl" in done.err) == (4, True), done.err
+    two = (tmp_path / "two.gguf", tmp_path / "seen.gguf")
+    assert ckconv("convert", tmp_path / "mlx", two[0], "--mmproj", two[1]).code == 0
+    assert ckconv("convert", *two, f"{tmp_path}/hf/").code == 0
+    assert diff(tmp_path / "hf", out).same
 
 
 def test_a_class_that_is_code_of_its_repository_is_not_made_up(tmp_path: Path) -> None:

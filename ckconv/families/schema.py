@@ -148,7 +148,7 @@ class Engine(NamedTuple):
         rotates: of a bump engine: "interleaved" rows of Q and K, otherwise split ones; "neighbors": in every format of
             the family, and in the engine, so that rows stay as they are.
         written_as: the family as which its models are written: of a bump engine entry for entry, of transformers those
-            that have a window.
+            that have a window; of one that is absent, a tower that a file of llama.cpp's comes back as.
         rope: of mlx-lm: where its class looks for the scaling of RoPE (:data:`MLX_ROPE`).
         written: of mlx-lm: keys that its class wants, with what they are where nothing is said.
         biased: of the engine that trains: the family whose class has every bias, for a model with one that this
@@ -219,7 +219,8 @@ def engine(path: Path, name: str, row: object) -> Engine:
     fields = reader.fields(row, ENGINE_FIELDS.keys() - (set() if name.startswith("bump") else _OF_BUMP))
     scaling, slots = fields.get("scaling"), fields.get("slots", {})
     if "absent" in fields:
-        return Engine(name, absent=True, why=str(fields["absent"]), scaling=scaling and texts(scaling))
+        why, instead = str(fields["absent"]), str(fields.get("as", ""))
+        return Engine(name, absent=True, why=why, scaling=scaling and texts(scaling), written_as=instead)
     return Engine(
         name,
         False,
