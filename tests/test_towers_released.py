@@ -264,6 +264,18 @@ def test_what_released_documents_say_is_no_other_model(
 
 
 @pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
+def test_keys_of_a_text_model_where_its_class_does_not_look_are_said(name: str, tmp_path: Path) -> None:
+    """The class takes a Llama of 4,096 elements for a text model of which nothing is said."""
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["config"] = {**recorded["config"].pop("text_config"), **recorded["config"]}
+    source = with_tokens(recorded, tmp_path / "source")
+
+    for target, to in (("text.gguf", None), ("mlx/", "mlx")):
+        with pytest.raises(CkconvError, match=r"config.json has no text_config, where the class of an? .* alone"):
+            convert(source, f"{tmp_path}/{target}", to=to)
+
+
+@pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
 def test_heads_of_a_size_that_mlx_vlm_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED[name]))
     recorded["config"]["text_config"]["head_dim"] = 8

@@ -90,7 +90,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
-    from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion
+    from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion, tower_of_document
 
     if index.misfit is not None:
         raise index.misfit
@@ -126,6 +126,12 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
         lacks = f", and ckconv has no rules for such a drafter{without_rules(drafter_of(document, index.architecture))}"
         why += ", and has that model's tokenizer" if known else lacks
         return Reason(why, f"{base}--to safetensors copies it as it is" if document else "")
+    if (seeing := tower_of_document(document)) and seeing.in_huggingface.text[0] and not text_key(document):
+        table = seeing.parameters["text_hidden"].key_cells("hf")[0].head
+        return Reason(
+            f"config.json has no {table}, where the class of {an(seeing.model_type)} reads its text model alone",
+            f"put that model's model_type and keys into {table}; --to safetensors copies it as it is",
+        )
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
         if index.architecture
