@@ -861,6 +861,13 @@ def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor:
         ({"chat_template.jinja": "of a file", "additional_chat_templates/default.jinja": "of another"}, None),
         ({"chat_template.jinja": "two\r\nlines"}, None),
         ({"additional_chat_templates/rag.jinja": "R"}, "of settings"),
+        (
+            {
+                f"additional_chat_templates/{name}.jinja": "R"
+                for name in ("default", *"abcdefghijklmnopqrstuvwxyz0123456789")
+            },
+            None,
+        ),
     ],
 )
 def test_a_gguf_has_the_chat_template_that_transformers_takes(
@@ -875,9 +882,62 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
     assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
     with broken("tokenizer.gguf_words:chat_templates", touched(lambda made: (found, made[1]))) as calls:
         status, printed = command("convert", str(source), f"{tmp_path}/n.gguf")
-        assert (calls[0] > 0, status) == (True, 0 if [*files] == ["additional_chat_templates/rag.jinja"] else 5), (
-            printed
-        )
+        assert (calls[0] > 0, status) == (True, 5), printed
+
+
+@pytest.mark.parametrize("key", ["chat_template", "chat_template.rag", "chat_templates"])
+@pytest.mark.parametrize("change", ["dropped", "another"])
+def test_a_gguf_has_every_chat_template(key: str, change: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / HF, tmp_path / "source"))
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    named = [{"name": name, "template": name} for name in ("default", "rag", "no name", "tools")]
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": named}))
+    assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+    key = f"tokenizer.{key}"
+    other = listed(key, shifted_by_one) if key.endswith("s") else keyed(key, "another")
+    with broken(MADE, keyed(key) if change == "dropped" else other):
+        in_order = key.endswith("s") and change == "another"  # which says nothing
+        assert command("convert", str(source), f"{tmp_path}/n.gguf")[0] == (0 if in_order else 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "key", "value"),
+    [
+        ("layouts/pieces.json", "tokenizer.json", "add_space_prefix", False),
+        ("sentencepiece-bpe.model", "tokenizer.model", "add_space_prefix", False),
+        *(
+            ("sentencepiece-rules.model", file, key, value)
+            for file in ("spiece.model", "sentencepiece.bpe.model")
+            for key, value in [
+                ("add_space_prefix", None),
+                ("add_space_prefix", False),
+                ("remove_extra_whitespaces", None),
+                ("remove_extra_whitespaces", False),
+                ("precompiled_charsmap", None),
+                ("precompiled_charsmap", shifted_by_one),
+            ]
+        ),
+        ("wordpiece.json", "tokenizer.json", "normalizer.lowercase", False),
+        ("wordpiece.json", "tokenizer.json", "normalizer.strip_accents", False),
+    ],
+)
+def test_a_gguf_says_what_is_done_to_a_text_first(name: str, file: str, key: str, value: Any, tmp_path: Path) -> None:
+    """By a document, or by a model alone."""
+    model = Decoder(layers=1, vocab=1024)
+    save(tmp_path / "source", model.config("llama"), model.tensors())
+    shutil.copy(FIXTURES / "tokenizers" / name, tmp_path / "source" / file)
+    roles = {"cls": "[CLS]", "sep": "[SEP]"} if "piece.json" in name else {"bos": "<s>"}
+    (tmp_path / "source/tokenizer_config.json").write_text(
+        json.dumps({f"{role}_token": text for role, text in roles.items()})
+    )
+    arguments = "convert", f"{tmp_path}/source", f"{tmp_path}/m.gguf", "--force"
+    assert command(*arguments)[0] == 0
+    key = f"tokenizer.ggml.{key}"
+
+    said = {} if value is None else {key: typed.scalar("bool", value)}
+    other = touched(lambda keys: {name: old for name, old in keys.items() if name != key} | said)
+    with broken(MADE, listed(key, value) if callable(value) else other):
+        assert command(*arguments)[0] == 5
 
 
 @pytest.mark.parametrize("key", ["tokens", "scores"])

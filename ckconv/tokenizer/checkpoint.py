@@ -497,8 +497,6 @@ def byte_letters() -> dict[int, str]:
 _LIMIT = 64 << 20
 
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-#: Named templates that are read; checkpoints have two or three.
-_MAX_TEMPLATES = 32
 #: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 #: What Mistral calls them, with the version of its chats.
@@ -624,7 +622,7 @@ def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
     texts = {}
     if (root / _TEMPLATE).is_file():
         texts["default"] = _text(root / _TEMPLATE)
-    texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))[:_MAX_TEMPLATES]}
+    texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))}
     said = settings.get("chat_template")
     if texts:
         said = texts["default"] if texts.keys() == {"default"} else texts

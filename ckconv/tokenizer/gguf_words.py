@@ -228,7 +228,7 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
     if isinstance(template, str):
         return {"tokenizer.chat_template": scalar("str", encodable(template))}, ()
     made: dict[str, Value] = {}
-    others: list[str] = []
+    others: dict[str, None] = {}
     lost: list[str] = []
     for item in template if isinstance(template, list) else ():
         name, text = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
@@ -236,11 +236,11 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
             lost.append(repr(name))
         elif name == "default":
             made["tokenizer.chat_template"] = scalar("str", encodable(text))
-        elif name not in others:
-            others.append(name)
+        else:  # of two with one name the last counts
+            others[name] = None
             made[f"tokenizer.chat_template.{name}"] = scalar("str", encodable(text))
     notes = (f"a GGUF has no place for the chat template {', '.join(lost[:3])}",) if lost else ()
-    return ({"tokenizer.chat_templates": array("str", others), **made} if others else made), notes
+    return ({"tokenizer.chat_templates": array("str", [*others]), **made} if others else made), notes
 
 
 # The words of a tokenizer by id, as a GGUF holds them.

@@ -45,8 +45,10 @@ _FILE, _SETTINGS, _GENERATION, _MODEL = (
 DOCUMENT = f"{_FILE}: "
 
 _TEMPLATE = "tokenizer.chat_template"
-#: Files of the default one, the first that is there (``PreTrainedTokenizerBase._from_pretrained``).
-_TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")
+#: Files of the default one and of others by name (``PreTrainedTokenizerBase._from_pretrained``).
+_JINJA, _MORE = "chat_template.jinja", "additional_chat_templates/"
+#: Names that stand in a key (``GGUFWriter.add_chat_template`` takes other letters for ``_``).
+_NAMED = re.compile("[a-z0-9_]{1,64}")
 
 #: Types of tokens (``enum llama_token_type``), and those that are looked for in a text before anything else.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -163,37 +165,113 @@ def roles_of_keys(index: TensorIndex) -> dict[str, int]:
     return {role: number for role, number in found.items() if isinstance(number, int)}
 
 
-def _template(files: Mapping[str, Any]) -> str | None:
-    """The default chat template of a checkpoint."""
-    said: Any = None
-    if (first := next((files[name] for name in _TEMPLATES if name in files), None)) is not None:
-        said = re.sub(r"\r\n?", "\n", read_whole(first).decode("utf-8", "replace"))
-    elif not any(name.startswith("additional_chat_templates") for name in files):  # which count before settings
+def _templates(files: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates of a checkpoint by name, as transformers takes them."""
+    found: dict[str, Any] = {"default": _JINJA} if _JINJA in files else {}
+    found |= {Path(name).stem: name for name in files if name.startswith(_MORE) and name.endswith(".jinja")}
+    if found:  # which count before settings
+        found = {
+            name: re.sub(r"\r\n?", "\n", read_whole(files[at]).decode("utf-8", "replace")) for name, at in found.items()
+        }
+    else:
         said = _json(files, _SETTINGS).get("chat_template")
         said = _json(files, "chat_template.json").get("chat_template") if said is None else said
-    if isinstance(said, list):
-        named = (item for item in said if isinstance(item, dict) and isinstance(item.get("name"), str))
-        said = {item["name"]: item.get("template") for item in named}
-    text = said.get("default") if isinstance(said, dict) else said
-    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
+        if isinstance(said, list):
+            named = (item for item in said if isinstance(item, dict) and isinstance(item.get("name"), str))
+            said = {item["name"]: item.get("template") for item in named}
+        found = said if isinstance(said, dict) else {"default": said}
+    texts = {name: text for name, text in found.items() if isinstance(text, str) and _NAMED.fullmatch(name)}
+    return {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
 
 
 def _of_checkpoint(
     out: TensorIndex, ours: Words, files: Mapping[str, Any], document: Mapping[str, Any]
 ) -> Iterator[Fact]:
     """Faults of keys other than words that were made of documents."""
-    if (template := _template(files)) is not None and (found := stored_value(out, _TEMPLATE)) != template:
-        yield Fact(_TEMPLATE, shown(found), shown(template))
+    templates = _templates(files)
+    wanted: dict[str, Any] = {f"{_TEMPLATE}.{name}".removesuffix(".default"): text for name, text in templates.items()}
+    if more := sorted(templates.keys() - {"default"}):
+        wanted[f"{_TEMPLATE}s"] = more
+    for key in dict.fromkeys((*wanted, *(key for key in out.metadata if key.startswith(_TEMPLATE)))):
+        found = stored_value(out, key)
+        if (sorted(found) if isinstance(found, list) else found) != wanted.get(key):
+            yield Fact(key, shown(found), shown(wanted.get(key)))
     keys, around = _Keys(out, ours), dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
     for (role, text), puts in zip(around.items(), (keys.begins, keys.ends), strict=False):
         named = text in ("", ours.tokens.get(ours.roles.get(role, -1)))
         if named and puts != bool(text) and not keys.kind.get("closed"):
             key = f"tokenizer.ggml.add_{role}_token"
             yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
+    said = _flags(document, files)
+    for word, (name, _) in keys.kind.get("flags", {}).items():
+        value = keys.charsmap if word == "map" else keys.flags[word]
+        if said.get(word) and value not in said[word]:
+            mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, said[word][0]))
+            yield Fact(f"tokenizer.ggml.{name}", shown(mine), shown(meant))
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
     if names and "pre" in kind and found not in names:
         yield Fact("tokenizer.ggml.pre", shown(found), shown(names[0]))
+
+
+def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Word of ``kinds.*.flags`` -> what documents say, of which a GGUF says one.
+
+    Steps of a ``tokenizer.json`` of pieces say all where nothing else is done to a text; else a SentencePiece model
+    may count.
+    """
+    found: dict[str, list[Any]] = {}
+    before, cut = (
+        _members(document.get(name), f"{name.replace('_', '')}s") for name in ("normalizer", "pre_tokenizer")
+    )
+    types = [step.get("type") for step in (*before, *cut)]
+    spaces = [step for step in cut if step.get("type") == "Metaspace"]
+    if (bert := next((step for step in before if step.get("type") == "BertNormalizer"), None)) is not None:
+        lower, accents = (bert.get(key) for key in ("lowercase", "strip_accents"))
+        found["lower"] = [lower is True]
+        found["accents"] = [lower is True if accents is None else accents is True]
+    elif "Replace" in types or spaces:
+        puts = any(step.get("prepend_scheme", "always") != "never" for step in spaces)
+        found["prefix"] = [puts or "Prepend" in types]
+        found["one space"] = ["WhitespaceSplit" in types]
+        maps = (step.get("precompiled_charsmap") for step in before if step.get("type") == "Precompiled")
+        with suppress(ValueError):  # of what is malformed
+            found["map"] = [b64decode(text) for text in maps if isinstance(text, str)] or [b""]
+        if {*types} <= {"Prepend", "Replace", "Metaspace", "Split"} and all(
+            step.get("split") is False for step in spaces
+        ):
+            return found
+    model = next((name for name in _MODELS if name in files), "")
+    said = _rules(read_whole(files[model])) if model else {}
+    if type(prefix := _json(files, _SETTINGS).get("add_prefix_space")) is bool and said:
+        said["prefix"] = prefix
+    return found | {word: [value, *found.get(word, ())] for word, value in said.items()}
+
+
+def _rules(data: bytes) -> dict[str, Any]:
+    """What a SentencePiece model does to a text first (``NormalizerSpec``)."""
+    found: dict[str, Any] = {}
+    with suppress(IndexError):  # of a file that is cut off
+        for field, part in _fields(data):
+            if field == 3 and isinstance(part, bytes):
+                said = dict(_fields(part))
+                found = {"map": said.get(2, b""), "prefix": said.get(3, 1) != 0, "one space": said.get(4, 1) != 0}
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a message of protobuf."""
+    at = 0
+    while at < len(data):
+        tag, at = _size(data, at)
+        size = {1: 8, 5: 4}.get(tag & 7, 0)
+        if tag & 7 in (0, 2):
+            size, at = _size(data, at)
+        if tag & 7 == 0:
+            yield tag >> 3, size
+            continue
+        yield tag >> 3, data[at : at + size]
+        at += size
 
 
 def _cuts_as(document: Mapping[str, Any]) -> list[str]:
