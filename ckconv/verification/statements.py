@@ -251,6 +251,8 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
     if model not in (None, "none", "no_vocab") or TOKENS in out.metadata:
         yield TOKENS
         yield from (f"tokenizer.ggml.{key}" for key in needed()["tokenizer"].get(str(model), ()))
+    else:
+        yield f"{architecture}.vocab_size"  # the rows that it has without words (llama_vocab::impl::load)
 
 
 # -- Documents of the engine ------------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def _of_checkpoint(
 
 
 def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Word of ``kinds.*.flags`` -> what documents say, of which a GGUF says one.
+    """Word of ``kinds.*.flags`` -> values, of which a GGUF says one.
 
     Steps of a ``tokenizer.json`` of pieces say all where nothing else is done to a text; else a SentencePiece model
     may count.
@@ -249,7 +249,7 @@ def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, l
 
 
 def _rules(data: bytes) -> dict[str, Any]:
-    """What a SentencePiece model does to a text first (``NormalizerSpec``)."""
+    """Flags of a SentencePiece model (its ``NormalizerSpec``)."""
     found: dict[str, Any] = {}
     with suppress(IndexError):  # of a file that is cut off
         for field, part in _fields(data):
