@@ -695,6 +695,7 @@ CONTENT = [
     ),
     Case("no size of a head's values", MADE, keyed("qwen3.attention.value_length"), QWEN3, GGUF),
     Case("no length of a table of positions", MADE, keyed("gpt2.context_length"), "hf/gpt2-hub-f32", GGUF),
+    Case("no rows of a model without words", MADE, keyed("phi3.vocab_size"), "hf/phi3-bf16", GGUF),
     Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),
     Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),
     Case("a beginning that nobody puts", MADE, keyed("tokenizer.ggml.add_bos_token", True), HF, GGUF),
@@ -883,6 +884,11 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
     with broken("tokenizer.gguf_words:chat_templates", touched(lambda made: (found, made[1]))) as calls:
         status, printed = command("convert", str(source), f"{tmp_path}/n.gguf")
         assert (calls[0] > 0, status) == (True, 5), printed
+
+
+def test_a_key_is_named_once(tmp_path: Path) -> None:
+    with broken(MADE, keyed("tokenizer.ggml.pre")):
+        assert command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")[1].count("tokenizer.ggml.pre ") == 1
 
 
 @pytest.mark.parametrize("key", ["chat_template", "chat_template.rag", "chat_templates"])

@@ -180,7 +180,7 @@ def test_an_end_that_is_put_behind_a_text_and_is_not_eos_token_is_llama_cpps() -
 
 
 @pytest.mark.parametrize(
-    ("eos", "chat"), [("ab", None), ("<|im_end|>", "{{ messages[0].content }}{{ eos_token }}"), ("", None)]
+    ("eos", "chat"), [("ab", None), ("<|im_end|>", "{{ messages[0].content }}{{ eos_token }}"), ("", "{{ eos_token }}")]
 )
 def test_another_end_is_not_one_to_llama_cpp_or_to_a_chat(eos: str, chat: str | None) -> None:
     changed = {**document(), "added_tokens": ENDS, "post_processor": template("A", "<|endoftext|>")}
@@ -194,6 +194,20 @@ def test_what_is_put_around_a_text_may_be_named_by_config_json_alone() -> None:
     )
 
     assert (value(made, "eos_token_id"), value(made, "add_eos_token")) == (scalar("u32", 3), scalar("bool", True))
+
+
+@pytest.mark.parametrize("chat", [None, "{{ messages }}", "{{ bos_token }}{{ eos_token }}"])
+def test_what_is_put_around_a_text_and_nothing_names_keeps_its_place(chat: str | None) -> None:
+    """A chat template that wrote none would write it."""
+    changed = {**document(), "added_tokens": ENDS, "post_processor": template("<|im_end|>", "A", "<|im_end|>")}
+    made = keys(changed, chat_template=chat)
+
+    kept = "bos_token" not in str(chat)
+    assert "which is not its bos_token" in "".join(made.notes) or kept
+    for role in ("bos", "eos") if kept else ():
+        assert (value(made, f"{role}_token_id"), value(made, f"add_{role}_token")) == (
+            scalar("u32", 3), scalar("bool", True),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

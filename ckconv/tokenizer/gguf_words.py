@@ -57,12 +57,23 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
     llama.cpp has one token for the end of a text and for what it puts behind one; gguf-py takes that of the template
     (``SpecialVocab._try_load_from_tokenizer_json``). Both have to be ends to llama.cpp by their text, so that a text
     ends after either, and a chat template that writes ``eos_token`` means the other.
+
+    A token that nothing names has the role of its place, where no chat template writes that: a beginning, BERT's
+    separator, what is an end by its text anyway.
     """
-    own = _word(files.settings, "eos")
     try:
-        _, last = _around((files.tokenizer or {}).get("post_processor"))
+        first, last = _around((files.tokenizer or {}).get("post_processor"))
     except LeftOut:
         return files, ()
+    wordpiece, chat = _is_wordpiece(files.tokenizer), str(files.chat_template)
+    free = {"bos": first, "sep": last} if wordpiece else {"bos": first, "eos": last if last in ENDS_BY_TEXT else ""}
+    named = {
+        f"{role}_token": token
+        for role, token in free.items()
+        if token in ids and f"{role}_token" not in chat and not _is_named(files, role)
+    }
+    files = files._replace(settings={**files.settings, **named}) if named else files
+    own = _word(files.settings, "eos")
     if (
         not last
         or not own
@@ -75,6 +86,16 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
         f"llama.cpp has {last!r} for eos_token, as tokenizer.json appends it to a text; a text also ends after {own!r}"
     )
     return files._replace(settings={**files.settings, "eos_token": last}), (note,)
+
+
+def _is_wordpiece(document: Mapping[str, Any] | None) -> bool:
+    model = (document or {}).get("model")
+    return isinstance(model, dict) and model.get("type") == "WordPiece"
+
+
+def _is_named(files: TokenizerFiles, role: str) -> bool:
+    """Whether settings or ``config.json`` say the token of a role."""
+    return bool(_word(files.settings, role)) or files.config.get(f"{role}_token_id") is not None
 
 
 def special_ids(

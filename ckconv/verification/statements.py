@@ -96,10 +96,22 @@ def faults_of(
 ) -> Iterator[Fact]:
     """Everything in which an output says something else than its source.
 
+    Each key once.
+
     Args:
         options: of the conversion: what somebody asked to be another is.
         named: document -> where it is, if not beside the output.
     """
+    said = set[str]()
+    for fact in _faults_of(out, source, options, named):
+        if fact.name not in said:
+            said.add(fact.name)
+            yield fact
+
+
+def _faults_of(
+    out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None
+) -> Iterator[Fact]:
     if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
         return
     if source.config is None:

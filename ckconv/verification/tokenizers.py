@@ -237,12 +237,16 @@ def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, l
         maps = (step.get("precompiled_charsmap") for step in before if step.get("type") == "Precompiled")
         with suppress(ValueError):  # of what is malformed
             found["map"] = [b64decode(text) for text in maps if isinstance(text, str)] or [b""]
-        if {*types} <= {"Prepend", "Replace", "Metaspace", "Split"} and all(
-            step.get("split") is False for step in spaces
+        model = document.get("model")
+        pairs = isinstance(model, dict) and model.get("type") == "BPE"
+        if (
+            pairs
+            and all(step.get("split") is False for step in spaces)
+            and {*types} <= {"Prepend", "Replace", "Metaspace", "Split"}
         ):
             return found
-    model = next((name for name in _MODELS if name in files), "")
-    said = _rules(read_whole(files[model])) if model else {}
+    named = next((name for name in _MODELS if name in files), "")
+    said = _rules(read_whole(files[named])) if named else {}
     if type(prefix := _json(files, _SETTINGS).get("add_prefix_space")) is bool and said:
         said["prefix"] = prefix
     return found | {word: [value, *found.get(word, ())] for word, value in said.items()}
@@ -250,13 +254,16 @@ def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, l
 
 def _rules(data: bytes) -> dict[str, Any]:
     """Flags of a SentencePiece model (its ``NormalizerSpec``)."""
-    found: dict[str, Any] = {}
+    said: dict[int, Any] = {}
     with suppress(IndexError):  # of a file that is cut off
         for field, part in _fields(data):
-            if field == 3 and isinstance(part, bytes):
-                said = dict(_fields(part))
-                found = {"map": said.get(2, b""), "prefix": said.get(3, 1) != 0, "one space": said.get(4, 1) != 0}
-    return found
+            said |= _fields(part) if field == 3 and isinstance(part, bytes) else {}
+    rules = said.get(2)
+    return {
+        "map": rules if isinstance(rules, bytes) else b"",
+        "prefix": said.get(3, 1) != 0,
+        "one space": said.get(4, 1) != 0,
+    }
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
