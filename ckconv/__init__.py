@@ -26,7 +26,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.version import __version__ as __version__
+from ckconv.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from ckconv.api import batch as batch

@@ -9,7 +9,7 @@ import sys
 import warnings
 from contextlib import suppress
 
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 
 #: Bytes that numpy takes when it is imported; OpenBLAS in it ends the process where there are fewer.
 _NUMPY = 96 << 20

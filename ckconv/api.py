@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.library import StrPath, SupportsWrite, check_argument, pythonic
 from ckconv.conversion.planning import judged, make_plan, merged, tower_options
-from ckconv.core.arrays import NDArray, np
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple, NDArray, np
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, UsageError, counted, quoted
 from ckconv.families.catalog import own_families
@@ -41,7 +40,7 @@ from ckconv.formats.destination import (
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
 from ckconv.formats.model import Model, check_alone, of_task, seen_alike, with_mmproj
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.files import Files, head_is_embedding, readable
 from ckconv.io.tiles import at_once
 from ckconv.options import Options

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from ckconv.cli import VERBS, main  # noqa: E402
 from ckconv.cli.settings import GROUPS, Sections  # noqa: E402
-from ckconv.core.version import __version__  # noqa: E402
+from ckconv.core import __version__  # noqa: E402
 
 PAGE = ROOT / "docs/ckconv.1"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}

@@ -15,7 +15,7 @@ from conftest import FIXTURES
 sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import bitflips
 
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 from ckconv.record.conversion import sealed
 
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind as ElementKind
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import Axis, Layout, Strip, merged, plain, transposed
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 from ckconv.errors import CkconvError, UsageError
 
 #: verb -> what `ckconv --help` says of it. Its module has the verb's name and holds ``command``.

@@ -37,12 +37,12 @@ from ckconv.cli.render import (
     width,
 )
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, UsageError, shown, unreadable
 from ckconv.families.catalog import own_families
 from ckconv.formats import format_of
 from ckconv.formats.destination import places_in
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
 from ckconv.options import OPTIONS, Options
 from ckconv.plan.steps import Written

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.errors import UsageError, quoted
 
 _PREFIX, FILE, PROJECT = "CKCONV_", "ckconv.toml", "pyproject.toml"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ckconv.cli.render import container, count, cut, printable, size
 from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Card, document_of
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown
 from ckconv.families.catalog import drafts_for

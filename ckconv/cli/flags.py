@@ -15,7 +15,7 @@ import click
 from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.errors import InputError, UsageError
 from ckconv.formats import ALIASES, names
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
 from ckconv.options import OPTIONS, Option, Options, Takes
 

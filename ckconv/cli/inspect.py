@@ -12,7 +12,7 @@ from ckconv.cli.flags import FormatName, flag
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, settings_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.files import PipeSource
 from ckconv.signals import interruptible
 

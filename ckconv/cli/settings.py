@@ -11,7 +11,7 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

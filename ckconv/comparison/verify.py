@@ -17,11 +17,11 @@ from ckconv.conversion.follow import Watcher, check_frame, check_kept, watching
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, in_one_run
-from ckconv.core.arrays import Floats
+from ckconv.core import __version__
 from ckconv.core.dtypes import Kind
+from ckconv.core.late import Floats
 from ckconv.core.metadata import Content, beside
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
-from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER

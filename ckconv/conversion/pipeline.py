@@ -13,7 +13,7 @@ from typing import Any
 
 from ckconv.conversion.follow import LEAD, Growing, Progress, Reader, Stopped, compare, digest, flush
 from ckconv.conversion.write import Losses, chunks, digested, payload, write_file
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, at_once, made_at_once, threads, tiles_for

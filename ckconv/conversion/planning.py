@@ -24,7 +24,7 @@ from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.families.words import said_of
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.files import Unwritten
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, foreign_names, unknown_architecture

@@ -22,15 +22,15 @@ from ckconv.conversion.follow import Watcher
 from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.write import Losses, holes, write_frames
+from ckconv.core import __version__
 from ckconv.core.tensors import Tensor
-from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.catalog import is_name, own_files
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
 from ckconv.formats.model import of_task
-from ckconv.io.addresses import address_of, as_path
+from ckconv.io import address_of, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options

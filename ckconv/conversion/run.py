@@ -27,8 +27,8 @@ from ckconv.conversion.sidefiles import (
     written,
 )
 from ckconv.conversion.write import Losses, digested, holes, write_archive, write_frames, write_stdout
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import InputError, VerifyError, counted, shown
 from ckconv.formats import format_of

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.conversion.write import NO_DIGEST
+from ckconv.core import __version__
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
 from ckconv.core.tensors import TensorIndex
-from ckconv.core.version import __version__
 from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load

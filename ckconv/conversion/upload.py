@@ -12,7 +12,7 @@ from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
-from ckconv.io.addresses import address_of, as_path
+from ckconv.io import address_of, as_path
 from ckconv.io.digests import sha256_of
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.conversion.follow import Progress, Stopped, Watcher
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, UsageError, VerifyError, code_of, counted, listed
 from ckconv.io.files import CHUNK, READ_AHEAD, Files

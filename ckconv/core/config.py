@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ckconv.core.arrays import Floats, NDArray, np
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import Floats, NamedTuple, NDArray, np
 from ckconv.errors import InputError, an
 
 

@@ -7,8 +7,7 @@ import math
 import struct
 from functools import cache, lru_cache
 
-from ckconv.core.arrays import Flags, Floats, np
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import Flags, Floats, NamedTuple, np
 
 # Element and block types: one table for every format.
 #

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from ckconv.core.arrays import Index
+from ckconv.core.late import Index
 
 #: The number of a row, or of many.
 Row = TypeVar("Row", int, "Index")

@@ -10,7 +10,7 @@ from struct import Struct, pack, unpack_from
 from typing import Any
 
 from ckconv.core.dtypes import Kind
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import StoredTensor, TensorIndex
 
 # Metadata values that say their type, and their bytes: those of GGUF.

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ckconv.core.dtypes import DType, Kind, float32
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import Layout, plain, stored_order
-from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64

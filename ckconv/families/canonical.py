@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import plain, shifted
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     Dropped,
     MetadataKind,

@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import UsageError, quoted
 from ckconv.families import axes as shapes

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ckconv.core.arrays import np
 from ckconv.core.config import LLAMA3_NUMBERS, MAX_LAYERS, llama3_candidates, shortest_float32, yarn_scale
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple, np
 
 # -- Functions for expressions of family files, pure in their parameters -----------------------------------------------
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import text_key
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import parse
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import MLX_LM, Parameter

@@ -31,8 +31,8 @@ from ckconv.core.config import (
     without_yarn_default,
     yarn_scale,
 )
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import LAYER_TABLE, text_key
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import family_of_class, family_of_model_type

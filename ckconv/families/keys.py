@@ -39,7 +39,7 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.families.expressions import Expression
 from ckconv.families.merge import (
     EVERY,

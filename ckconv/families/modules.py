@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import PARTS, Name, spellings
 from ckconv.families.catalog import FAMILIES, checksum_of_files, own_files
 from ckconv.families.names import HF, MLX, NESTED_PATHS, Stored, fusion_names, names_of

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckconv.core.config import MAX_LAYERS, ModelConfig
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, scalar, text_key
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
 from ckconv.families.expressions import Expression, ExpressionError

@@ -12,8 +12,8 @@ from typing import Any
 
 from ckconv.core.dtypes import F32, DType, float32
 from ckconv.core.dtypes import Kind as Kinds
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import Axis, Layout, merged, strip
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, shortest_float32
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import plain
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalize

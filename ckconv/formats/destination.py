@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES, Kind
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES

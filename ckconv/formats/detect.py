@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, few, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names

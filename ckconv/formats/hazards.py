@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import root_of
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
 from ckconv.formats.safetensors.container import is_pickle

@@ -16,7 +16,7 @@ from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.container import parse_shard_name as parse_part_name
-from ckconv.io.addresses import address_of
+from ckconv.io import address_of
 from ckconv.io.json import Document, parse_object, read_document
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.arrays import NDArray
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import WIDENS_TO_F32, DType
+from ckconv.core.late import NDArray
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
-from ckconv.io.addresses import as_path
+from ckconv.io import as_path
 from ckconv.io.files import Files
 
 if TYPE_CHECKING:

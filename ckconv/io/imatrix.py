@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.arrays import Floats, np
+from ckconv.core.late import Floats, np
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
 from ckconv.publish.files import opened_regular

@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.errors import InputError, listed, quoted
 from ckconv.io.files import lfs_pointer, open_source
 

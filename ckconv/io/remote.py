@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 from huggingface_hub import HfApi, ModelInfo, constants, get_token, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ckconv.core.version import __version__
+from ckconv.core import __version__
 from ckconv.errors import (
     CkconvError,
     InputError,

@@ -12,8 +12,7 @@ from pathlib import Path
 from threading import Event, Lock, local
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ckconv.core.arrays import Floats, Rows
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import Floats, NamedTuple, Rows
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ckconv.core import __version__
 from ckconv.core.metadata import text_key
 from ckconv.core.tensors import TensorIndex
-from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY, NONE

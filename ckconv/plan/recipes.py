@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.dtypes import DTYPES, F16, DType
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 
 #: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
 _NO_LAYER = -1

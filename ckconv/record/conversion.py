@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, each_text, escaped, quoted, unescaped, valid
 from ckconv.io.json import Document, parse_object, read_document

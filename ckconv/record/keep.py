@@ -10,8 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from ckconv.core.arrays import np
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple, np
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, and_more, quoted
 from ckconv.formats import format_of, recorded

@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load, recorded

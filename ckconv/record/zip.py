@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Protocol
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.errors import InputError, quoted
 
 #: Members of one archive, and bytes of it, that the format holds without its 64-bit extension.

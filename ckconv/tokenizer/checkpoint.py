@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import TARGET, document_of, root_of, text_key, tokenizer_root
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, is_text
 from ckconv.io.files import open_source

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, scalar
-from ckconv.core.named import NamedTuple
 from ckconv.tokenizer.checkpoint import Row, content_of, unmade
 from ckconv.tokenizer.gguf_words import (
     Words,

@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, raw_array, scalar
-from ckconv.core.named import NamedTuple
 from ckconv.errors import is_text
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.checkpoint import Added, added_tokens, content_of, of_settings, words_of_document

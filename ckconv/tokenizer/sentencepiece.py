@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 
 UNIGRAM, BPE = 1, 2
 

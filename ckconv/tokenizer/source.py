@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import as_read, root_of, tokenizer_root
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, missing_package
 from ckconv.system import limit_process

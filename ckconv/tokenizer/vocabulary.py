@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.errors import UnsupportedError
 
 # -- llama.cpp's pre-tokenizers, recognized by their definitions -------------------------------------------------------

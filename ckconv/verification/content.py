@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, config_differences, worded_fields
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower
 from ckconv.errors import quoted
 from ckconv.families.catalog import FAMILIES, told_by_architecture

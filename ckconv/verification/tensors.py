@@ -16,11 +16,10 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from ckconv.core.arrays import Floats, NDArray, Rows, np
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
 from ckconv.core.dtypes import F32
+from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, np
 from ckconv.core.layouts import plain
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     PREFIX,
     ROPE_FREQUENCIES,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import shortest_float32
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside, document_of
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.io.files import open_source
 from ckconv.verification.content import Fact, of_files, read_whole

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
-from ckconv.core.named import NamedTuple
+from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as

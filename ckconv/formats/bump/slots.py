@@ -12,8 +12,8 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.dtypes import DTYPES, DType, Kind
+from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import matrix_of, with_layer
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ckconv.core import __version__
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.core.named import NamedTuple
-from ckconv.core.version import __version__
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family

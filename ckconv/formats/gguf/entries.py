@@ -12,7 +12,6 @@ from contextlib import suppress
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.arrays import Rows, np
 from ckconv.core.config import (
     LLAMA3_NUMBERS,
     MAX_FLOAT32,
@@ -24,9 +23,9 @@ from ckconv.core.config import (
     starts_behind,
 )
 from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
+from ckconv.core.late import NamedTuple, Rows, np
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.metadata import Value, array, raw_array, scalar
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import (
     EMBEDDING,
     HEAD,

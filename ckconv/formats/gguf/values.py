@@ -11,8 +11,8 @@ from io import BytesIO
 from pathlib import Path
 from struct import Struct
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
-from ckconv.core.named import NamedTuple
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.io.files import ByteSource
 

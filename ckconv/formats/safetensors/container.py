@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import METADATA
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, listed, quoted
 from ckconv.io.files import ByteSource, lfs_pointer, open_source

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME, TARGET, pipeline_tokenizer, text_key
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import StoredTensor, chained
 from ckconv.errors import (
     Faults,

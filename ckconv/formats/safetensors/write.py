@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import METADATA, as_read, root_of
-from ckconv.core.named import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex, chained, made, reordered
 from ckconv.errors import VerifyError
 from ckconv.families.names import NAMES_KEY, REFERENCE

@@ -1,21 +1,35 @@
-"""Named tuples that take little time to make.
+"""Late work: numpy's import at its first use, named tuples' constructors.
 
-``typing`` compiles each annotation of each field when the class is made, and ``collections`` the constructor: with a
-hundred classes that is a tenth of the time in which a small model is described. Here a constructor is compiled once for
-all classes with as many fields. To mypy they are the same; ``_make``, ``_field_defaults`` and ``__replace__`` are not
-there.
+``typing`` compiles each annotation of each field when the class of a named tuple is made, and ``collections`` the
+constructor: with a hundred classes that is a tenth of the time in which a small model is described. Here a constructor
+is compiled once for all classes with as many fields. To mypy they are the same; ``_make``, ``_field_defaults`` and
+``__replace__`` are not there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+__all__ = ["NDArray", "NamedTuple", "np"]
 
 if TYPE_CHECKING:
-    from typing import NamedTuple as NamedTuple
+    from typing import NamedTuple
+
+    import numpy as np
+    from numpy.typing import NDArray
 else:
     from collections import _tuplegetter as getter
     from functools import cache
     from types import CodeType, FunctionType
+
+    class _Numpy:
+        def __getattr__(self, name: str) -> Any:
+            import numpy
+
+            found = self.__dict__[name] = getattr(numpy, name)  # which is there the next time
+            return found
+
+    np, NDArray = _Numpy(), Any
 
     class _Tuple(tuple):
         __slots__ = ()
@@ -52,3 +66,16 @@ else:
             return type(name, (_Tuple,), getters | body | own)
 
     NamedTuple = type.__new__(_Named, "NamedTuple", (), {})
+
+#: Stored rows ``[n, bytes]``; bytes of any shape; blocks, and elements, as structures.
+Rows: TypeAlias = "NDArray[np.uint8]"
+Bytes: TypeAlias = "NDArray[np.uint8]"
+Blocks: TypeAlias = "NDArray[Any]"
+Cells: TypeAlias = "NDArray[Any]"
+
+#: Values, zero points, numbers of rows, and what holds of each.
+Floats: TypeAlias = "NDArray[np.float32]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+Zeros: TypeAlias = "NDArray[np.int16]"
+Index: TypeAlias = "NDArray[np.int64]"
+Flags: TypeAlias = "NDArray[np.bool_]"
