@@ -100,6 +100,38 @@ def test_a_scaling_by_one_goes_to_every_format(tmp_path: Path, scaling: dict[str
     assert said["rope_parameters"]["rope_type"] == "default"
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+@pytest.mark.parametrize(
+    ("family", "to"),
+    [
+        *(("gemma2", "mlx"), ("qwen3moe", "mlx"), ("dbrx", "mlx"), ("falcon_h1", "mlx"), ("exaone4", "mlx")),
+        *(("deepseek_v2", "mlx"), ("deepseek_v2", "gguf"), ("eurobert", "gguf"), ("youtu", "gguf")),
+    ],
+)
+def test_a_scaling_by_one_is_none_where_the_engine_knows_no_such_type(
+    family: str, to: str, kind: str, tmp_path: Path
+) -> None:
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    said = {"rope_type": kind, "factor": 1.0, "original_max_position_embeddings": 32, **numbers}
+    made = []
+    for name, scaling in (("scaled", said), ("plain", {"rope_type": "default"})):
+        source = scaled(family, tmp_path / name, scaling)
+        ckconv.convert(source, tmp_path / f"{name}.out", to=to)
+        made.append(ckconv.open_model(tmp_path / f"{name}.out").config)
+    assert made[0] is not None
+    assert made[0] == made[1]
+
+
+def test_mlx_lm_is_told_that_nothing_is_scaled_where_its_class_wants_to_know(tmp_path: Path) -> None:
+    source = scaled("exaone4", tmp_path / "hf", {})
+    document = json.loads((source / "config.json").read_text())
+    document |= {"rope_theta": document.pop("rope_parameters")["rope_theta"], "rope_scaling": {"type": "default"}}
+    (source / "config.json").write_text(json.dumps(document))
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+
+    assert json.loads((tmp_path / "mlx" / "config.json").read_text())["rope_scaling"] is None
+
+
 @pytest.mark.parametrize("family", ["qwen2", "cohere", "falcon_h1", "minimax_m2", "granite_switch"])
 def test_llama3_by_one_is_no_tensor_where_llama_cpp_has_none(
     llama_cpp: consumers.Consumer, tmp_path: Path, family: str

@@ -27,6 +27,7 @@ from ckconv.core.config import (
     checked_number,
     modifiers_of,
     same_factors_always,
+    scales_by_one,
     shortest_float32,
     without_yarn_default,
     yarn_scale,
@@ -220,12 +221,12 @@ def read_rope(
     overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]
     if consumer == MLX_LM and table is not nested:
         unread, _ = _kind(nested, where, TRANSFORMERS, fail)
-        if unread not in ("default", kind):
+        if unread not in ("default", kind) and not scales_by_one({**nested, "rope_type": unread}):
             key = "type" if nested.get("rope_type") is None else "rope_type"
             modifiers.append(f"{where}.{key} = {unread!r}, which mlx-lm does not read")
     if local:
         slides, _ = _kind(local, "rope_parameters.sliding_attention", consumer, fail)
-        if slides != "default":
+        if slides != "default" and not scales_by_one({**local, "rope_type": slides}):
             modifiers.append(f"rope_parameters.sliding_attention.rope_type = {slides!r}")
     base = local.get("rope_theta") if consumer == TRANSFORMERS else None
     known = ROPE_KEYS.get(kind)
@@ -234,13 +235,14 @@ def read_rope(
         alpha = float(checked_number(f"{name}.alpha", table["alpha"], REAL, fail))
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), (), tuple(overruled), alpha)
     takes_mrope = consumer == MLX_LM or "mrope" in (style.types or ())
-    plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind))
     in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
     if consumer == MLX_LM:
         tables = {where: nested, "rope_scaling": scaling}
         part, said = _mlx_part(own, tables, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
         modifiers += said + _mlx_numbers(table, name, scaling if table is nested else nested, where, kind)
+    by_one = scales_by_one({**table, "rope_type": kind}) and (turns_a_part or part == 1)
+    plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind)) or by_one
     if plain and not turns_a_part:
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:

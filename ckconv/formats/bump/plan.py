@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, scales_by_one, starts_behind
+from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind
 from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
@@ -383,14 +383,13 @@ class BumpPlanner(Planner):
         if part and c.rotary_dim != c.head_dim and not part.cells.get("bump"):
             what = f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all"
             self.refuse(what + said(c, "rotary_dim", format=self.index.format))
-        scaled_by = c.rope_scaling if c.rope_scaling and not scales_by_one(c.rope_scaling) else None
-        if scaled_by and ROPE_FREQUENCIES not in self.index.tensors:
+        if c.rope_scaling and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
-            elif starts_behind(scaled_by, c, g.context):
+            elif starts_behind(c.rope_scaling, c, g.context):
                 self.notes.append(behind_note(c))
             else:
-                self._refuse_scaling(scaled(str(scaled_by.get("rope_type", "")), c))
+                self._refuse_scaling(scaled(str(c.rope_scaling.get("rope_type", "")), c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
                 f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "

@@ -19,7 +19,6 @@ from ckconv.core.config import (
     ModelConfig,
     positive_numbers,
     scaled,
-    scales_by_one,
     starts_behind,
 )
 from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
@@ -216,7 +215,7 @@ def engine_reasons(
     for modifier in config.modifiers:
         yield modifier_reason(modifier, f", and llama.cpp computes {family.gguf} without it")
     scaling = config.rope_scaling
-    if scaling is not None and not starts_behind(scaling, config, context) and not scales_by_one(scaling):
+    if scaling is not None and not starts_behind(scaling, config, context):
         yield from _scaling_reasons(config, scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")

@@ -653,6 +653,8 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
     needs = row.needs if row else ()
     kinds = _family(config).document.keys.keys
     idle = [key for key, it in document.items() if it is None and key in kinds and kinds[key].kind is Kind.MODIFIER]
+    if not config.rope_scaling and document.get("rope_scaling"):
+        del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
     for key in idle:
         del document[key]  # a class with a default for it wants no null
     for key in (*_MLX_NEEDS, *needs, *(key for key in idle if key in built)):
@@ -660,8 +662,6 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
             document[key] = built[key]  # null is said where a class has no default
     if config.rope_scaling and not document.get("rope_scaling") and "rope_scaling" in built:
         document["rope_scaling"] = built["rope_scaling"]
-    elif not config.rope_scaling and document.get("rope_scaling"):
-        del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
     for key in row.reads if row else ():
         if key in built:
             document[key] = built[key]
