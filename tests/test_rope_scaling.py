@@ -15,6 +15,7 @@ from checkpoints import Decoder, save
 from family_cases import checkpoint, recording
 
 import ckconv
+from ckconv.core.config import config_differences
 from ckconv.errors import UnsupportedError
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -263,3 +264,24 @@ def test_a_factor_of_more_digits_than_float32_has_is_written(tmp_path: Path, wei
     ckconv.convert(save(tmp_path / "hf", config, Decoder().tensors()), tmp_path / "m.gguf")
 
     assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") == pytest.approx(weight / GROWTH, rel=1e-7)
+
+
+@pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale_all_dim": 1.0}, {"attention_factor": 1.0}])
+@pytest.mark.parametrize("kept", [{}, {"mscale": 0.5, "mscale_all_dim": 0.7}], ids=["alone", "both"])
+def test_mlx_lm_multiplies_by_any_factor_of_yarn_beside_one_of_scores(
+    more: dict[str, Any], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    """``YarnRoPE`` of mlx-lm's rope_utils.py, of an ``mscale`` that may be 0 or less."""
+    said = {**YARN, **kept, **more}
+    ckconv.convert(scaled("deepseek_v3", tmp_path / "hf", said), tmp_path / "mlx", to="mlx")
+    ckconv.convert(tmp_path / "mlx", tmp_path / "back", to="safetensors")
+
+    table = json.loads((tmp_path / "mlx" / "config.json").read_text())["rope_scaling"]
+    one, whole = ((GROWTH - 1) * table.get(*pair) + 1 for pair in (("mscale", 1), ("mscale_all_dim", 0)))
+    pair = (said.get("mscale"), said.get("mscale_all_dim"))
+    both = ((GROWTH - 1) * pair[0] + 1) / ((GROWTH - 1) * pair[1] + 1) if all(pair) else GROWTH
+    assert one / whole == pytest.approx(said.get("attention_factor", both))
+    before, after = (ckconv.open_model(tmp_path / name).config for name in ("hf", "back"))
+    assert before is not None
+    assert after is not None
+    assert config_differences(before, after, same_words=True) == {}

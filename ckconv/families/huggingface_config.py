@@ -467,15 +467,18 @@ def _completed_scaling(
         if not isinstance(made[key], list) or not made[key]:
             raise fail(f"{name}.{key} must be a list of numbers, got {made[key]!r}")
     for key, value in _positive_numbers(made):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        lowest = -float("inf") if key == "mscale" and consumer == MLX_LM else 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest < value < float("inf"):
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
     if kind == "yarn" and consumer == TRANSFORMERS:
         made = without_yarn_default(made)
-    one, all_dim = made.get("mscale") or 1, made.get("mscale_all_dim") or 0  # YarnRoPE of mlx-lm takes 1 and 0
-    both = made.get("mscale") and made.get("mscale_all_dim")
+    one, all_dim = made.get("mscale"), made.get("mscale_all_dim") or 0
+    one = 1 if one is None else one  # YarnRoPE of mlx-lm takes 1 and 0 where nothing is said
+    both = (made.get("mscale") or 0) > 0 and all_dim
     if kind == "yarn" and consumer == MLX_LM and not both and (one, all_dim) != (1, 0):
         growth = yarn_scale(made["factor"]) - 1
         made["attention_factor"] = (growth * one + 1) / (growth * all_dim + 1)
+        made.pop("mscale", None)
     if kind == "llama3" and made["low_freq_factor"] > made["high_freq_factor"]:
         raise fail(f"{name}.low_freq_factor is above {name}.high_freq_factor, which is {made['high_freq_factor']}")
     return made

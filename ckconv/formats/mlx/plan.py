@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,22 +137,24 @@ _NAMES = frozenset({"rope_type", "type", "rope_theta"})
 
 
 def weighed(scaling: Mapping[str, Any], *, latent: bool) -> Mapping[str, Any]:
-    """YaRN with its ``attention_factor`` as two numbers of mlx-lm.
+    """YaRN whose cosines and sines mlx-lm multiplies as transformers does.
 
-    They are ``mscale`` and ``mscale_all_dim``, of which ``YarnRoPE`` of mlx-lm's rope_utils.py makes it, and
-    ``_compute_yarn_parameters`` of transformers where both are above 0.
+    ``YarnRoPE`` of mlx-lm's rope_utils.py makes the factor of ``mscale`` and ``mscale_all_dim``, whatever they are, as
+    ``_compute_yarn_parameters`` of transformers does where both are above 0 and no ``attention_factor`` is there.
 
     Args:
         latent: ``mscale_all_dim`` weighs scores, too, and stays what it is.
     """
-    weight, factor = scaling.get("attention_factor"), scaling.get("factor") or 1
-    if scaling.get("rope_type") != "yarn" or weight is None or factor <= 1:
+    growth = yarn_scale(scaling.get("factor") or 1) - 1
+    if scaling.get("rope_type") != "yarn" or not growth:
         return scaling
-    growth = yarn_scale(factor) - 1
-    whole = scaling.get("mscale_all_dim") or 0 if latent else max(1.0, (2 / weight - 1) / growth)
-    one = (weight * (growth * whole + 1) - 1) / growth
-    if one <= 0:
+    weight, one, whole = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    meant, whole = yarn_scale(scaling["factor"], weight, one, whole), whole or 0
+    made = (growth * (1 if one is None else one) + 1) / (growth * whole + 1)
+    if weight is None and math.isclose(made, meant, rel_tol=1e-6):
         return scaling
+    whole = whole if latent else max(1.0, (2 / meant - 1) / growth)
+    one = (meant * (growth * whole + 1) - 1) / growth
     others = {key: value for key, value in scaling.items() if key != "attention_factor"}
     return {**others, "mscale": one, **({"mscale_all_dim": whole} if whole else {})}
 
