@@ -358,6 +358,13 @@ SCALED = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10000.0,
 }
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
 
 TENSORS = [
     Case("rows of a head in another order", "row_order", other_order, HF, GGUF),
@@ -695,6 +702,14 @@ CONTENT = [
     ),
     Case("no size of a head's values", MADE, keyed("qwen3.attention.value_length"), QWEN3, GGUF),
     Case("no length of a table of positions", MADE, keyed("gpt2.context_length"), "hf/gpt2-hub-f32", GGUF),
+    Case(
+        "no factor of LongRoPE",
+        MADE,
+        keyed("phi3.rope.scaling.attn_factor"),
+        "hf/phi3-bf16",
+        GGUF,
+        {"rope_parameters": LONG, "original_max_position_embeddings": 64},
+    ),
     Case("no rows of a model without words", MADE, keyed("phi3.vocab_size"), "hf/phi3-bf16", GGUF),
     Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),
     Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),

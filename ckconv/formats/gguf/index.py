@@ -34,7 +34,7 @@ from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, Ten
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import family_of_gguf, llama_cpp_has
-from ckconv.families.expressions import SLIDING
+from ckconv.families.expressions import SLIDING, longrope_scale
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
 from ckconv.families.parameters import PER_LAYER, ExpressionError, ParameterError, Values
@@ -343,6 +343,11 @@ def _rope_scaling(
     if original == 0 and (sets or kind == "yarn"):
         raise _fail(file)(f"{found('rope.scaling.original_context_length')[0]} is 0")
     if len(sets) == 2 and start > 1 and kind in (None, "linear", "longrope") and factor in (None, 0, 1):
+        taken = longrope_scale(config.context_length / start, start)
+        if (
+            taken != 1 and found("rope.scaling.attn_factor")[1] is None
+        ):  # llama.cpp has 1, and not what a class computes
+            numbers["attention_factor"] = 1.0
         return {"rope_type": "longrope", **numbers, "original_max_position_embeddings": start}, ""
     if sets:
         return None, f"{architecture}.rope.scaling with {', '.join(sorted(numbers))} of a scaling that is not longrope"
