@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return a, b
 
 
+#: Of which a checkpoint says more than a GGUF has words for.
+DOCUMENTS = ["generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+UNCOMPARED = f"  not compared, as only one format or model has words for it: {', '.join(DOCUMENTS)}"
+
+
 def test_equal_models_end_with_0(ckconv: Run, tmp_path: Path) -> None:
     a, b = FIXTURES / "hf" / "llama-tied-bf16", tmp_path / "m.gguf"
     assert ckconv("convert", a, b).code == 0
@@ -54,6 +60,7 @@ def test_equal_models_end_with_0(ckconv: Run, tmp_path: Path) -> None:
         f"{a}  {b}",
         "the same model",
         "  20 tensors equal (5 stored in another type)",
+        UNCOMPARED,
     ]
 
 
@@ -178,6 +185,7 @@ def test_json_is_one_document(ckconv: Run, pair: tuple[Path, Path]) -> None:
         "weights_only": False,
         "facts": [],
         "not_compared": None,
+        "uncompared": [],
     }
 
 
@@ -385,12 +393,29 @@ FLAG = "tokenizer.ggml.add_{}_token"
         ("gemma3-text-bf16", "gemma3.attention.value_length", None, False),  # which llama.cpp does not load
         ("gemma3-text-bf16", "gemma3.embedding_length", None, False),  # without which nothing loads
         ("gemma3-text-bf16", "gemma3.new", 1.5, False),
+        *(
+            ("llama-tied-bf16", f"llama.rope.{key}", value, same)
+            for key, value, same in (
+                ("scaling.factor", 1.0, True),
+                ("scaling.factor", 0.0, True),
+                ("scaling.factor", 1, False),  # of another type: llama.cpp does not load it
+                ("scaling.factor", 2.0, False),
+                ("scaling.type", "none", True),
+                ("scaling.type", "yarn", True),
+                ("scaling.type", "other", False),
+                ("scaling.original_context_length", 32, True),
+                ("scaling.attn_factor", 1.0, True),
+                ("scaling.attn_factor", 2.0, False),
+                ("scaling.finetuned", True, True),
+                ("scale_linear", 1.0, True),
+            )
+        ),
         *(("llama-tied-bf16", FLAG.format(flag), flag == "bos", True) for flag in ("bos", "eos", "sep")),
         *(("llama-tied-bf16", FLAG.format(flag), flag != "bos", False) for flag in ("bos", "eos", "sep")),
     ],
 )
 def test_a_key_that_one_gguf_lacks_is_what_llama_cpp_takes_for_it(
-    ckconv: Run, tmp_path: Path, name: str, key: str, value: float | None, same: bool
+    ckconv: Run, tmp_path: Path, name: str, key: str, value: float | str | None, same: bool
 ) -> None:
     source = FIXTURES / "gguf" / f"{name}.auto.gguf"
     without = gguf_copy(source, tmp_path / "without.gguf", without=[key])
@@ -435,3 +460,46 @@ def test_a_gguf_that_llama_cpp_stops_at_is_no_equal_of_one_that_it_loads(
         other = gguf_copy(without, tmp_path / "said.gguf", keys={key: value})
 
     assert (library.diff(without, other).same, library.diff(other, without).same) == (same, same)
+
+
+BIASED = "attention_bias: as its tensors are | "
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "says", "line"),
+    [
+        ("untied", "mlx", True, f"{BIASED}True, and no bias is there: mlx-lm does not load it"),
+        ("untied", "safetensors", True, ""),  # transformers makes up zeros
+        ("biases", "mlx", False, f"{BIASED}False, and biases are there: mlx-lm does not load it"),
+        ("biases", "safetensors", False, f"{BIASED}False, and biases are there: transformers computes without"),
+    ],
+)
+def test_biases_that_a_configuration_says_are_those_that_are_there(
+    case: str, to: str, says: bool, line: str, ckconv: Run, tmp_path: Path
+) -> None:
+    found = next(one for one in cases("llama") if one.name == case)
+    source = checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
+    library.convert(source, tmp_path / "m.gguf")
+    library.convert(source, tmp_path / "out", to=to)
+    config = tmp_path / "out" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attention_bias": says}))
+
+    done = ckconv("diff", tmp_path / "m.gguf", tmp_path / "out")
+    assert (done.code, line in done.out) == (5 if line else 0, True), done.out
+
+
+def test_what_two_formats_do_not_both_say_is_named(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "hf" / "qwen2-tied-bf16"
+    bare = shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns("*token*"))
+    library.convert(source, tmp_path / "m.gguf")
+    library.convert(source, tmp_path / "mlx", to="mlx")
+    for one, other, names in (
+        (source, tmp_path / "m.gguf", DOCUMENTS),
+        (bare, tmp_path / "m.gguf", ["generation_config.json", "tokenizer.ggml.tokens", *DOCUMENTS[2:]]),
+        (bare, tmp_path / "mlx", DOCUMENTS[1:]),
+        (source, tmp_path / "mlx", []),
+    ):
+        found = ckconv("diff", one, other)
+        assert (found.code, library.diff(other, one).uncompared) == (0, tuple(names))
+        line = f"  not compared, as only one format or model has words for it: {', '.join(names)}"
+        assert (line in found.out.splitlines()) is bool(names)

@@ -121,6 +121,8 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     lines += _rest(len(found.facts), settings)
     if found.unknown:
         lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
+    if found.uncompared:
+        lines.append(f"  not compared, as only one format or model has words for it: {', '.join(found.uncompared)}")
     if any(name.startswith(("MLX", "affine", "mxfp", "nvfp")) for _, *names in found.retyped for name in names):
         lines.append(f"  note: {_NOT_TRANSITIVE}")
     print_report_lines(lines, settings)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,18 +26,21 @@ from ckconv.core.tensors import (
     TensorIndex,
     in_rows_of,
     is_bias,
+    parse,
     plain_tensor,
     require_tensors,
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
 from ckconv.families.canonical import unowned
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.huggingface_classes import is_on, switches_of
 from ckconv.families.huggingface_config import text_config
 from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.names import NAMES_KEY, shift_of
+from ckconv.families.parameters import own_document
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
-from ckconv.formats.gguf.keys import gives_embeddings
+from ckconv.formats.gguf.keys import gives_embeddings, type_of
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces
@@ -54,7 +57,7 @@ from ckconv.verification.content import (
     differences,
     parameter_differences,
 )
-from ckconv.verification.statements import ENOUGH, required_keys
+from ckconv.verification.statements import CARRIED, ENOUGH, required_keys
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks
@@ -159,6 +162,8 @@ class Comparison:
         config: field -> its two values, where they differ.
         facts: what else the two say different things of: metadata, tokenizers, files beside them.
         unknown: why that was not compared, empty where it was.
+        uncompared: documents, and keys of a tokenizer, of which one says what the other's format, or nothing beside it,
+            has words for.
         weights: nothing but tensors was compared.
         near: tensors that differ by no more than the tolerance; worst first, as ``different`` is.
         tolerance: the relative error that a tensor may have, 0 for none.
@@ -171,6 +176,7 @@ class Comparison:
     config: dict[str, tuple[object, object]] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
     unknown: str = ""
+    uncompared: tuple[str, ...] = ()
     weights: bool = False
     near: tuple[Difference, ...] = ()
     tolerance: float = 0.0
@@ -194,6 +200,7 @@ class Comparison:
             "weights_only": self.weights,
             "facts": [{"name": fact.name, "a": fact.mine, "b": fact.meant} for fact in self.facts],
             "not_compared": self.unknown or None,
+            "uncompared": list(self.uncompared),
         }
 
     @property
@@ -264,6 +271,7 @@ def diff(
         {} if weights else parameter_differences(a, b),
         facts.different,
         facts.unknown,
+        facts.uncompared,
         weights,
         tuple(sorted(near, key=_badness, reverse=True)),
         tolerance,
@@ -406,6 +414,9 @@ _STORAGE = frozenset(
 #: Keys of a GGUF that say how values are stored, which the comparison of tensors covers.
 _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment)$|quantize\.)"
 
+#: Keys of a GGUF that say a scaling of RoPE together, or none.
+_SCALING = r"rope\.scal(ing\..+|e_linear)$"
+
 #: How far a layer of a GGUF sees that slides.
 _WINDOW = ".attention.sliding_window"
 
@@ -427,10 +438,14 @@ class Facts(NamedTuple):
     Attributes:
         different: what the two say different things of.
         unknown: why that could not be compared, empty where it was.
+        apart: what only one of two formats has words for.
+        uncompared: documents that this is about, and tokens.
     """
 
     different: tuple[Fact, ...] = ()
     unknown: str = ""
+    apart: tuple[Fact, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
 
 def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
@@ -446,7 +461,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
     if (a.config is None or b.config is None) and a.architecture != b.architecture and not towers:
         return Facts((Fact("architecture", a.architecture, b.architecture),))
     found = _facts(a, b)
-    return found._replace(different=(*_of_heads(a, b), *found.different))
+    return found._replace(different=(*_of_heads(a, b), *_of_biases(a, b), *found.different))
 
 
 def _of_heads(a: TensorIndex, b: TensorIndex) -> tuple[Fact, ...]:
@@ -455,6 +470,37 @@ def _of_heads(a: TensorIndex, b: TensorIndex) -> tuple[Fact, ...]:
     both = all(HEAD in index.tensors for index in (a, b))
     apart = "" not in heads and len({*heads}) > 1 and (both or MADE_UP in heads)
     return (Fact("output head", heads[0], heads[1]),) if apart else ()
+
+
+def _of_biases(a: TensorIndex, b: TensorIndex) -> Iterator[Fact]:
+    """Biases of which a configuration says other than the tensors."""
+    one, other = _untold_biases(a), _untold_biases(b)
+    pairs = {key: (one.get(key, _AS_STORED), other.get(key, _AS_STORED)) for key in one | other}
+    return (Fact(key, *pair) for key, pair in pairs.items() if len({*pair}) > 1)
+
+
+_AS_STORED = "as its tensors are"
+
+
+def _untold_biases(index: TensorIndex) -> dict[str, str]:
+    """Key -> what comes of biases that there are without it, or it without.
+
+    Those that transformers makes up are zeros.
+    """
+    consumer, found = CONSUMERS.get(index.format), dict[str, str]()
+    if index.config is None or consumer is None:
+        return found
+    document = own_document(index.config)
+    for key, patterns in switches_of(index.config, consumer).items():
+        on = is_on(index.config, key, document, consumer)
+        there = [tensor for tensor in index.tensors.values() if parse(tensor.name).pattern in patterns]
+        if on is bool(there) or not (consumer == MLX_LM or there):
+            continue
+        with Files(index.identities) as files:
+            if consumer == MLX_LM or not all(files.are_zero(runs(bias)) for bias in there):
+                comes = "does not load it" if consumer == MLX_LM else "computes without"
+                found[key] = f"{on}, and {'biases are' if there else 'no bias is'} there: {consumer} {comes}"
+    return found
 
 
 #: What a loader computes logits with where a configuration ties nothing and there is no head.
@@ -488,10 +534,14 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         own = [(fact, _is_lacking(fact, target)) for fact in facts.different]
         turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
         lacking += [fact for fact, lacks in turned if lacks]
-        ways.append(Facts(tuple(fact for fact, lacks in turned if not lacks), facts.unknown))
+        ways.append(facts._replace(different=tuple(fact for fact, lacks in turned if not lacks)))
     # Of two ways the one that finds less: the other names what only one of the formats has a place for.
     fewer = min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
-    return fewer._replace(different=(*lacking, *fewer.different))
+    apart = [[*way.apart, *(way.different if way is not fewer else ())] for way in ways]
+    names = [{fact.file or fact.key for fact in facts} for facts in apart]
+    told = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
+    uncompared = (told[0] | told[1]) - ({_TOKENS} if not all(told) else set())  # one way compares the words
+    return fewer._replace(different=(*lacking, *fewer.different), uncompared=tuple(sorted(uncompared)))
 
 
 def _with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
@@ -532,12 +582,16 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
     """
     if a.config is None or b.config is None:
         return False
+    stored = {index.metadata[fact.key].type for index in (a, b) if not fact.file and fact.key in index.metadata}
+    if re.match(rf"{re.escape(a.architecture)}\.{_SCALING}", fact.key) and stored == {
+        type_of(fact.key, a.architecture)
+    }:
+        return a.config.modifiers == b.config.modifiers and not parameter_differences(a, b)
     if not fact.file and fact.key.startswith(f"{a.architecture}.") and None in (fact.mine, fact.meant):
         # llama.cpp takes a number where the key is not there; what follows from other keys or shapes, it may ask for
         of_family = FAMILIES[a.config.family].parameters.values()
         taken = (row for row in of_family if "llama_cpp" in row.defaults and not row.defaults["llama_cpp"].names)
         types = {f"{a.architecture}.{cell.key}": cell.type for row in taken for cell in row.key_cells(a.format)}
-        stored = {index.metadata[fact.key].type for index in (a, b) if fact.key in index.metadata}
         if fact.key in {*required_keys(a), *required_keys(b)} or not stored <= {types.get(fact.key)}:
             return False  # of another type, llama.cpp stops at the key
         return not parameter_differences(a, b)
@@ -585,16 +639,13 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
     mine = _with_flags(other, content_of_index(other), meant)
     places = _places(source, other)
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
-    found = (
-        fact
-        for fact in differences(
-            mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults
-        )
-        if _counts(fact, places)
-        and not _is_said_alike(fact, source, other, places)
-        and (_both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other))
-    )
-    return Facts((*_modifiers(other, source), *islice(found, ENOUGH)))
+    facts = differences(mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults)
+    count = (fact for fact in facts if _counts(fact, places) and not _is_said_alike(fact, source, other, places))
+    found, apart = list[Fact](), list[Fact]()
+    for fact in islice(count, ENOUGH):
+        said = _both_could_say(fact, worded=worded, ruled=ruled) or _is_lacking(fact, other)
+        (found if said else apart).append(fact)
+    return Facts((*_modifiers(other, source), *found), apart=tuple(apart))
 
 
 def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:

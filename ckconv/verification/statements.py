@@ -75,7 +75,7 @@ _LENGTHS = (
 )
 
 #: Files that go from one checkpoint to the next as they are.
-_CARRIED = (
+CARRIED = (
     r"(tokenizer\.json|tokenizer\.model.*|vocab\.(json|txt)|merges\.txt|added_tokens\.json|special_tokens_map\.json"
     r"|tokenizer_config\.json|generation_config\.json|chat_template\.(json|jinja)|preprocessor_config\.json|tekken\.json)"
 )
@@ -351,7 +351,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
     ours, theirs = beside(out), beside(source)
     for name in theirs:
-        if not re.fullmatch(_CARRIED, name):
+        if not re.fullmatch(CARRIED, name):
             continue
         if name not in ours:
             if alike and name in _REQUIRED and out.path.is_dir():
