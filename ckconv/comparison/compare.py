@@ -483,7 +483,7 @@ _AS_STORED = "as its tensors are"
 
 
 def _untold_biases(index: TensorIndex) -> dict[str, str]:
-    """Key -> what comes of biases that there are without it, or it without.
+    """Switch of biases -> what comes of it, where the tensors contradict it.
 
     Those that transformers makes up are zeros.
     """
