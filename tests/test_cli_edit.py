@@ -313,24 +313,44 @@ def test_an_edit_that_says_what_the_tensors_are_is_right(tmp_path: Path, ckconv)
     assert edited.code == 0, edited.err
 
 
+NEITHER = "says what neither other keys nor the tensors say: ckconv converts no such"
+
+
 @pytest.mark.parametrize(
-    ("pair", "code", "said"),
+    ("case", "pair", "code", "said"),
     [
-        ("expert_feed_forward_length=21", 2, "has shape [24, 20], the configuration makes it [24, 21]"),
-        ("leading_dense_block_count=2", 2, "leading_dense_block_count says which layers have which tensors"),  # exit 5
-        ("attention.value_length=9", 0, "value_length = 9: ckconv converts no such afmoe, and llama.cpp"),
-        ("rope.dimension_count=9", 0, "ckconv reads no afmoe out of the copy: afmoe.rope.dimension_count is 9"),
-        ("rope.freq_base=5000", 0, "afmoe.rope.freq_base: 10000.0 -> 5000.0\n  verified"),
+        ("afmoe-untied", "expert_feed_forward_length=21", 2, "has shape [24, 20], the configuration makes it [24, 21]"),
+        ("afmoe-untied", "leading_dense_block_count=2", 2, "leading_dense_block_count says which layers have which"),
+        (
+            "afmoe-untied",
+            "attention.value_length=9",
+            0,
+            "value_length = 9: ckconv converts no such afmoe, and llama.cpp",
+        ),
+        ("afmoe-untied", "rope.dimension_count=9", 0, "ckconv reads no afmoe out of the copy: afmoe.rope.dimension_c"),
+        ("afmoe-untied", "rope.freq_base=5000", 0, "afmoe.rope.freq_base: 10000.0 -> 5000.0\n  verified"),
+        # llama.cpp stops at these, or does not load them
+        ("dots1-groups", "expert_group_count=4", 4, "llama.cpp stops at 4 groups of "),
+        ("bailing_hybrid-released", "expert_group_used_count=4", 4, "llama.cpp stops at 4 groups of 8 experts"),
+        ("bailing_hybrid-released", "attention.head_count_kv=[0,2,0,2]", 0, f"head_count_kv {NEITHER} bailing_hybrid"),
+        ("hy_v3-untied", "expert_shared_feed_forward_length=21", 0, f"expert_shared_feed_forward_length {NEITHER}"),
+        ("qwen3_next-tied", "ssm.inner_size=33", 0, f"qwen3next.ssm.inner_size {NEITHER} qwen3_next"),
+        ("t5-relu", "block_count=3", 2, "t5.block_count says which layers have which tensors"),
+        ("glm_moe_dsa-drafts", "nextn_predict_layers=0", 4, "a glm_moe_dsa does not follow from its configuration"),
+        ("granite-untied", "embedding_scale=0", 0, "granite.embedding_scale: 12.0 -> 0.0\n  verified"),  # for none
     ],
 )
-def test_keys_of_a_gguf_say_what_its_tensors_are(pair: str, code: int, said: str, tmp_path: Path, ckconv) -> None:
-    case = next(family_cases.cases("afmoe"))
-    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+def test_keys_of_a_gguf_say_what_its_tensors_are(
+    case: str, pair: str, code: int, said: str, tmp_path: Path, ckconv
+) -> None:
+    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
+    source = family_cases.checkpoint(found.recorded, tmp_path / "hf", found.tokenizer)
     assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
-    edited = ckconv("edit", tmp_path / "m.gguf", tmp_path / "out.gguf", "--set-meta", f"afmoe.{pair}")
+    architecture = value(tmp_path / "m.gguf", "general.architecture")
+    edit = "edit", tmp_path / "m.gguf", tmp_path / "out.gguf", "--set-meta", f"{architecture}.{pair}"
+    dry, edited = ckconv(*edit, "--dry-run"), ckconv(*edit)
     assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
     assert (tmp_path / "out.gguf").exists() == (code == 0)
-    dry = ckconv("edit", tmp_path / "m.gguf", tmp_path / "dry.gguf", "--set-meta", f"afmoe.{pair}", "--dry-run")
     assert (dry.code, dry.err) == (code, edited.err)
 
 

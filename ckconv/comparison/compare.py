@@ -483,7 +483,7 @@ _AS_STORED = "as its tensors are"
 
 
 def _untold_biases(index: TensorIndex) -> dict[str, str]:
-    """Switch of biases -> what comes of it, where the tensors contradict it.
+    """Switch of biases -> what comes of a contradiction to the tensors.
 
     Those that transformers makes up are zeros.
     """

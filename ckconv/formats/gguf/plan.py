@@ -31,12 +31,13 @@ from ckconv.core.tensors import (
     quantized_order,
     with_layer,
 )
-from ckconv.errors import InputError, UnsupportedError, and_more, listed
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, and_more, listed
 from ckconv.families.catalog import FAMILIES, told_by_architecture
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import beside_text, interleaves, names_of
 from ckconv.families.parameters import (
     FILE_TYPES,
+    ZERO_IS_NONE,
     Written,
     directory_name,
     display_name,
@@ -50,7 +51,7 @@ from ckconv.families.parameters import (
     write,
 )
 from ckconv.families.schema import LLAMA_CPP, Family
-from ckconv.families.sizes import Scope, expected, narrow
+from ckconv.families.sizes import Scope, expected, loaded, narrow
 from ckconv.families.towers import (
     ORIGINAL_SHAPE,
     PREPROCESSOR,
@@ -73,6 +74,7 @@ from ckconv.formats.gguf.entries import (
     known_patterns,
     nbytes_of,
     numbers_entry,
+    required_layers,
     scale_entries,
     stored_entries,
 )
@@ -277,6 +279,11 @@ _SUFFIX = ".gguf"
 
 _TOKENS = "tokenizer.ggml.tokens"
 _FILE_TYPE_KEY = "general.file_type"
+
+
+def _group_keys(architecture: str) -> list[str]:
+    """Keys of how many experts, and groups of them, there are."""
+    return [f"{architecture}.expert_{word}" for word in ("count", "group_count", "group_used_count")]
 
 
 class GgufPlanner(Planner):
@@ -497,7 +504,7 @@ class GgufPlanner(Planner):
 
         Source: asserts of ``llama_model_base::load_hparams`` (llama-model.cpp).
         """
-        names = [f"{architecture}.expert_{word}" for word in ("count", "group_count", "group_used_count")]
+        names = _group_keys(architecture)
         made = as_read({name: keys[name] for name in names if name in keys})
         experts, groups, chosen = (int(made[name].value) if name in made else 0 for name in names)
         if groups and not (groups < experts and (groups == 1 or (experts % groups == 0 and 0 < chosen < groups))):
@@ -576,26 +583,53 @@ class GgufPlanner(Planner):
             them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         elif own and config is not None and made != metadata:
-            self._note_edits(config, FAMILIES[config.family], made)
+            self._note_edits(config, FAMILIES[config.family], metadata, made)
         return made
 
-    def _note_edits(self, config: ModelConfig, family: Family, metadata: Mapping[str, Value]) -> None:
+    def _note_edits(
+        self, config: ModelConfig, family: Family, before: Mapping[str, Value], metadata: Mapping[str, Value]
+    ) -> None:
         """Note edits that give a model which nothing here converts."""
+        if any(metadata.get(key) != before.get(key) for key in _group_keys(family.gguf)):
+            self._check_groups(config, family.gguf, metadata)
         if number_tensors(config, family):  # their values are not at hand
             return
         tensors = [(tensor.name, tensor.shape, b"") for tensor in self.index.stored]
         try:
             read = config_of_keys(self.index.path, family, metadata, tensors)
-        except (InputError, UnsupportedError) as error:
-            self.notes.append(f"ckconv reads no {family.name} out of the copy: {error.message}")
+            known, written = (model_keys(one, family, one.context_length) for one in (config, read))
+        except (ExpressionError, InputError, UnsupportedError) as error:
+            text = error.message if isinstance(error, CkconvError) else str(error)
+            self.notes.append(f"ckconv reads no {family.name} out of the copy: {text}")
             return
+        what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
+        self._check_layers(config, read)
+        for key in known.keys() & written.keys():
+            none = key.endswith(ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
+            if known[key] == before.get(key) and written[key] != metadata[key] != before[key] and not none:
+                self.notes.append(f"{key} says what neither other keys nor the tensors say: {what}, or looks at others")
         for modifier in sorted({*read.modifiers} - {*config.modifiers}):
-            what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
             self.notes.append(f"{modifier}: {what}")
         tied = HEAD not in self.index.tensors
         rows = partial(row_reasons, loader=LLAMA_CPP, context=self._context, tied=tied, equal=tied, format="gguf")
         known = {reason.text for reason in rows(config)}
         self.notes += [reason.text for reason in rows(read) if reason.text not in known]
+
+    def _check_layers(self, before: ModelConfig, after: ModelConfig) -> None:
+        """Refuse an edit by which other layers have tensors than the file's."""
+        there, free = self.index.tensors.keys(), loaded(FAMILIES[before.family], LLAMA_CPP.row)
+        was, now = (
+            {
+                with_layer(pattern, layer)
+                for pattern, layers in required_layers(config).items()
+                for layer in (layers if "{n}" in pattern and pattern not in free else ())
+            }
+            for config in (before, after)
+        )
+        if (now - was) - there or (was - now) & there:
+            keys = ", ".join(change.key for change in self.changes)
+            text = f"{keys} {'together say' if self.changes[1:] else 'says'} which layers have which tensors"
+            raise UsageError("usage.meta", f"{text}, and a copy has the source's")
 
     def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
