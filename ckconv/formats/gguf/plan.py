@@ -597,16 +597,16 @@ class GgufPlanner(Planner):
         tensors = [(tensor.name, tensor.shape, b"") for tensor in self.index.stored]
         try:
             read = config_of_keys(self.index.path, family, metadata, tensors)
-            known, written = (model_keys(one, family, one.context_length) for one in (config, read))
+            meant, written = (model_keys(one, family, one.context_length) for one in (config, read))
         except (ExpressionError, InputError, UnsupportedError) as error:
             text = error.message if isinstance(error, CkconvError) else str(error)
             self.notes.append(f"ckconv reads no {family.name} out of the copy: {text}")
             return
         what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
         self._check_layers(config, read)
-        for key in known.keys() & written.keys():
+        for key in meant.keys() & written.keys():
             none = key.endswith(ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
-            if known[key] == before.get(key) and written[key] != metadata[key] != before[key] and not none:
+            if meant[key] == before.get(key) and written[key] != metadata[key] != before[key] and not none:
                 self.notes.append(f"{key} says what neither other keys nor the tensors say: {what}, or looks at others")
         for modifier in sorted({*read.modifiers} - {*config.modifiers}):
             self.notes.append(f"{modifier}: {what}")
