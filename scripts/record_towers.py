@@ -308,8 +308,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
     "minicpmv4_6-f16": (
         "MiniCPMV4_6", "F16",
         {"text_config": {**_LINEAR, "model_type": "qwen3_5_text"}, "insert_layer_id": 1,
-         "vision_config": {**_VISION, "image_size": 16, "patch_size": 4, "insert_layer_id": 1}},
-        {**_PREPARED, "scale_resolution": 24}, {},
+         "vision_config": {**_VISION, "image_size": 280, "patch_size": 4, "insert_layer_id": 1}},
+        {**_PREPARED, "scale_resolution": 32}, {},
     ),
     "qwen3_vl_moe-f16": (
         "Qwen3VLMoe", "F16",

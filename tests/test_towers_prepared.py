@@ -75,6 +75,11 @@ def test_what_llama_cpp_does_itself_needs_no_word(name: str, tmp_path: Path) -> 
     assert notes(name, tmp_path, **RELEASED[name]) == ALWAYS.get(name, ())
 
 
+def test_the_order_of_llama_4s_tokens_is_said(tmp_path: Path) -> None:
+    said = "llama.cpp has the tokens of a picture column by column, and transformers row by row"
+    assert said in notes("llama4-f16", tmp_path)
+
+
 OTHERS = "llama.cpp takes what the model says, not preprocessor_config.json: "
 NAMED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3-f16", {"do_pan_and_scan": True}, "llama.cpp cuts no parts out of a picture (do_pan_and_scan)"),

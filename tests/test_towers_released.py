@@ -275,6 +275,16 @@ def test_keys_of_a_text_model_where_its_class_does_not_look_are_said(name: str, 
             convert(source, f"{tmp_path}/{target}", to=to)
 
 
+def test_positions_that_llama_cpp_would_look_for_in_vain_are_refused(tmp_path: Path) -> None:
+    """libmtmd ends with an assertion of ggml's at the first picture."""
+    recorded = json.loads(json.dumps(RECORDED["minicpmv4_6-f16"]))
+    recorded["config"]["vision_config"]["image_size"] = 16
+    recorded["tensors"]["model.vision_tower.embeddings.position_embedding.weight"][1][0] = 16
+
+    with pytest.raises(CkconvError, match=r"positions for 70 patches a side, and this tower is of 16 elements in .* 4"):
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+
 @pytest.mark.parametrize("name", ["idefics3-f16", "smolvlm-bf16"])
 def test_heads_of_a_size_that_mlx_vlm_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED[name]))
