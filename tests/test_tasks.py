@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -50,6 +51,24 @@ def test_an_unknown_task_is_an_error_of_usage_with_the_names(tmp_path: Path, ckc
     ckconv("convert", root, tmp_path / "base.gguf")
     done = ckconv("convert", tmp_path / "base.gguf", tmp_path / "lora.gguf", "--task", TASKS[0])
     assert (done.code, "it has no adapters of tasks" in done.err) == (2, True), done.err
+
+
+def test_a_model_without_adapters_is_the_one_beside_which_they_were(tmp_path: Path, ckconv) -> None:
+    """Its pooler has the plain name then, and is no part of the embeddings."""
+    root = source(tmp_path / "hf")
+    ckconv("convert", root, tmp_path / "with.gguf")
+    tensors = load_file(root / "model.safetensors")
+    plain = {name.replace(".parametrizations.weight.original", ".weight"): one for name, one in tensors.items()}
+    kept = {name: one for name, one in plain.items() if ".lora_" not in name}
+    save_file(kept, root / "model.safetensors", {"format": "pt"})
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps({k: v for k, v in config.items() if not k.startswith("lora_")}))
+
+    done = ckconv("convert", root, tmp_path / "without.gguf")
+
+    assert (done.code, "left out roberta.pooler.dense.weight: no part of" in done.out) == (0, True), done.err
+    assert read_gguf(tmp_path / "without.gguf") == read_gguf(tmp_path / "with.gguf")
+    assert ckconv("verify", tmp_path / "without.gguf", root).code == 0
 
 
 def test_adapters_of_another_number_of_tasks_are_malformed(tmp_path: Path, ckconv) -> None:
