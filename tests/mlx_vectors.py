@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from packing import raw_of
 
-from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.core.layouts import BF16, F16, F32, DType
 from ckconv.quant.mlx import Quantization
 
 PATH = Path(__file__).parent.parent / "fixtures" / "mlx" / "dequantize.npz"

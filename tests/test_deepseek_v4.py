@@ -18,7 +18,7 @@ from test_packed_floats import DEEPSEEK, deepseek
 
 import ckconv
 from ckconv.comparison.compare import hash_index
-from ckconv.core.dtypes import DTYPES
+from ckconv.core.layouts import DTYPES
 from ckconv.errors import UnsupportedError, VerifyError
 from ckconv.formats.detect import open_index
 from ckconv.quant.convert import Conversion

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from orders import to_canonical, to_stored
 
-from ckconv.core.dtypes import F32
+from ckconv.core.layouts import F32
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalog import families_of_engine, family_without_name

@@ -17,7 +17,7 @@ from conftest import FIXTURES, Result
 from gguf_builder import Tensor, gguf
 from safetensors.numpy import load_file, save_file
 
-from ckconv.core.dtypes import BY_GGML, DTYPES, IK, ik_type, of_ggml
+from ckconv.core.layouts import BY_GGML, DTYPES, IK, ik_type, of_ggml
 from ckconv.families.catalog import known_by
 from ckconv.formats.detect import FOREIGN
 from ckconv.plan.steps import DECODE, decode_hint

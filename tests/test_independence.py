@@ -482,7 +482,7 @@ TENSORS = [
     ),
     Case(
         "FP8 decoded: values of other codes",
-        "core.dtypes:e4m3",
+        "core.layouts:e4m3",
         touched(lambda v: with_first(v, lambda x: x + 1)),
         "quantised/fp8-block",
         (*PLAIN, "--dequantize"),

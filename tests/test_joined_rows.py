@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Layout, headed, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, cut
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader

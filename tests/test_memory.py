@@ -50,7 +50,7 @@ TRANSPOSED = f"""
 import sys
 from pathlib import Path
 from ckconv.quant.convert import Conversion
-from ckconv.core.dtypes import F16, F32
+from ckconv.core.layouts import F16, F32
 from ckconv.io.files import Files
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.layouts import plain, transposed

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckconv.core.dtypes import BF16, F16, F32, DType
-from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.layouts import BF16, F16, F32, DType, Layout, headed, plain, transposed
 from ckconv.core.tensors import Delta, Extent, Merge, Rescale, Tensor
 from ckconv.io import rows as rows_module
 from ckconv.io.files import Files, runs

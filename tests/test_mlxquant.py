@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 from packing import packed, raw_of
 
-from ckconv.core.dtypes import BF16, F16, F32, holds, round_to
+from ckconv.core.layouts import BF16, F16, F32, holds, round_to
 from ckconv.errors import CkconvError, InputError
 from ckconv.quant import mlx as mlxquant
 from ckconv.quant.codec import pack, unpack

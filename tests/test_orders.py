@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.core.dtypes import DTYPES, F16, F32, DType
-from ckconv.core.layouts import Layout, plain, transposed
+from ckconv.core.layouts import DTYPES, F16, F32, DType, Layout, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, blocks_apart, cut, matrix_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.axes import move, parse

@@ -31,7 +31,7 @@ from packed_checkpoints import (
 from safetensors import safe_open
 
 import ckconv
-from ckconv.core.dtypes import DTYPES, F16, F32
+from ckconv.core.layouts import DTYPES, F16, F32
 from ckconv.options import Options
 from ckconv.quant.affine import Affine, to_blocks, to_triple, unfit
 from ckconv.quant.mlx import Quantization, Triple

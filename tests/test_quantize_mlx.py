@@ -21,7 +21,7 @@ from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv import Options
-from ckconv.core.dtypes import DTYPES
+from ckconv.core.layouts import DTYPES
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
 from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 from ckconv.quant.mlx import Quantization, Triple

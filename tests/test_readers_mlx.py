@@ -12,7 +12,7 @@ from mlx_vectors import CASES, COLUMNS, Case, stored
 from packing import packed
 
 from ckconv.comparison.compare import diff, hash_index
-from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.core.layouts import BF16, F16, F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index

@@ -16,7 +16,7 @@ from mlx_vectors import PATH, Case, raw_tensors
 from packing import packed, raw_of
 from test_lowest_bits import KINDS, values
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.quant.mlx import Quantization, decode
 from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, natural_triple

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_layouts import Places, row_places
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.core.layouts import Layout, column_blocks, plain, transposed
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Layout, column_blocks, plain, transposed
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces

@@ -16,7 +16,7 @@ from models import Model
 
 import ckconv
 from ckconv.comparison.compare import diff
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
 from ckconv.options import Options

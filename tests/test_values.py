@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckconv.core.dtypes import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
+from ckconv.core.layouts import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
 from ckconv.quant import codec
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.convert import Action, Conversion, convertible, decodable

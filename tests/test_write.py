@@ -20,8 +20,7 @@ from ckconv import Options, convert
 from ckconv.conversion import write
 from ckconv.conversion.follow import Growing, Progress, Stopped
 from ckconv.conversion.write import Chunk, moved_rows, row_order, write_file
-from ckconv.core.dtypes import DTYPES, F16, F32, DType
-from ckconv.core.layouts import Layout, headed, plain, shifted, transposed
+from ckconv.core.layouts import DTYPES, F16, F32, DType, Layout, headed, plain, shifted, transposed
 from ckconv.core.tensors import Tensor
 from ckconv.errors import OutputError
 from ckconv.formats.detect import open_index

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import Kind as ElementKind
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import Axis, Layout, Strip, merged, plain, transposed
+from ckconv.core.layouts import Kind as ElementKind
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

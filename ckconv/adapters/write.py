@@ -26,8 +26,7 @@ from ckconv.adapters.model import (
     rows_of,
 )
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind
-from ckconv.core.layouts import Layout, plain, transposed
+from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

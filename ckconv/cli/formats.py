@@ -42,7 +42,7 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
     if schema is not None:
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
-    from ckconv.core.dtypes import DTYPES, Kind
+    from ckconv.core.layouts import DTYPES, Kind
     from ckconv.families.catalog import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names

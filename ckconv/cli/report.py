@@ -20,7 +20,7 @@ from ckconv.conversion.run import (
     made_by,
     ways_of,
 )
-from ckconv.core.dtypes import F32
+from ckconv.core.layouts import F32
 from ckconv.core.tensors import TensorIndex, parse
 from ckconv.errors import MAX_LISTED, counted
 from ckconv.families.catalog import FAMILIES

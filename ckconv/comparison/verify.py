@@ -18,8 +18,8 @@ from ckconv.conversion.planning import make_plan
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
 from ckconv.conversion.write import Losses, in_one_run
 from ckconv.core import __version__
-from ckconv.core.dtypes import Kind
 from ckconv.core.late import Floats
+from ckconv.core.layouts import Kind
 from ckconv.core.metadata import Content, beside
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed

@@ -9,8 +9,8 @@ from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Any
 
-from ckconv.core.dtypes import Kind
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import Kind
 from ckconv.core.tensors import StoredTensor, TensorIndex
 
 # Metadata values that say their type, and their bytes: those of GGUF.

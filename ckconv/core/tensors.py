@@ -16,9 +16,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ckconv.core.dtypes import DType, Kind, float32
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import Layout, plain, stored_order
+from ckconv.core.layouts import DType, Kind, Layout, float32, plain, stored_order
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:

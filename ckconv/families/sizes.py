@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from ckconv.core.dtypes import F32, DType, float32
-from ckconv.core.dtypes import Kind as Kinds
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import Axis, Layout, merged, strip
+from ckconv.core.layouts import F32, Axis, DType, Layout, float32, merged, strip
+from ckconv.core.layouts import Kind as Kinds
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes

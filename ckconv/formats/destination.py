@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ckconv.core.dtypes import DTYPES, Kind
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import DTYPES, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
 from ckconv.families.catalog import FAMILIES

@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from ckconv.core.dtypes import DTYPES, DType, Kind, of_ggml
+from ckconv.core.layouts import DTYPES, DType, Kind, of_ggml
 from ckconv.core.metadata import ARRAY, CONFIG_NAME, STRING, VALUE_TYPES
 from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import WIDENS_TO_F32, DType
 from ckconv.core.late import NDArray
+from ckconv.core.layouts import WIDENS_TO_F32, DType
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
 from ckconv.formats import format_of

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import Kind
 from ckconv.core.late import Cells, Index, Rows, np
-from ckconv.core.layouts import Layout, plain
+from ckconv.core.layouts import Kind, Layout, plain
 from ckconv.core.tensors import Tensor
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import SCRATCH, Reader, RowReader, cell_of, indices, stored_view, taken, worth

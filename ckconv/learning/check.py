@@ -15,7 +15,7 @@ import numpy as np
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.write import Losses, chunks
 from ckconv.core.config import FIELD_OF
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.layouts import F32, DType
 from ckconv.core.metadata import as_read, document_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.errors import CkconvError

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckconv.core.config import shortest_float32
-from ckconv.core.dtypes import DType
-from ckconv.core.layouts import EXPONENTIALS
+from ckconv.core.layouts import EXPONENTIALS, DType
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.families import axes as shapes

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
-from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown

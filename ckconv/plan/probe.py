@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from ckconv.core.dtypes import BF16, INTEGERS, DType
 from ckconv.core.late import Floats, NamedTuple, Rows, np
-from ckconv.core.layouts import EXPONENTIALS
+from ckconv.core.layouts import BF16, EXPONENTIALS, INTEGERS, DType
 from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import and_more, counted
 from ckconv.families.canonical import unowned

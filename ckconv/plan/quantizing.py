@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.late import Floats, NamedTuple
+from ckconv.core.layouts import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, F16, DType
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import DTYPES, F16, DType
 
 #: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
 _NO_LAYER = -1

@@ -13,9 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.dtypes import DType
 from ckconv.core.late import Floats, NamedTuple
-from ckconv.core.layouts import Layout
+from ckconv.core.layouts import DType, Layout
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, F16, DType, holds
 from ckconv.core.late import Bytes, Flags, Floats, NamedTuple, Zeros, np
+from ckconv.core.layouts import DTYPES, F16, DType, holds
 from ckconv.quant import codec
 from ckconv.quant.codec import from_float32, pack
 

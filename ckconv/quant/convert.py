@@ -10,9 +10,21 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import F16, F32, F64, IK, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, np
-from ckconv.core.layouts import COUNTED, EXPONENTIALS, SOFTPLUS, ambiguous
+from ckconv.core.layouts import (
+    COUNTED,
+    EXPONENTIALS,
+    F16,
+    F32,
+    F64,
+    IK,
+    INTEGERS,
+    SOFTPLUS,
+    WIDENS_TO_F32,
+    DType,
+    Kind,
+    ambiguous,
+)
 from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant
 from ckconv.quant import packed

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
 from ckconv.core.late import Floats, NamedTuple, Rows, np
+from ckconv.core.layouts import DTYPES, F32, WIDENS_TO_F32, DType, Kind, round_to
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32, libgguf
 from ckconv.quant.mlx import Triple, quantize_triple, triple_of

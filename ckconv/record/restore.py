@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckconv.core.dtypes import DTYPES
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import DTYPES, plain
 from ckconv.core.tensors import PREFIX, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of

@@ -17,9 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
-from ckconv.core.dtypes import F32
 from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, np
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import F32, plain
 from ckconv.core.tensors import (
     PREFIX,
     ROPE_FREQUENCIES,

@@ -16,9 +16,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckconv.adapters.model import Change, changes_of
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind
 from ckconv.core.late import Doubles, Index, NDArray, Rows
-from ckconv.core.layouts import COUNTED, EXP, NEG_EXP, SOFTPLUS, ambiguous, plain
+from ckconv.core.layouts import (
+    BF16,
+    COUNTED,
+    DTYPES,
+    EXP,
+    F16,
+    F32,
+    F64,
+    INTEGERS,
+    NEG_EXP,
+    SOFTPLUS,
+    WIDENS_TO_F32,
+    DType,
+    Kind,
+    ambiguous,
+    plain,
+)
 from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
 from ckconv.io.files import Files

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.dtypes import F32, Kind
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import F32, Kind, plain
 from ckconv.core.tensors import Extent, Tensor, matrix_of
 from ckconv.plan.planner import Planner
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import DTYPES
+from ckconv.core.layouts import DTYPES
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError

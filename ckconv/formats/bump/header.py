@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
-from ckconv.core.dtypes import BUMP_CODES, F32, DType, Kind
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import BUMP_CODES, F32, DType, Kind
 from ckconv.core.tensors import Checksum, Extent, StoredTensor, Tensor, with_layer
 from ckconv.errors import Faults, InputError, counted, listed, quoted
 from ckconv.formats.bump.sidefiles import described_table

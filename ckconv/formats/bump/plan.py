@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind
-from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as

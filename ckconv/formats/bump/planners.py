@@ -13,7 +13,7 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any, Protocol
 
-from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
 from ckconv.families import words

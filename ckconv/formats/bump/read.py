@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import CONFIG_KEYS, MAX_DIMENSION, ModelConfig
-from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.metadata import CONFIG_NAME, Content
 from ckconv.core.tensors import Checksum, Extent, TensorIndex, with_layer
 from ckconv.errors import InputError, UnsupportedError, an, counted, quoted

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
+from ckconv.core.layouts import DTYPES, DType, Kind, Layout, column_blocks, headed, plain, shifted
 from ckconv.core.tensors import matrix_of, with_layer
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
@@ -254,7 +253,7 @@ class Slot(NamedTuple):
         optional: the slot is only there if the model has it.
         coded: it has a byte in the dtype table.
         stored: it has bytes in the payload.
-        content: element type of tokenizer content, by its name in :data:`ckconv.core.dtypes.DTYPES`.
+        content: element type of tokenizer content, by its name in :data:`ckconv.core.layouts.DTYPES`.
         layers: those that have it, where not all do.
     """
 
@@ -381,7 +380,7 @@ SLOTS_TRAINED: SlotTable = (
 #: Block types that have a number in a dtype table.
 BLOCKS = tuple(dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.bump_v4 is not None)
 
-#: The manifest's word for each type of :data:`ckconv.core.dtypes.DTYPES`; tokenizer content has its own.
+#: The manifest's word for each type of :data:`ckconv.core.layouts.DTYPES`; tokenizer content has its own.
 TYPE_WORDS: dict[str, str] = {
     "F32": "fp32",
     "F16": "fp16",

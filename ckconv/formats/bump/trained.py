@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.layouts import F32, DType
 from ckconv.core.tensors import EMBEDDING, HEAD, Dropped, Extent, StoredTensor, TensorIndex, parse
 from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quoted
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type

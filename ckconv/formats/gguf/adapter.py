@@ -26,8 +26,7 @@ from ckconv.adapters.model import (
 )
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.config import FIELD_OF, ModelConfig
-from ckconv.core.dtypes import float32
-from ckconv.core.layouts import headed, plain
+from ckconv.core.layouts import float32, headed, plain
 from ckconv.core.metadata import Value, scalar
 from ckconv.core.tensors import (
     BY_BASE,

@@ -21,9 +21,8 @@ from ckconv.core.config import (
     scaled,
     starts_behind,
 )
-from ckconv.core.dtypes import DTYPES, F32, F64, I64, DType, Kind
 from ckconv.core.late import NamedTuple, Rows, np
-from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.layouts import DTYPES, F32, F64, I64, DType, Kind, Layout, plain, shifted
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.core.tensors import (
     EMBEDDING,

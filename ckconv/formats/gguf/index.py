@@ -28,7 +28,7 @@ from ckconv.core.config import (
     modifiers_of,
     shortest_float32,
 )
-from ckconv.core.dtypes import F32
+from ckconv.core.layouts import F32
 from ckconv.core.metadata import Value
 from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from struct import Struct, error, unpack
 
-from ckconv.core.dtypes import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
 from ckconv.core.late import NamedTuple
+from ckconv.core.layouts import BY_GGML, F32, RETIRED_GGML, DType, ik_type, of_ggml
 from ckconv.core.metadata import U32, U64, VALUE_TYPES_BY_NAME
 from ckconv.core.tensors import MAX_BYTES, Form, StoredTensor, chained, stored_tensors
 from ckconv.errors import Faults, InputError, counted, is_text, quoted

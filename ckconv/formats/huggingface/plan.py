@@ -9,8 +9,7 @@ from struct import pack
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import BF16, DTYPES, F32, DType
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import BF16, DTYPES, F32, DType, plain
 from ckconv.core.tensors import EMBEDDING, GATE_UP, HEAD, PARTS, QKV, Tensor, TensorIndex, parse
 from ckconv.errors import an, counted
 from ckconv.families.catalog import FAMILIES

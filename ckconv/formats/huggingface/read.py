@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.late import NamedTuple, np
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import DTYPES, DType, Kind, plain
 from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import (
     EMBEDDING,

@@ -11,8 +11,7 @@ from typing import Any
 from ckconv.adapters.model import Collector, Part, Shape, families_of, local_path, module_of, path_of, placed
 from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import float32
-from ckconv.core.layouts import plain, transposed
+from ckconv.core.layouts import float32, plain, transposed
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.names import MLX

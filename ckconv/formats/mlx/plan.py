@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_scale
-from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
+from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an

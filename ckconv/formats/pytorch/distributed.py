@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.layouts import F32, DType
 from ckconv.core.tensors import Extent, cut
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.formats.pytorch.read import (

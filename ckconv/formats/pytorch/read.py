@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, DType
+from ckconv.core.layouts import DTYPES, DType
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.formats.safetensors.container import MAX_DIMS, MAX_NAME, PICKLE_METADATA, SafetensorsFile

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
-from ckconv.core.dtypes import DTYPES, F32, INTEGERS, DType, Kind
+from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, beside, document_of, text_of_card
 from ckconv.core.tensors import (
     EMBEDDING,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
-from ckconv.core.dtypes import DTYPES
 from ckconv.core.late import NamedTuple, np
+from ckconv.core.layouts import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed

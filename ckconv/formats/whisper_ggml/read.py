@@ -19,7 +19,7 @@ from pathlib import Path
 from struct import pack, unpack
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import BY_GGML, DType, float32
+from ckconv.core.layouts import BY_GGML, DType, float32
 from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted

@@ -29,9 +29,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, F32
 from ckconv.core.late import Rows, np
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import DTYPES, F32, plain
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import and_more
 from ckconv.quant.packed import E4M3, E5M2, INT, Scheme, rows_of

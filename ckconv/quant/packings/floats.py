@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.late import Floats, Rows, np
-from ckconv.core.layouts import plain
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import unpack

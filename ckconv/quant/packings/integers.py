@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.late import Rows, np
-from ckconv.core.layouts import Layout, Strip, merged, plain
+from ckconv.core.layouts import BF16, F16, F32, DType, Layout, Strip, merged, plain
 from ckconv.core.tensors import Array, StoredTensor, Tensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import FILLING, PLANES, STREAM, WHOLE, along_columns, along_rows, run, to_float32, together

@@ -31,9 +31,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32
 from ckconv.core.late import Rows, np
-from ckconv.core.layouts import Layout, Strip, merged
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, Layout, Strip, merged
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.quant.codec import unpack
