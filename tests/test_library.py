@@ -25,7 +25,7 @@ from models import Model
 from safetensors_builder import tensors_of
 
 import ckconv
-from ckconv.conversion.library import in_python, pythonic
+from ckconv.api import in_python, pythonic
 from ckconv.errors import InputError, OutputError, UsageError
 from ckconv.families.catalog import own_files
 

@@ -24,7 +24,7 @@ import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError
 from ckconv.io.imatrix import read_imatrix
-from ckconv.quant import quantize
+from ckconv.quant import convert
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
 #: Rows that are whole blocks of K-quants.
@@ -341,43 +341,43 @@ def test_verification_quantizes_again(tmp_path: Path, ckconv: Callable[..., Resu
     assert broken.code == 5
 
 
-@pytest.mark.parametrize("name", sorted(quantize.IN_NUMPY))
+@pytest.mark.parametrize("name", sorted(convert.IN_NUMPY))
 def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("libgguf")
     rows = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
     rows[0], rows[1, ::2], rows[2, :32] = 0, -0.0, 7
-    dtype = quantize.GGML_TYPES[name.lower()]
-    by_library = quantize.quantize(rows, dtype)
+    dtype = convert.GGML_TYPES[name.lower()]
+    by_library = convert.quantize(rows, dtype)
 
-    monkeypatch.setattr(quantize, "has_library", lambda: False)
+    monkeypatch.setattr(convert, "has_library", lambda: False)
 
-    assert quantize.quantize(rows, dtype).tobytes() == by_library.tobytes()
+    assert convert.quantize(rows, dtype).tobytes() == by_library.tobytes()
 
 
 @pytest.mark.needs("ggml_python")
-@pytest.mark.parametrize("name", sorted(quantize.CHECKSUMS))
+@pytest.mark.parametrize("name", sorted(convert.CHECKSUMS))
 @pytest.mark.parametrize("weighted", [False, True])
 def test_ggml_python_gives_the_bytes_of_libgguf(name: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
     rows[0], rows[1, ::2], rows[2, :32], rows[3] = 0, -0.0, 7, 1e-30
     importance = rng.random(512, np.float32) if weighted else None
-    dtype = quantize.GGML_TYPES[name.lower()]
-    assert quantize.quantizer_of(dtype).startswith("ggml-python ")
-    made = quantize.quantize(rows, dtype, importance)
+    dtype = convert.GGML_TYPES[name.lower()]
+    assert convert.quantizer_of(dtype).startswith("ggml-python ")
+    made = convert.quantize(rows, dtype, importance)
 
-    monkeypatch.setattr(quantize, "by_ggml_python", lambda *_: None)
+    monkeypatch.setattr(convert, "by_ggml_python", lambda *_: None)
 
-    assert quantize.quantize(rows, dtype, importance).tobytes() == made.tobytes()
+    assert convert.quantize(rows, dtype, importance).tobytes() == made.tobytes()
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is known of ggml-python is looked at anew, and again behind the test."""
-    for cached in (quantize._ggml_python, quantize._makes):
+    for cached in (convert._ggml_python, convert._makes):
         cached.cache_clear()
     yield
-    for cached in (quantize._ggml_python, quantize._makes):
+    for cached in (convert._ggml_python, convert._makes):
         cached.cache_clear()
 
 
@@ -388,8 +388,8 @@ def test_a_library_that_makes_other_blocks_is_not_used_and_a_note_says_so(
     pytest.importorskip("libgguf")
     source = checkpoint(tmp_path / "hf", WIDE)
     ckconv.convert(source, tmp_path / "right.gguf", options=Options(quantize="q4_k"))
-    quantize._makes.cache_clear()
-    monkeypatch.setattr(quantize, "_ggml_python", lambda: lambda *_: 0)  # one that leaves blocks as they are
+    convert._makes.cache_clear()
+    monkeypatch.setattr(convert, "_ggml_python", lambda: lambda *_: 0)  # one that leaves blocks as they are
 
     report = ckconv.convert(source, tmp_path / "made.gguf", options=Options(quantize="q4_k"))
 
@@ -408,14 +408,14 @@ def test_a_library_that_does_not_load_is_not_used(
         (tmp_path / "ggml" / "lib" / "libggml-base.so").write_bytes(broken)
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert not quantize.ggml_python_differs(quantize.GGML_TYPES["q4_k"])
-    assert quantize.by_ggml_python(np.ones((1, 256), np.float32), quantize.GGML_TYPES["q4_k"], None) is None
+    assert not convert.ggml_python_differs(convert.GGML_TYPES["q4_k"])
+    assert convert.by_ggml_python(np.ones((1, 256), np.float32), convert.GGML_TYPES["q4_k"], None) is None
 
 
 def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source = checkpoint(tmp_path / "hf", WIDE)
     command = ("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0", "--force")
-    by = quantize.quantizer_of(quantize.GGML_TYPES["q8_0"])
+    by = convert.quantizer_of(convert.GGML_TYPES["q8_0"])
 
     assert json.loads(ckconv(*command, "--json").out)["quantised"]["Q8_0"]["by"] == by
     assert f", made by {by}" in ckconv(*command, "-v").out
@@ -423,7 +423,7 @@ def test_a_report_says_what_made_the_blocks(tmp_path: Path, ckconv: Callable[...
 
 
 def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize, "has_library", lambda: False)
+    monkeypatch.setattr(convert, "has_library", lambda: False)
     source = checkpoint(tmp_path / "hf", WIDE)
 
     with pytest.raises(UnsupportedError, match="quantizing to Q4_K needs the package libgguf, which") as caught:

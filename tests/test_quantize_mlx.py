@@ -24,8 +24,8 @@ from ckconv import Options
 from ckconv.core.layouts import DTYPES
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
 from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
+from ckconv.quant.convert import planes_of
 from ckconv.quant.mlx import Quantization, Triple
-from ckconv.quant.quantize import planes_of
 
 RECORDED = Path(__file__).parent / "mlx_quantised.json"
 

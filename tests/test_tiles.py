@@ -193,7 +193,7 @@ def test_codes_and_scales_are_computed_once_each_but_those_of_the_first_rows(
         counts[codes] += len(floats)
         return quantize_triple(floats, *how, codes=codes)
 
-    monkeypatch.setattr("ckconv.quant.quantize.quantize_triple", counting)
+    monkeypatch.setattr("ckconv.quant.convert.quantize_triple", counting)
     source = checkpoint(tmp_path / "floats", WIDE)
     report = ckconv.convert(source, tmp_path / "mlx", to="mlx", options=Options(quantize=quantize), jobs=jobs)
     steps = [step for file in report.plan.files for step in file.steps if step.action is convert.Action.QUANTIZE]

@@ -123,9 +123,8 @@ def command(context: click.Context, /, paths: tuple[str, ...], output: str | Non
     from ckconv.api import prepare, prepare_tower
     from ckconv.cli.report import print_plan
     from ckconv.conversion.planning import TOWER_HINT
-    from ckconv.conversion.run import outputs_of, run
+    from ckconv.conversion.run import outputs_of, run, uploading
     from ckconv.conversion.sidefiles import check_tower, late_files
-    from ckconv.conversion.upload import uploading
     from ckconv.formats.model import check_alone
     from ckconv.io.tiles import at_once
 

@@ -16,8 +16,7 @@ from ckconv.core.late import Floats, NamedTuple, Rows
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
-from ckconv.quant.convert import Action, Conversion
-from ckconv.quant.quantize import noted_aside
+from ckconv.quant.convert import Action, Conversion, noted_aside
 from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from ckconv.learning.keys import same
 from ckconv.learning.pair import APART, FLOATS, NEAR, Pair, apart, floats, squeezed, value_of
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Step
-from ckconv.quant.convert import decode
-from ckconv.quant.quantize import NEEDS_IMPORTANCE, missing_quantizer, quantize
+from ckconv.quant.convert import NEEDS_IMPORTANCE, decode, missing_quantizer, quantize
 from ckconv.verification.content import parameter_differences
 
 #: Twice the distance, of squares: importance moves values, and libraries round in ways of their own.

@@ -15,20 +15,23 @@ from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model, Picture
-from ckconv.quant.convert import Conversion, Run, decodable, of_values
-from ckconv.quant.mlx import MODES
-from ckconv.quant.quantize import (
+from ckconv.quant.convert import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
     SPEED,
     UNLIKE,
+    Conversion,
     Errors,
     Quantizing,
+    Run,
+    decodable,
     ggml_python_differs,
     has_library,
     missing_quantizer,
     needs_library,
+    of_values,
 )
+from ckconv.quant.mlx import MODES
 
 if TYPE_CHECKING:
     from ckconv.plan.planner import Planner

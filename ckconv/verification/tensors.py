@@ -46,9 +46,8 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
-from ckconv.quant.convert import Action, Conversion, between, of_values, writable
+from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
-from ckconv.quant.quantize import Quantizing, missing_quantizer
 from ckconv.verification.content import engine_row, parameter_differences
 
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------

@@ -30,10 +30,9 @@ from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
-from ckconv.quant.convert import Action, Conversion, decodable, of_values
+from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization, triple_of, triple_type
 from ckconv.quant.packed import is_scaled, nearest
-from ckconv.quant.quantize import Errors, Quantizing
 from ckconv.quant.repack import BY_BLOCK, SUPERBLOCKS
 
 # ``--quantize`` for MLX: which module gets what, as in ``quantize_model`` of mlx-lm's ``utils.py``.
