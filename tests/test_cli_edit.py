@@ -291,6 +291,11 @@ HEADS = "says which head there is, and a copy has the source's"
         ("qwen2", "", "mlx", "tie_word_embeddings=true", HEADS),  # mlx-lm computes with the embedding
         ("qwen2", "", "hf", "tie_word_embeddings=true", ""),  # transformers keeps the head that the files have
         ("llama", "untied", "hf", "attention_bias=false", ""),
+        ("deepseek_v3", "groups", "hf", "n_group=3", "of 3 groups of 8 experts 2 would be chosen"),
+        ("deepseek_v3", "groups", "hf", "topk_group=4", ""),
+        ("deepseek_v3", "plain", "hf", "topk_group=5", "of 1 groups of 8 experts 5 would be chosen"),
+        ("deepseek_v3", "groups", "mlx", "topk_group=5", "of 4 groups of 8 experts 5 would be chosen"),
+        ("deepseek_v3", "plain", "mlx", "topk_group=5", ""),  # of one group mlx-lm does not look at it
     ],
 )
 def test_switches_of_biases_and_of_the_head_say_what_the_copy_has(
@@ -352,6 +357,18 @@ def test_keys_of_a_gguf_say_what_its_tensors_are(
     assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
     assert (tmp_path / "out.gguf").exists() == (code == 0)
     assert (dry.code, dry.err) == (code, edited.err)
+
+
+@pytest.mark.parametrize("to", ["mlx", "gguf"])
+def test_a_key_that_sizes_tensors_is_not_dropped(to: str, tmp_path: Path, ckconv) -> None:
+    case = next(family_cases.cases("step3p5"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    if to == "gguf":
+        assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+        source, to = tmp_path / "m.gguf", "hf"
+    found = ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--drop-meta", "attention_other_setting")
+    said = "--drop-meta of attention_other_setting would make a model that is not read: tensor 'model.layers.1."
+    assert (found.code, said in found.err) == (2, True), found.err
 
 
 @pytest.mark.parametrize("to", ["hf", "mlx"])

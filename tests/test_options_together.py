@@ -267,7 +267,9 @@ def test_a_key_that_is_set_to_what_no_family_reads_is_set_in_a_copy_and_refused_
     assert "mimo2.rope.dimension_count is 7" in ckconv("verify", tmp_path / "n.gguf", tmp_path / "m.gguf").err
 
     found = ckconv("convert", source, tmp_path / "o.gguf", *set_meta)
-    said = "--set-meta would make a model that is not read: mimo2.rope.dimension_count is 7"
+    said = (
+        "--set-meta of mimo2.rope.dimension_count would make a model that is not read: mimo2.rope.dimension_count is 7"
+    )
     assert (found.code, said in found.err) == (2, True), found.err
 
 

@@ -236,14 +236,14 @@ def _plan(
         foreign = foreign_names(index)
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
-    if options.set_meta and plan.files:
-        _check_set(plan)
+    if (options.set_meta or options.drop_meta) and plan.files:
+        _check_edits(plan)
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return plan.with_notes(*beyond)
 
 
-def _check_set(plan: Plan) -> None:
-    """Check that keys which flags set are those of the tensors.
+def _check_edits(plan: Plan) -> None:
+    """Check that keys which flags set or drop are those of the tensors.
 
     The headers and the configuration are read as of the file that will hold them.
 
@@ -251,6 +251,8 @@ def _check_set(plan: Plan) -> None:
         UsageError: ``usage.meta``.
     """
     index, container, read = plan.index, plan.contents(), format_of(plan.format).of_headers
+    named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
+    flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
     assert read is not None  # of every format whose metadata are set
     pairs = zip(plan.files, container.frames, strict=True)
     headers = [Unwritten(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
@@ -259,15 +261,14 @@ def _check_set(plan: Plan) -> None:
     try:
         out: TensorIndex = load(read)(index.path, headers, document)
     except (InputError, UnsupportedError) as error:
-        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {error.message}") from None
+        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {error.message}") from None
     misfit, alike = out.misfit, out.format == index.format
     if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
-        raise UsageError("usage.meta", f"--set-meta would make a model that is not read: {misfit.message}")
+        raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
     known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
     if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
-        keys = ", ".join(dict.fromkeys(key for key, _ in plan.options.set_meta))
         hint = "without it they are as in the source"
-        raise UsageError("usage.meta", f"--set-meta of {keys} says which layers have which tensors", hint=hint)
+        raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
 
 
 def _parts_noted(plan: Plan) -> Plan:

@@ -28,7 +28,7 @@ from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
-from ckconv.families.keys import CONSUMERS
+from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
@@ -308,6 +308,7 @@ class _Edits:
         if made.family == index.config.family:
             for each in (made, *self._by_one_key(family, document)):
                 self._check_places(family, index.config, each)
+            self._check_groups(family, made)
         elif made.tied is False and HEAD not in index.tensors:
             text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
             raise UsageError("usage.meta", text, hint=f"--set-meta {tie_word(made)}=true, too, ties it")
@@ -317,6 +318,19 @@ class _Edits:
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
         before = self._otherwise(index.config)
         self.notes += [text for text in self._otherwise(made) if text not in before]
+
+    def _check_groups(self, family: Family, made: ModelConfig) -> None:
+        """Refuse groups of experts at which classes stop, or choose at random."""
+        consumer = CONSUMERS[self._plan.format]
+        rows = [family.parameters[name] for name in ("groups", "groups_used") if name in family.parameters]
+        said = {cell.key for row in rows for cell in row.key_cells("hf") if consumer in cell.readers}
+        edited = {change.key.rpartition(".")[2].rpartition(" ")[2] for change in self.changes}
+        groups, chosen, experts = (made.scope.get(name) or 0 for name in ("groups", "groups_used", "experts"))
+        if not groups or said.isdisjoint(edited) or (groups == 1 and consumer == MLX_LM):
+            return
+        if experts % groups or not 0 < chosen <= groups:
+            text = f"{', '.join(sorted(said))}: of {groups} groups of {experts} experts {chosen} would be chosen"
+            raise UsageError("usage.meta", f"{text}, which no class computes")
 
     def _otherwise(self, config: ModelConfig) -> list[str]:
         """Why engines of other formats would compute something else."""
