@@ -63,6 +63,13 @@ def sentence(tmp_path: Path, text: str) -> str:
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x" }',
             'tensors.L.x: gguf is missing: gguf = "NAME", or gguf = "absent" where the format has none',
         ),
+        *(
+            (
+                f'extends = "llama"\n[tensors]\n"L.x" = {{ axes = "H", hf = "{hf}", gguf = "{gguf}" }}',
+                f"tensors.L.x: {wrong} would be a name of every layer's: {format} = 'L.x' has its number",
+            )
+            for hf, gguf, format, wrong in (("M.x", "L.x", "hf", "M.x"), ("L.x", "x", "gguf", "x"))
+        ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H V", hf = "L.x", gguf = { name = "L.x", axes = "H I" } }',
             "tensors.L.x: L.x: the stored shape has no axis 'V'",

@@ -21,7 +21,7 @@ store it though nothing reads it there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -465,6 +465,8 @@ class TensorRows(Fields):
             keyed = isinstance(cell, dict) and "key" in cell
             forms = [] if cell == "absent" or format in dropped or keyed else listed(cell)
             cells[format] = tuple(self._cell(form, axes, fused, format) for form in forms)
+            if "layers" not in row:  # which may be one
+                self._check_numbered(name, format, cells[format])
         return TensorRow(
             name,
             axes,
@@ -477,6 +479,15 @@ class TensorRows(Fields):
             dropped,
             *self._key(row.get(_KEYED)),
         )
+
+    def _check_numbered(self, row: str, format: str, cells: Sequence[Cell]) -> None:
+        """Check that a tensor of every layer has a name in each."""
+        letter, _, short = row.partition(".")
+        names = [cell.name.removeprefix("=") for cell in cells]
+        of_layers = short and len(letter) == 1
+        if of_layers and names and not any(name.startswith(f"{letter}.") or "{n}" in name for name in names):
+            meant = f"{letter}.{names[0].removeprefix('M.')}"
+            raise self.fault(f"{names[0]} would be a name of every layer's: {format} = {meant!r} has its number")
 
     def _key(self, cell: object) -> tuple[str, bool]:
         """The key of a cell, and whether it is a list of whole numbers."""
