@@ -74,6 +74,8 @@ class ByteSource:
 class Unwritten(ByteSource):
     """The first bytes of a file that there is not yet.
 
+    Those behind them are zeros, as padding is.
+
     Args:
         size: of the whole file; without it, these bytes are all.
     """
@@ -83,7 +85,7 @@ class Unwritten(ByteSource):
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """See :meth:`ByteSource.read_at`."""
-        return self._data[offset : offset + nbytes]
+        return self._data[offset : offset + nbytes].ljust(max(min(nbytes, self.size - offset), 0), b"\0")
 
 
 class FileSource(ByteSource):
