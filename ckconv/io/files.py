@@ -85,7 +85,8 @@ class Unwritten(ByteSource):
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """See :meth:`ByteSource.read_at`."""
-        return self._data[offset : offset + nbytes].ljust(max(min(nbytes, self.size - offset), 0), b"\0")
+        found = self._data[offset : offset + nbytes]
+        return found if self.size is None else found.ljust(min(nbytes, self.size - offset), b"\0")
 
 
 class FileSource(ByteSource):
