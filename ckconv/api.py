@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
-    from ckconv.conversion.follow import Watcher
     from ckconv.conversion.run import Report
+    from ckconv.conversion.write import Watcher
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
@@ -431,9 +431,9 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
-    from ckconv.conversion.follow import watching
     from ckconv.conversion.run import run, uploading
     from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.write import watching
 
     options = options or Options()
     check_values(options)
@@ -653,8 +653,8 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.conversion.follow import watching
     from ckconv.conversion.run import run
+    from ckconv.conversion.write import watching
 
     plan, place, late = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
     in_place = target is None
@@ -733,9 +733,9 @@ def convert_tower(
         UnsupportedError: ``tower.unknown``, or every reason why llama.cpp would not compute the tower.
         InputError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.conversion.follow import watching
     from ckconv.conversion.run import run
     from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.write import watching
 
     options = options or Options()
     check_values(options)

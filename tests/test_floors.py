@@ -76,8 +76,7 @@ WRITES = re.compile(
 #: is proved of tensors and statements is proved before, by :mod:`ckconv.verification` (tests/test_independence.py).
 PLANS_AGAIN = {
     "comparison/compare": "tokenizer/vocabulary",
-    "comparison/verify": "conversion/follow, conversion/planning, conversion/sidefiles, conversion/write, plan/steps, "
-    "publish/files",
+    "comparison/verify": "conversion/planning, conversion/sidefiles, conversion/write, plan/steps, publish/files",
 }
 
 #: Where rows are computed a second time with the functions that computed them. :mod:`ckconv.verification.values` looks

@@ -38,7 +38,7 @@ LAYOUTS = FIXTURES / "tokenizers/layouts"
 
 #: Functions beside what writes that whoever reads needs: bytes are waited for, files opened.
 READS = (
-    r"conversion/follow:((Growing|Progress)\..+|compare\.<locals>\..+)"
+    r"conversion/write:((Growing|Progress)\..+|compare\.<locals>\..+)"
     r"|publish/files:(there|open_regular|close_unwritten|same_file|_remember|_require_regular)"
 )
 

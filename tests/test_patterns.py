@@ -14,8 +14,8 @@ import pytest
 
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.peft.read import ModuleKeys, Selection
-from ckconv.io import patterns
-from ckconv.io.patterns import Clock
+from ckconv.io import json as documents
+from ckconv.io.json import Clock
 
 ATOMS = [
     *("a", "b", "q", ".", r"\.", r"\d", r"\w", r"\s", r"\D", "1", "_", r"\n", "\n", "é", "²", "٣"),
@@ -69,7 +69,7 @@ def test_the_answer_is_that_of_re() -> None:
     [("(a|a)" * 30 + "b", "a" * 40), ("(?:a|a)*" * 9 + "$", "a" * 60 + "!")],
 )
 def test_what_takes_too_long_is_refused(pattern: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(documents, "MAX_SECONDS", 0.05)
     began = time.monotonic()
     with pytest.raises(UnsupportedError, match=r"its patterns take more than 0\.05 seconds"):
         Selection({"target_modules": pattern}, Clock()).holds(name)

@@ -31,7 +31,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.families.catalog import FAMILIES
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
-from ckconv.io.patterns import MAX_SECONDS
+from ckconv.io.json import MAX_SECONDS
 from ckconv.io.rows import RowReader
 
 ADAPTERS = FIXTURES / "adapters"
@@ -264,7 +264,7 @@ def test_malformed_adapters(
 def test_patterns_over_which_backtracking_takes_hours_are_refused(
     field: str, seconds: float, tmp_path: Path, ckconv: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckconv.io.patterns.MAX_SECONDS", seconds)
+    monkeypatch.setattr("ckconv.io.json.MAX_SECONDS", seconds)
     pattern = "(a|a)" * 30 + "b"
     path = build.peft(tmp_path / "a", pair("a" * 40), **{field: {pattern: 4} if "_pattern" in field else pattern})
     result = ckconv("inspect", path)

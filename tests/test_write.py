@@ -18,8 +18,7 @@ from test_rows import stored
 
 from ckconv import Options, convert
 from ckconv.conversion import write
-from ckconv.conversion.follow import Growing, Progress, Stopped
-from ckconv.conversion.write import Chunk, moved_rows, row_order, write_file
+from ckconv.conversion.write import Chunk, Growing, Progress, Stopped, moved_rows, row_order, write_file
 from ckconv.core.layouts import DTYPES, F16, F32, DType, Layout, headed, plain, shifted, transposed
 from ckconv.core.tensors import Tensor
 from ckconv.errors import OutputError

@@ -13,10 +13,9 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.conversion.follow import Watcher, check_frame, check_kept, watching
 from ckconv.conversion.planning import make_plan
 from ckconv.conversion.sidefiles import Recorded, check_listed, check_sums, file_digest, side_places
-from ckconv.conversion.write import Losses, in_one_run
+from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in_one_run, watching
 from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind

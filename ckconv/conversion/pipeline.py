@@ -11,8 +11,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ckconv.conversion.follow import LEAD, Growing, Progress, Reader, Stopped, compare, digest, flush
-from ckconv.conversion.write import Losses, chunks, digested, payload, write_file
+from ckconv.conversion.write import (
+    LEAD,
+    Growing,
+    Losses,
+    Progress,
+    Reader,
+    Stopped,
+    chunks,
+    compare,
+    digest,
+    digested,
+    flush,
+    payload,
+    write_file,
+)
 from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.io.files import Files
@@ -53,7 +66,7 @@ class Pipeline:
     """The weights files of one output, whose headers are already written.
 
     Four threads write, hash, compare and flush a file. They share only the file and its
-    :class:`ckconv.conversion.follow.Progress`. Without threads, the four functions run one after another.
+    :class:`ckconv.conversion.write.Progress`. Without threads, the four functions run one after another.
     """
 
     def __init__(

@@ -15,13 +15,12 @@ from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.tensors import BY_BASE, HEAD, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families.canonical import not_following
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, said_of
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import TOWER
 from ckconv.families.towers import reader_of, tower_of_document
-from ckconv.families.words import said_of
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io import as_path

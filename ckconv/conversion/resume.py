@@ -18,10 +18,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.conversion.follow import Watcher
 from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
-from ckconv.conversion.write import Losses, holes, write_frames
+from ckconv.conversion.write import Losses, Watcher, holes, write_frames
 from ckconv.core import __version__
 from ckconv.core.tensors import Tensor
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.conversion.follow import Watcher, check_frame, check_kept, compare_restored, watching
 from ckconv.conversion.pipeline import FileResult, Pipeline, phase
 from ckconv.conversion.sidefiles import (
     check_distinct,
@@ -26,7 +25,19 @@ from ckconv.conversion.sidefiles import (
     write_late,
     written,
 )
-from ckconv.conversion.write import Losses, digested, holes, write_archive, write_frames, write_stdout
+from ckconv.conversion.write import (
+    Losses,
+    Watcher,
+    check_frame,
+    check_kept,
+    compare_restored,
+    digested,
+    holes,
+    watching,
+    write_archive,
+    write_frames,
+    write_stdout,
+)
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import HEAD, Extent, TensorIndex

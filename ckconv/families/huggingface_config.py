@@ -36,14 +36,13 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import LAYER_TABLE, text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.families.catalog import family_of_class, family_of_model_type
+from ckconv.families.catalog import document_words, family_of_class, family_of_model_type, written_words
 from ckconv.families.expressions import FULL, SLIDING, ExpressionError
 from ckconv.families.huggingface_classes import default_of, takes, ties_head
 from ckconv.families.keys import MLX_LM, READERS, ROPE_KEYS, TRANSFORMERS, Parameter, RopeStyle
 from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameters import ConfigSource, ParameterError, Values, differ
 from ckconv.families.schema import Family
-from ckconv.families.words import document_words, written_words
 
 # -- Layers with a sliding window in a ``config.json``, by reader ------------------------------------------------------
 

@@ -23,10 +23,16 @@ from ckconv.families.catalog import (
     FAMILIES,
     asks_target,
     classes_of,
+    document_words,
     drafter_of,
     drafts_for,
     families_of_gguf,
+    keys_said,
     known_by,
+    layers_said,
+    said,
+    tie_word,
+    window_words,
     without_rules,
 )
 from ckconv.families.expressions import SLIDING, ExpressionError
@@ -37,7 +43,6 @@ from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, layers_of_nothing
 from ckconv.families.towers import is_seen_by
-from ckconv.families.words import document_words, keys_said, layers_said, said, tie_word, window_words
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, crossed, zeros
 from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors

@@ -17,12 +17,11 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower
 from ckconv.errors import quoted
-from ckconv.families.catalog import FAMILIES, told_by_architecture
+from ckconv.families.catalog import FAMILIES, told_by_architecture, without_aids, without_noted
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
 from ckconv.families.schema import OF_FORMAT, Engine
 from ckconv.families.towers import tower_family
-from ckconv.families.words import without_aids, without_noted
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source

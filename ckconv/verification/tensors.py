@@ -37,11 +37,10 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
 from ckconv.families.canonical import as_head, unowned
-from ckconv.families.catalog import FAMILIES, rows_of_head
+from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import DRAFT_FORMATS, MTP
 from ckconv.families.towers import tower_family
-from ckconv.families.words import said_of
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view

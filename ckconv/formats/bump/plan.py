@@ -11,9 +11,17 @@ from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, s
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
-from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
+from ckconv.families.catalog import (
+    FAMILIES,
+    HEAD_SIZE,
+    of_class,
+    said,
+    tensors_said,
+    told_by_architecture,
+    window_words,
+    written_as,
+)
 from ckconv.families.names import GGUF, beside_text, names_of, part_hint
-from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.slots import (
     TABLE_LENGTH,
     TRAINED,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
-from ckconv.families import words
+from ckconv.families import catalog
 from ckconv.families.catalog import families_of_engine
 from ckconv.families.parameters import scope_of
 from ckconv.families.sizes import added, used
@@ -284,7 +284,7 @@ class Bump3Planner(BumpPlanner):
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if absent is not None:
             plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
-            self.refuse(f"{absent.why or plain}{words.said(c, 'family', format=self.index.format)}")
+            self.refuse(f"{absent.why or plain}{catalog.said(c, 'family', format=self.index.format)}")
             return
         if self.row is None:
             self.refuse(self.unknown_to_us(GENERATED))
@@ -401,7 +401,7 @@ class Bump5Planner(BumpPlanner):
                 f"the engine of {self.age.title} loads no bump {version}", f"--bump-version {self.age.versions[0]}"
             )
         elif self.own_row is not None and self.own_row.why:
-            self.refuse(f"{self.own_row.why}{words.said(self.config, 'family', format=self.index.format)}")
+            self.refuse(f"{self.own_row.why}{catalog.said(self.config, 'family', format=self.index.format)}")
         elif self.row is None:
             self.refuse(self.unknown_to_us(TEMPLATED))
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):

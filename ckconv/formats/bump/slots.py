@@ -14,13 +14,12 @@ from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Kind, Layout, column_blocks, headed, plain, shifted
 from ckconv.core.tensors import matrix_of, with_layer
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, keys_said
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
 from ckconv.families.names import shift_of
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import canonical_shape
-from ckconv.families.words import keys_said
 from ckconv.plan.steps import Reason
 
 # -- Layers with a window and a RoPE base, as engines expect them ------------------------------------------------------

@@ -46,7 +46,7 @@ from ckconv.errors import InputError, and_more
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
 from ckconv.families.canonical import Item, as_head, plain_item
-from ckconv.families.catalog import FAMILIES, rows_of_head
+from ckconv.families.catalog import FAMILIES, HEAD_SIZE, of_class, rows_of_head, said, tensors_said
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import DROP_MTP, LLAMA_CPP, Family
@@ -61,7 +61,6 @@ from ckconv.families.sizes import (
     narrow,
     required,
 )
-from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader

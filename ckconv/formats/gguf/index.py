@@ -33,7 +33,7 @@ from ckconv.core.metadata import Value
 from ckconv.core.tensors import Dropped, Extent, MetadataKind, StoredTensor, TensorIndex, Tower
 from ckconv.errors import InputError, UnsupportedError, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import family_of_gguf, llama_cpp_has
+from ckconv.families.catalog import family_of_gguf, gguf_words, llama_cpp_has, said_of
 from ckconv.families.expressions import SLIDING, longrope_scale
 from ckconv.families.keys import Kind, full_key
 from ckconv.families.names import BESIDE_TEXT, beside_text, names_of
@@ -49,7 +49,6 @@ from ckconv.families.towers import (
     tower_parameters,
     tower_tensors,
 )
-from ckconv.families.words import gguf_words, said_of
 from ckconv.formats.gguf.entries import items, of_activations, tensors_of_keys
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue, join_shards, read_gguf, read_header
 from ckconv.formats.gguf.values import GGUF_KIND, header

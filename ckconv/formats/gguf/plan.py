@@ -31,7 +31,16 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, and_more, listed
-from ckconv.families.catalog import FAMILIES, told_by_architecture
+from ckconv.families.catalog import (
+    FAMILIES,
+    copied_by,
+    keys_said,
+    read_otherwise,
+    said,
+    stated_in,
+    tie_word,
+    told_by_architecture,
+)
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import beside_text, interleaves, names_of
 from ckconv.families.parameters import (
@@ -60,7 +69,6 @@ from ckconv.families.towers import (
     taken_otherwise,
     tower_family,
 )
-from ckconv.families.words import copied_by, keys_said, read_otherwise, said, stated_in, tie_word
 from ckconv.formats.gguf.entries import (
     ABORTS,
     FREQUENCIES_NAME,

@@ -35,7 +35,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
-from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has
+from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has, said, said_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -54,12 +54,10 @@ from ckconv.families.parameters import ConfigSource
 from ckconv.families.schema import MLX_VLM, Family
 from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import canonical_diffusion, diffusion_of, tower_of_document, tower_parameters, tower_tensors
-from ckconv.families.words import said, said_of
 from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
 from ckconv.io.files import FileSource, open_source, text_of_card
-from ckconv.io.json import Document, parse_object, read_object
-from ckconv.io.patterns import Clock, Matcher, compiled
+from ckconv.io.json import Clock, Document, Matcher, compiled, parse_object, read_object
 from ckconv.plan.planner import ORIGINAL
 from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type

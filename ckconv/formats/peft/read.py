@@ -61,8 +61,7 @@ from ckconv.formats.safetensors.adapter import (
 )
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX, SafetensorsFile
 from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
-from ckconv.io.json import shown
-from ckconv.io.patterns import PLAIN, Clock, Matcher, compiled
+from ckconv.io.json import PLAIN, Clock, Matcher, compiled, shown
 
 # Which modules of the base peft changes: the selections and patterns of an ``adapter_config.json``.
 #

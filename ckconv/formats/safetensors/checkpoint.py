@@ -34,7 +34,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import an, and_more, counted
 from ckconv.families.canonical import as_head
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, copied_by, layers_said, of_source, said, tensors_said, tie_word
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -54,7 +54,6 @@ from ckconv.families.parameters import differ, nested, own_document, write
 from ckconv.families.schema import TOWER, TRANSFORMERS, Family, Loader
 from ckconv.families.sizes import expected, has_transposed
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, diffuses, taken_otherwise, tower_family, tower_within
-from ckconv.families.words import copied_by, layers_said, of_source, said, tensors_said, tie_word
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, Spelling, copied_piece, decoded_piece, module_of, spare_of
 from ckconv.formats.safetensors.config_json import (
     CHECKPOINTS,

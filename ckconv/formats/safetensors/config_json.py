@@ -17,16 +17,9 @@ from ckconv.core.layouts import DTYPES
 from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
-from ckconv.families.catalog import FAMILIES, TAKEN
-from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
-from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
-from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
-from ckconv.families.keys import MLX_LM as MLX_LM_READER
-from ckconv.families.names import NAMES_KEY
-from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope_of, write
-from ckconv.families.schema import MLX_LM, Family
-from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
-from ckconv.families.words import (
+from ckconv.families.catalog import (
+    FAMILIES,
+    TAKEN,
     copied_by,
     document_words,
     family_of,
@@ -36,6 +29,14 @@ from ckconv.families.words import (
     without_aids,
     without_noted,
 )
+from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
+from ckconv.families.keys import MLX_LM as MLX_LM_READER
+from ckconv.families.names import NAMES_KEY
+from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope_of, write
+from ckconv.families.schema import MLX_LM, Family
+from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
 from ckconv.io.files import Files, open_source
 from ckconv.io.rows import RowReader
 from ckconv.options import Options

@@ -26,13 +26,13 @@ from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
+from ckconv.families.catalog import tie_word
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
 from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
-from ckconv.families.words import tie_word
 from ckconv.formats.safetensors.config_json import header_key, own_metadata, strict
 from ckconv.io.files import head_is_embedding
 from ckconv.io.json import Document, parse_object

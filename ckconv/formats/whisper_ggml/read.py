@@ -24,9 +24,9 @@ from ckconv.core.metadata import Content
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Item, canonicalize
+from ckconv.families.catalog import said_of
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.towers import USUAL, speech, speech_document, speech_family, speech_names
-from ckconv.families.words import said_of
 from ckconv.io.files import ByteSource, open_source
 
 # -- The layout of a file of whisper.cpp, and the filters that it carries ----------------------------------------------
