@@ -301,6 +301,16 @@ def test_a_renamed_set(split):
     assert "is shard 1 of 3, its name says 1 of 4: expected llama-untied-f32-00001-of-00003.gguf" in error.message
 
 
+def test_shards_whose_ending_is_in_capitals_have_a_hint_that_leads_on(split: list[Path]) -> None:
+    for path in split:
+        path.rename(path.with_suffix(".GGUF"))
+    error = refusal(split[0].with_suffix(".GGUF"))
+    assert error.hint == f"rename every shard: this one {split[0].name}"
+    for path in split:
+        path.with_suffix(".GGUF").rename(path)
+    assert len(read_gguf(split[0]).files) == 3
+
+
 def shard(number, count=2, total=2, names=("a",), kind="u16", alignment=32, extra=()):
     keys = [("split.no", kind, number), ("split.count", kind, count), ("split.tensors.count", "i32", total)]
     if alignment != 32:

@@ -643,11 +643,14 @@ def _shard_name(shard: GgufShard, count: int) -> ShardName:
     number = _split_number(shard, SPLIT_NO) + 1
     name = parse_shard_name(shard.path.name)
     if name is None:
+        lower = parse_shard_name(str(Path(shard.path.name).with_suffix(".gguf")))  # as llama_split_path spells it
         raise InputError(
             "gguf.split",
             f"is shard {number} of {count}, its name does not say so: expected {ShardName('NAME', number, count)}",
             path=shard.path,
-            hint="give every shard of the set its original name again",
+            hint=f"rename every shard: this one {lower}"
+            if lower
+            else "give every shard of the set its original name again",
         )
     expected = ShardName(name.stem, number, count)
     if name != expected:
