@@ -34,7 +34,7 @@ from ckconv.families.catalog import FAMILIES, family_of_gguf
 from ckconv.families.modules import Rule, has_module, paths_of, rule_of, rules_at
 from ckconv.families.names import GGUF, HF, MLX, NESTED_PATHS, Names, Stored, decoder, names_of
 from ckconv.families.schema import Family
-from ckconv.families.sizes import Kind, Sizes, canonical_shape, kind_of
+from ckconv.families.sizes import Kind, Sizes, canonical_shape
 from ckconv.io.files import Files
 
 # -- Modules that an adapter changes, and where LoRA matrices lie ------------------------------------------------------
@@ -234,7 +234,7 @@ def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
 
 def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | None:
     """Places of outputs and inputs; ``None`` for canonical order."""
-    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in stored.parts]
+    kinds = [sizes.kind(part, layer) for part in stored.parts]
     sides = [sides_of(kind) for kind in kinds]
     known = [side for side in sides if side is not None]
     if len(known) < len(sides):

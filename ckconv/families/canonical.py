@@ -33,7 +33,7 @@ from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
 from ckconv.families.parameters import scope_of
 from ckconv.families.schema import DRAFTS, DROP_MTP, MTP, Family, stored_higher
-from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, kind_of, layers_with, stored_layout, with_factor
+from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, layers_with, stored_layout, with_factor
 
 # -- Stored tensors -> canonical tensors, by the rows of a family ------------------------------------------------------
 
@@ -185,7 +185,6 @@ class _Reading:
         self.either: list[tuple[Item, Stored, int | None]] = []
         self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
         self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
-        self._kinds: dict[tuple[int, int | None], Kind] = {}
 
     def add(self, item: Item) -> None:
         """Name a tensor, drop it by a rule, or leave it unknown."""
@@ -346,14 +345,11 @@ class _Reading:
         return with_factor(tensor, factor)
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
-        key = id(part), self.sizes.number(part.row, layer)
-        if key not in self._kinds:
-            try:
-                self._kinds[key] = kind_of(part, self.sizes.of(part.row, layer))
-            except shapes.AxesError as error:
-                fused = [part, part._replace(axes=part.row.fused_axes)]
-                raise UnsupportedError(_CODE, f"{error}{self._said(fused)}", tensor=source) from None
-        return self._kinds[key]
+        try:
+            return self.sizes.kind(part, layer)
+        except shapes.AxesError as error:
+            fused = [part, part._replace(axes=part.row.fused_axes)]
+            raise UnsupportedError(_CODE, f"{error}{self._said(fused)}", tensor=source) from None
 
     def _said(self, parts: Sequence[Part]) -> str:
         """The keys that a shape follows from."""

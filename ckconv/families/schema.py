@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -700,7 +701,7 @@ class Family:
         expressions = (*self.axes.values(), *(stack.count for stack in self.stacks.values()))
         return frozenset(name for expression in expressions for name in expression.names)
 
-    @property
+    @cached_property
     def own(self) -> tuple[str, ...]:
         """Parameters outside of a configuration's fields and readers' rules."""
         return tuple(

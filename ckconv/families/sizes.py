@@ -108,6 +108,7 @@ class Sizes:
         self._layered: dict[shapes.Shape, bool] = {}
         self._layers: dict[str, int] = {}
         self._has: dict[tuple[str, int], bool] = {}
+        self._kinds: dict[tuple[int, int | None], tuple[Part, Kind]] = {}
 
     def of(self, row: TensorRow, layer: int | None) -> shapes.Size:
         """Elements along a row's axes in a layer.
@@ -121,9 +122,16 @@ class Sizes:
             self._sizes[number] = cache(lambda letter: self._size(letter, scope))
         return self._sizes[number]
 
-    def number(self, row: TensorRow, layer: int | None) -> int | None:
-        """The layer, where a row's sizes differ from layer to layer."""
-        return layer if self._differs(row) else None
+    def kind(self, part: Part, layer: int | None) -> Kind:
+        """The part in a layer, made once for all layers of the same sizes.
+
+        Raises:
+            AxesError: sizes that are no whole numbers.
+        """
+        key = id(part), layer if self._differs(part.row) else None
+        if key not in self._kinds:
+            self._kinds[key] = part, _kind(part, self.of(part.row, layer))
+        return self._kinds[key][1]
 
     def layers(self, row: TensorRow) -> int:
         """In how many layers a row's tensors may be."""
@@ -327,12 +335,7 @@ class Kind(NamedTuple):
         return Kind((count, *self.whole), (count, *self.shape), self.first, ((count, each), *self.axes))
 
 
-def kind_of(part: Part, size: shapes.Size) -> Kind:
-    """The part with these sizes.
-
-    Raises:
-        AxesError: sizes that are no whole numbers.
-    """
+def _kind(part: Part, size: shapes.Size) -> Kind:
     if part.stored != part.axes:
         move = shapes.move(part.stored, part.axes, part.number, size)
         return Kind(move.stored, move.canonical, move.first, move.axes)
@@ -364,7 +367,7 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
     Raises:
         AxesError: the parameters give no sizes.
     """
-    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in sizes.held(stored.parts)]
+    kinds = [sizes.kind(part, layer) for part in sizes.held(stored.parts)]
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     whole, shape = kinds[0].whole, kinds[0].shape
     moved = whole != shape and sorted(whole) == sorted(shape)  # an axis of one element stands elsewhere

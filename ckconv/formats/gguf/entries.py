@@ -367,6 +367,7 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
     if not (index.canonical_of or planner.options.drop):
         return made(len(index.stored), lambda at: _as_stored(planner, index.stored[at], ()))
     entries = []
+    sizes = Sizes(FAMILIES[config.family], config.scope) if config else None
     for stored in index.stored:
         canonical = index.canonical_of.get(stored.name, ())
         dropped = [planner.dropped(name, stored.name) for name in canonical or (stored.name,)]
@@ -383,13 +384,13 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
         if any(part.merge and part.merge.base.packed for part in parts):
             planner.refuse(f"{stored.name} has a scale beside it, and an adapter changes its values", "--dequantize")
         # What an adapter changes is a merge, what it saved whole lies in a file of its own.
-        if config and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
-            entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
+        if sizes and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
+            entries.append(_entry(stored.name, parts, sizes))
             continue
         entries.append(_as_stored(planner, stored, canonical))
     there = {name for names in index.canonical_of.values() for name in names}
-    if config and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
-        entries.append(_entry(HEAD, [index.tensors[HEAD]], FAMILIES[config.family], config))
+    if sizes and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
+        entries.append(_entry(HEAD, [index.tensors[HEAD]], sizes))
     elif EMBEDDING in index.tensors and HEAD not in index.tensors and planner.unties("gguf"):
         entries.append(_head(index))
     return entries
@@ -397,9 +398,9 @@ def stored_entries(planner: Planner) -> Sequence[Entry]:
 
 def _as_stored(planner: Planner, stored: StoredTensor, canonical: tuple[str, ...]) -> Entry:
     config, name = planner.index.config, canonical[0] if len(canonical) == 1 else stored.name
-    tensor = plain_tensor(name, stored)
-    narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, config)
-    fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
+    family, tensor = FAMILIES[config.family] if config else None, plain_tensor(name, stored)
+    narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, family)
+    fp32 = family is not None and (len(stored.shape) <= 1 or narrowed)
     return Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32)
 
 
@@ -436,12 +437,12 @@ def canonical_entries(
         own = [with_layer(part.canonical, name.layer) for part in sizes.held(written[name.pattern].parts)]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):
-            made = _entry(written[name.pattern].called(name.layer, config.scope), there, family, config)
+            made = _entry(written[name.pattern].called(name.layer, sizes.scope), there, sizes)
             entries.setdefault(made.name, made)
         elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
-    for made in _fillers(family, config, tensors):
+    for made in _fillers(sizes, tensors):
         entries.setdefault(made.name, made)
     _check_missing(planner, config, tensors, zero_filled)
     found = list(entries.values())
@@ -450,19 +451,18 @@ def canonical_entries(
     return found
 
 
-def _fillers(family: Family, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[Entry]:
+def _fillers(sizes: Sizes, tensors: Mapping[str, Tensor]) -> Iterator[Entry]:
     """Tensors in layers without them, where llama.cpp wants every layer's."""
-    sizes = Sizes(family, config.scope)
-    for found in names_of(family, "gguf").written.values():
+    for found in names_of(sizes.family, "gguf").written.values():
         part = found.parts[0]
         if not part.instead:
             continue
         kind = "" if part.row.whole_name else part.canonical.rpartition(".")[2]
-        other = canonical_pattern(family, part.instead, kind)
+        other = canonical_pattern(sizes.family, part.instead, kind)
         for layer in range(sizes.layers(part.row)):
             instead = tensors.get(with_layer(other, layer))
             if instead is not None and not sizes.has(part.row, layer):
-                yield _entry(with_layer(found.pattern, layer), [instead], family, config)
+                yield _entry(with_layer(found.pattern, layer), [instead], sizes)
 
 
 _NO_PLACE = "llama.cpp's {} has no place for"
@@ -562,27 +562,26 @@ def _no_rows(index: TensorIndex, config: ModelConfig, name: str) -> Reason | Non
     return Reason(f"{text}, which an adapter changes", "--to safetensors merges it: convert what that writes")
 
 
-def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:
-    return entry_of(name, parts, family, config.scope, fp32=_is_fp32(name, parts[0].name, config))
+def _entry(name: str, parts: list[Tensor], sizes: Sizes) -> Entry:
+    return entry_of(name, parts, sizes, fp32=_is_fp32(name, parts[0].name, sizes.family))
 
 
-def entry_of(name: str, parts: list[Tensor], family: Family, parameters: Mapping[str, Any], *, fp32: bool) -> Entry:
+def entry_of(name: str, parts: list[Tensor], sizes: Sizes, *, fp32: bool) -> Entry:
     """The tensor ``name`` of a GGUF out of those that it holds.
 
     Args:
-        parameters: by the names of the family's file.
         fp32: it is one of FP32, however many axes it has.
     """
-    pattern = parse(parts[0].name).pattern
+    family, first = sizes.family, parse(parts[0].name)
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     layout = plain(*matrix_of(shape, F32))
     with suppress(AxesError):
-        held = names_of(family, "gguf").written[pattern]
-        shape, layout = layout_in(held, Sizes(family, parameters), parse(parts[0].name).layer) or (shape, layout)
-    shift = shift_of(family, pattern)
+        held = names_of(family, "gguf").written[first.pattern]
+        shape, layout = layout_in(held, sizes, first.layer) or (shape, layout)
+    shift = shift_of(family, first.pattern)
     canonical = parts[0].name if len(parts) == 1 else name
     layout = shifted(layout, shift) if shift else layout
-    table = pattern in tables_of(family)
+    table = first.pattern in tables_of(family)
     return Entry(name, canonical, tuple(parts), shape, layout, fp32 or table or len(shape) == 1, table=table)
 
 
@@ -597,11 +596,9 @@ def is_fp32(name: str) -> bool:
     return kind != "weight" or module.endswith(("_norm", ".indexer.proj")) or module.rpartition(".")[2] in _FP32_MODULES
 
 
-def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
+def _is_fp32(name: str, canonical: str, family: Family | None) -> bool:
     """A name of GGUF that is written in FP32, however many axes it has."""
-    if config is not None and parse(canonical).pattern in narrow(FAMILIES[config.family], LLAMA_CPP.row):
-        return False
-    return is_fp32(name)
+    return is_fp32(name) and not (family and parse(canonical).pattern in narrow(family, LLAMA_CPP.row))
 
 
 def _head(index: TensorIndex) -> Entry:

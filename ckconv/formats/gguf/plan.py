@@ -59,7 +59,7 @@ from ckconv.families.parameters import (
     write,
 )
 from ckconv.families.schema import LLAMA_CPP, Family
-from ckconv.families.sizes import Scope, expected, loaded, narrow
+from ckconv.families.sizes import Scope, Sizes, expected, loaded, narrow
 from ckconv.families.towers import (
     ORIGINAL_SHAPE,
     PREPROCESSOR,
@@ -810,7 +810,7 @@ class TowerPlanner(GgufPlanner):
     def _placed_tensors(self, scope: Scope) -> list[Entry]:
         """The tensors under the names of GGUF."""
         family, tensors = tower_family(self._tower.family), self.index.tensors
-        written, entries = names_of(family, "gguf").written, dict[str, Entry]()
+        written, entries, sizes = names_of(family, "gguf").written, dict[str, Entry](), Sizes(family, scope)
         for name in map(parse, tensors):
             held = written[name.pattern]
             called = held.called(name.layer, scope)
@@ -819,7 +819,7 @@ class TowerPlanner(GgufPlanner):
                 short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
                 named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
                 fp32 = not short and (named or is_fp32(called))
-                entries.setdefault(called, entry_of(called, parts, family, scope, fp32=fp32))
+                entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
         return list(entries.values())
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:

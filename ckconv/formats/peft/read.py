@@ -49,7 +49,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import InputError, UnsupportedError, an, quoted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import HF, NESTED, names_of
-from ckconv.families.sizes import Sizes, kind_of
+from ckconv.families.sizes import Sizes
 from ckconv.formats.safetensors.adapter import (
     Base,
     Opener,
@@ -435,7 +435,7 @@ def parameters_of(module: str, model: ModelConfig) -> Iterator[Parameter]:
             plain = pattern not in packed and all(not part.stack and not part.value for part in found.parts)
             if pattern.rpartition(".")[0] != name.pattern or not plain or not sizes.has(row, name.layer):
                 continue
-            kinds = [kind_of(part, sizes.of(part.row, name.layer)) for part in found.parts]
+            kinds = [sizes.kind(part, name.layer) for part in found.parts]
             sides = [sides_of(kind) for kind in kinds]
             known = [side for side in sides if side is not None]
             if len(kinds[0].whole) != 3 or len(known) < len(sides) or len({side.turned for side in known}) > 1:
