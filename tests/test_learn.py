@@ -8,6 +8,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def is_pair(case: Case) -> bool:
 def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
     """Every case of a family that goes to GGUF and back: the checkpoint, and what llama.cpp's converter makes of it.
 
-    Without its sources, or where it does not take the case: what ckconv makes of it, those cases last.
+    Where it does not take the case, what ckconv makes of it, those cases last; without its sources, of every case.
     """
     made = []
     for case in cases(name):
@@ -93,7 +94,10 @@ def pairs_of(name: str, folder: Path) -> Iterator[tuple[Path, Path]]:
                 yield source, model
                 continue
             ckconv.convert(source, model, options=Options(**case.options))
-            made.append((source, model))
+            if converter() is None:
+                yield source, model
+            else:
+                made.append((source, model))
     yield from made
 
 
@@ -142,7 +146,7 @@ def test_no_family_is_learned_wrong_in_silence(name: str, tmp_path: Path, monkey
 
 
 def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = list(pairs_of("olmo2", tmp_path))
+    pairs = list(islice(pairs_of("olmo2", tmp_path), 2))
     hide("olmo2", monkeypatch)
 
     one, both = (tomllib.loads(learn(pairs[:n], "new").text)["config"]["seen"] for n in (1, 2))
@@ -185,9 +189,9 @@ def test_two_pairs_open_what_one_leaves_closed(tmp_path: Path, monkeypatch: pyte
 def test_what_two_pairs_differ_in_is_one_file(
     name: str, place: str, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pairs = list(pairs_of(name, tmp_path))
+    pairs = list(islice(pairs_of(name, tmp_path), 2))
     hide(name, monkeypatch)
-    found: Any = tomllib.loads(learn(pairs[:2], "new").text)
+    found: Any = tomllib.loads(learn(pairs, "new").text)
     for word in place.split("."):
         found = found[word]
     assert found == said
@@ -195,7 +199,7 @@ def test_what_two_pairs_differ_in_is_one_file(
 
 @pytest.mark.needs("learn")
 def test_what_no_metadata_tells_apart_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ckconv) -> None:
-    pairs = [str(path) for pair in list(pairs_of("gemma", tmp_path))[:2] for path in pair]
+    pairs = [str(path) for pair in islice(pairs_of("gemma", tmp_path), 2) for path in pair]
     hide("gemma", monkeypatch)
     command = ("learn", *pairs, "-o", tmp_path / "new.toml", "--base", "nemotron")
 
