@@ -29,6 +29,9 @@ _QUIET = {
     "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 
+# mlx would run a C++ compiler, for a second, on every expression that a class has it fuse; what is fused is the same.
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
 
 #: Bytes that a program may take for its data, whatever a configuration says.
 MOST_MEMORY = 4 << 30

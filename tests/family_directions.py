@@ -133,12 +133,14 @@ class Run:
     Attributes:
         proof: what is said of the directory of a direction that makes a checkpoint; empty where it is right.
         recorded: what the case was recorded with.
+        verify: whether what is written is compared with the source.
     """
 
     case: Case
     place: Path
     proof: Proof
     recorded: Mapping[str, Any]
+    verify: bool = True
     made: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -179,7 +181,7 @@ class Run:
         to = {"hf": "safetensors"}.get(last, last)
         try:
             options = ckconv.Options(**self.options(direction))
-            ckconv.convert(source, self.result(direction), to=to, jobs=1, options=options)
+            ckconv.convert(source, self.result(direction), to=to, jobs=1, verify=self.verify, options=options)
         except CkconvError as error:
             return said(error)
         return ""
