@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -244,9 +245,13 @@ def save_model(path: Path, shapes: Shapes, dtype: str) -> Path:
     """Write a file of safetensors, by name as the library does; values follow from names alone."""
     tensors = {}
     for name, shape in sorted(shapes.items()):
-        values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
-        tensors[name] = Raw(dtype, shape, _rounded(values, dtype).tobytes())
+        tensors[name] = Raw(dtype, shape, _rounded(_values(name, shape), dtype).tobytes())
     return save_file(path, tensors)
+
+
+@lru_cache(maxsize=1024)  # of the models that are made last, in one type after another
+def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
 
 
 def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
