@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
-from ckconv.record import zip as zipstore
+from ckconv.record import read as zipstore
 from ckconv.record.read import KeptSource, Record, SourceFile, open_record
 
 
@@ -44,7 +44,7 @@ def unpackable(members: dict[str, bytes]) -> bytes:
 def opened(path: Path, data: bytes) -> Any:
     path.write_bytes(data)
     with open_source(path) as source:
-        return zipstore.read(source, "record.zip")
+        return zipstore.members_of(source, "record.zip")
 
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=20)

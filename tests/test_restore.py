@@ -23,7 +23,7 @@ from test_record import packed
 
 from ckconv.api import open_model
 from ckconv.record import keep as keeping
-from ckconv.record import zip as zipstore
+from ckconv.record import read as zipstore
 
 Ckconv = Callable[..., Result]
 

@@ -104,7 +104,7 @@ class Verbs(click.Group):
                 raise
             raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near[0]}?", ctx) from None
         if command is not None and name not in ("completion", "version", None):
-            from ckconv.cli.defaults import defaults_of
+            from ckconv.cli.flags import defaults_of
 
             found = defaults_of(command, rest, VERBS, ctx.meta.get("ckconv.preset", ""))
             ctx.default_map = {name: {key: default.value for key, default in found.items()}}
