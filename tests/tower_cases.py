@@ -82,7 +82,17 @@ def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
 _BREAKING = {("pixtral", "llava"), ("pixtral", "mistral3")}
 
 
+_GLM = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
 _TOKENS = {
+    "glm4v": _GLM,
+    "glm_ocr": _GLM,
     "llava": {"image_token_index": "<image>"},
     "pixtral": {"image_token_index": "[IMG]", "break": "[IMG_BREAK]", "end": "[IMG_END]"},
     "gemma3": {

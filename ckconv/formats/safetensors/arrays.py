@@ -89,7 +89,7 @@ class Spelling:
 
     def _entries_of(self, stored: Stored, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
         called, part = with_layer(stored.pattern, layer), stored.parts[0]
-        parts = tuple(with_layer(name, layer) for name in stored.names)
+        parts = tuple(with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
         canonical, shift = with_layer(stored.canonical, layer), stored_higher(part.value)

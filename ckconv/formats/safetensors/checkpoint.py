@@ -52,7 +52,7 @@ from ckconv.families.names import (
 )
 from ckconv.families.parameters import differ, nested, own_document, write
 from ckconv.families.schema import TOWER, TRANSFORMERS, Family, Loader
-from ckconv.families.sizes import expected, has_transposed
+from ckconv.families.sizes import Sizes, expected, has_transposed
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, diffuses, taken_otherwise, tower_family, tower_within
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, Spelling, copied_piece, decoded_piece, module_of, spare_of
 from ckconv.formats.safetensors.config_json import (
@@ -458,10 +458,11 @@ class CheckpointPlanner(Planner):
 
     def _fused_as_its_class(self) -> bool:
         """Say whether the source fuses as the family's class does."""
+        assert self.config is not None
         assert self.family is not None
-        written = names_of(self.family, "hf").written
+        written, held = names_of(self.family, "hf").written, Sizes(self.family, self.config.scope).held
         stored = ((names, written.get(parse(names[0]).pattern)) for names in self.index.canonical_of.values() if names)
-        return all(held is None or (len(names) > 1) == (len(held.parts) > 1) for names, held in stored)
+        return all(row is None or (len(names) > 1) == (len(held(row.parts)) > 1) for names, row in stored)
 
     def _quantized(self) -> bool:
         """The source has modules of several arrays."""
