@@ -7,6 +7,7 @@ of ``convert_hf_to_gguf.py``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -453,6 +454,36 @@ def cogvlm() -> dict[str, list[int]]:
     return {f"model.vision.{name}": shape for name, shape in {**found, "boi": [1, 1, 24], "eoi": [1, 1, 24]}.items()}
 
 
+def gemma3n(dtype: str) -> dict[str, Any]:
+    """A Gemma 3n whose MobileNetV5 of timm, which has one size, is a sixteenth as wide."""
+    text = {**_TEXT, "head_dim": 12, "hidden_size_per_layer_input": 256, "laurel_rank": 64, "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 384, "activation_sparsity_pattern": [0.95, 0.95], "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    ears = {"vocab_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2,
+            "sscp_conv_channel_size": [8, 4], "input_feat_size": 32}  # fmt: skip
+    vision = {"vocab_size": 8, "hidden_size": 128}
+    config = transformers.Gemma3nConfig(text_config=text, vision_config=vision, audio_config=ears)
+    modeling: Any = importlib.import_module("transformers.models.gemma3n.modeling_gemma3n")
+    own = modeling.AutoModel.from_config
+    unseen = patch.object(
+        modeling.AutoModel, "from_config", lambda one: None if one is config.vision_config else own(one)
+    )
+    with torch.device("meta"):
+        seen = importlib.import_module("timm").create_model(config.vision_config.architecture, num_classes=0)
+        with unseen:
+            whole = modeling.Gemma3nForConditionalGeneration(config)
+    shapes = {name: list(one.shape) for name, one in whole.state_dict().items() if name != "lm_head.weight"}
+    for name, one in seen.state_dict().items():
+        shapes[f"model.vision_tower.timm_model.{name}"] = [size // 16 if size >= 32 else size for size in one.shape]
+    document = {**config.to_diff_dict(), "architectures": ["Gemma3nForConditionalGeneration"], "dtype": _WORDS[dtype]}
+    document["vision_config"] |= {"architecture": config.vision_config.architecture}
+    return {
+        "config": document,
+        "tensors": {name: [dtype, shape] for name, shape in shapes.items()},
+        "prepared": {"do_normalize": False, "size": {"height": 768, "width": 768}},
+    }
+
+
 _PIXELS = {**_PREPARED, "min_pixels": 64, "max_pixels": 256}
 _MOONVIT = {**_VISION, "model_type": "moonvit", "patch_size": 14, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
             "merge_kernel_size": [2, 2]}  # fmt: skip
@@ -466,7 +497,10 @@ _WORD = {"model.embed_tokens.weight": [384, 24]}
 #: What released checkpoints say they are, by which llama.cpp's converter knows them -> transformers' class.
 _CLASSES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
 
-#: The same of classes that are code of their repositories.
+#: Of Gemma 3n: gguf-py's ``tensor_mapping.py`` has no place for them, and the converter stops.
+_UNPLACED = tuple(f"model.audio_tower.subsample_conv_projection.conv_{n}.norm.weight" for n in (0, 1))
+
+#: The same of classes that are code of their repositories, and of sizes that a configuration does not say.
 OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "internvl_chat-bf16": (internvl_chat, "BF16"),
     "kimi_vl-f16": (
@@ -525,6 +559,7 @@ OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
         ),
         "F16",
     ),
+    "gemma3n-bf16": (gemma3n, "BF16"),
     "ultravox-bf16": (ultravox, "BF16"),
     "ultravox-f16": (ultravox, "F16"),
 }
@@ -557,14 +592,16 @@ def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any
 def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer, place: Path) -> dict[str, Any]:
     """What describes a checkpoint, with what llama.cpp's converter makes of its tower."""
     dtype = next(iter(recorded["tensors"].values()))[0]
-    checkpoint(recorded, place / "source")
+    placed = {key: tensor for key, tensor in recorded["tensors"].items() if key not in _UNPLACED}
+    checkpoint({**recorded, "tensors": placed}, place / "source")
     if name.startswith("llava"):
         return {**recorded, "converter": read_gguf(older(place, recorded))}
     classes = [_CLASSES.get(one, one) for one in recorded["config"]["architectures"]]
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(),
         "document": {"architectures": classes},
-        "plain": name in CASES or name.startswith("kimi_k25"), "arguments": ["--mmproj"], "vocabulary": False,
+        "plain": name in CASES or name.startswith(("kimi_k25", "gemma3n")), "arguments": ["--mmproj"],
+        "vocabulary": False,
     }  # fmt: skip
     if said := converter.ask(asked):
         raise ValueError(f"llama.cpp's converter, of {name}: {said}")

@@ -16,7 +16,7 @@ from conftest import Result
 from family_directions import differing, read_gguf
 from safetensors import deserialize
 from test_towers_back import arrays, pictured, seen
-from tower_cases import MLX_VLM, seen_by_mlx_vlm, with_tokens
+from tower_cases import MLX_VLM, recordings, seen_by_mlx_vlm, with_tokens
 
 from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.options import Options
@@ -367,3 +367,44 @@ def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
     logits = np.array(model.language_model(ids, inputs_embeds=embedded, **inputs).logits)
 
     assert np.abs(logits - seen(source)).max() < 1e-4
+
+
+def gemma3n(root: Path) -> tuple[Path, Path]:
+    """A checkpoint, and its directory under the names and in the orders of axes that mlx-vlm's class loads."""
+    source, directory = with_tokens(recordings()["gemma3n-bf16"], root / "hf" / "model"), root / "mlx"
+    named = {}
+    for name, one in raw(source).items():
+        array = np.frombuffer(one["data"], "<u2").reshape(one["shape"])
+        array = np.ascontiguousarray(np.moveaxis(array, 1, -1) if array.ndim > 2 else array)  # kernels
+        called = name.removeprefix("model.").replace("language_model.", "language_model.model.")
+        named[called] = Raw(one["dtype"], array.shape, array.tobytes())
+    shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    save(directory, json.loads((source / "config.json").read_text()), named, metadata={"format": "mlx"})
+    return source, directory
+
+
+def test_a_directory_of_gemma3n_becomes_the_checkpoint_and_its_mmproj(tmp_path: Path) -> None:
+    source, directory = gemma3n(tmp_path)
+
+    convert(directory, f"{tmp_path}/out/", to="hf")
+    convert_tower(source, tmp_path / "hf.gguf")
+    convert_tower(directory, tmp_path / "mlx.gguf")
+
+    assert {**raw(tmp_path / "out")} == {**raw(source)}
+    wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
+    assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
+    verify(tmp_path / "out", directory)
+
+
+def test_of_a_gemma3n_the_text_model_is_written_and_why(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, _ = gemma3n(tmp_path)
+    convert(source, tmp_path / "text.gguf")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    done = ckconv("convert", source, f"{tmp_path}/text/", "--to", "mlx")
+    two = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/two/", "--to", "mlx")
+
+    why = "its class in mlx-vlm does not multiply the embeddings of a prompt by the square root of hidden_size"
+    assert (done.code, f"the tower is left out, as {why}" in done.out) == (0, True), done.err
+    assert {name.partition(".")[0] for name in arrays(tmp_path / "text")} == {"model"}
+    assert (two.code, why in two.err, "leave MMPROJ out to write the text model" in two.err) == (4, True, True)

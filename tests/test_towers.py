@@ -29,6 +29,8 @@ ROUNDED = {
     "llava-f32": ("v.patch_embd.weight", "mm.0.weight", "mm.2.weight"),
     **dict.fromkeys(("ultravox-bf16", "voxtral-bf16", "qwen2_audio-bf16"), ("a.conv1d.1.weight", "a.conv1d.2.weight")),
 }
+#: The converter knows no place for these norms of Gemma 3n, and rounds a matrix that nothing reads.
+ROUNDED["gemma3n-bf16"] = ("a.conv1d.0.norm.weight", "a.conv1d.1.norm.weight", "a.pre_encode.out.weight")
 #: log(1 + exp(w)) in float16, where w is, or by torch's float32, which is off in the last place.
 ROUNDED |= {
     name: tuple(f"a.blk.{n}.per_dim_scale.weight" for n in range(2))

@@ -122,6 +122,14 @@ _TOKENS = {
         "boa_token_id": "<|audio>",
         "eoa_token_index": "<audio|>",
     },
+    "gemma3n": {
+        "image_token_id": "<image_soft_token>",
+        "boi_token_id": "<start_of_image>",
+        "eoi_token_id": "<end_of_image>",
+        "audio_token_id": "<audio_soft_token>",
+        "boa_token_id": "<start_of_audio>",
+        "eoa_token_id": "<end_of_audio>",
+    },
     "llama4": {
         "image_token_index": "<|patch|>",
         "boi_token_index": "<|image_start|>",

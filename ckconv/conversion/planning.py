@@ -74,7 +74,7 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
             )
             text = f"{said}, and config.json says all of it"
             return Plan(index, to, 0, options, refusals=(Reason(text, "--drop tower writes the text model alone"),))
-        unread = (f"the tower is left out, as it cannot be read: {why}",) if why else ()
+        unread = (f"the tower is left out, as {why}",) if why else ()
     if index.merged:
         plan = _plan_model(index, to, options)
         notes = [f"merged {adapter}" for adapter in index.merged]
@@ -107,7 +107,7 @@ def _beside(index: TensorIndex, options: Options) -> tuple[list[str], list[str]]
 def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: bool) -> tuple[TensorIndex, str]:
     """Index with its tower, where a target holds one.
 
-    Also why a known tower cannot be read, if so.
+    Also why a known tower is left out, if so.
 
     Args:
         whole: no flag names tensors of the tower, which a copy would lack.
@@ -118,18 +118,21 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
     from ckconv.formats.huggingface.read import tower_index
 
     family = tower_of_document(document_of(index.metadata)) if index.metadata_kind is MetadataKind.DOCUMENT else None
-    if index.tower is not None or family is None or (target.towers_of and target.towers_of not in family.engines):
+    row = family.engines.get(target.towers_of) if family is not None else None
+    if index.tower is not None or family is None or (target.towers_of and row is None):
         return index, ""
     planner = load(next(output.planner for output in target.outputs if not output.adapter))
     if whole and index.format == target.name and planner(index, options, SourceFacts()).keeps_names():
         return index, ""
+    if row is not None and row.absent:
+        return index, row.why
     try:
         return joined(index, tower_index(index)), ""
     except (InputError, UnsupportedError) as error:
         if error.tensor:  # the tower of another text model
             error.hint = error.hint or "--drop tower writes the text model alone"
             raise
-        return index, "" if error.code == "tower.unknown" else error.message  # there is none
+        return index, "" if error.code == "tower.unknown" else f"it cannot be read: {error.message}"  # there is none
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:

@@ -87,6 +87,8 @@ def spellings(stored: str) -> Iterator[Name]:
     yield (name := parse(stored))
     if name.expert is not None:  # decoder.block.7.layer.0 of T5, visual.merger.mlp.0
         yield Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
+        # timm_model.blocks.2.9 of MobileNetV5, whose stages are stacks
+        yield Name(name.pattern.replace("{n}", str(name.layer)).replace("{e}", "{n}"), name.expert)
     if name.pattern != stored:
         yield Name(stored, None)
     if name.layer is not None and (part := _PART.search(name.pattern)):  # ngram_embedding.shard_0.weight of Qwen 4

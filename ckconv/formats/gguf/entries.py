@@ -312,19 +312,21 @@ def _by_flags(config: ModelConfig, fixed: Mapping[str, float]) -> str:
 
 # Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later.
 
-#: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv`` is
-#: that of ``shortconv``, ``conv_dw`` of a conformer (``tensor_force_quant`` of ``Gemma4VisionAudioModel``).
+#: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv_dw`` is
+#: that of a conformer (``tensor_force_quant`` of ``Gemma4VisionAudioModel``).
 _FP32_MODULES = frozenset(
     {
         "position_embd", "token_types", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef",
-        "altup_predict_coef", "conv", "conv_dw", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
+        "altup_predict_coef", "conv_dw", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
         "time_mix_first", "time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2",
         "time_mix_lerp_fused", "q_proj", "k_proj",
     }
 )  # fmt: skip
 
-#: What becomes of a spectrogram before the layers, likewise.
-_FP32_STARTS = ("a.conv1d.", "a.input_projection.")
+_FP32_ENDS = ("_norm", ".indexer.proj", ".shortconv.conv")
+
+#: What becomes of a spectrogram before the layers, likewise; of a picture in Gemma 3n.
+_FP32_STARTS = ("a.conv1d.", "a.input_projection.", "v.conv_stem.")
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 
@@ -593,7 +595,7 @@ def is_fp32(name: str) -> bool:
     module, _, kind = name.rpartition(".")
     if name.startswith(_FP32_STARTS):
         return True
-    return kind != "weight" or module.endswith(("_norm", ".indexer.proj")) or module.rpartition(".")[2] in _FP32_MODULES
+    return kind != "weight" or module.endswith(_FP32_ENDS) or module.rpartition(".")[2] in _FP32_MODULES
 
 
 def _is_fp32(name: str, canonical: str, family: Family | None) -> bool:

@@ -419,11 +419,16 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         """Row of the whole, which says the scalings of its text model."""
         return self.seeing.engines.get(self.loader.row)
 
+    @property
+    def text_alone(self) -> str:
+        """What writes the text model without the tower."""
+        if self.index.format in CHECKPOINTS:
+            return "--drop tower writes the text model alone, for mlx-lm"
+        return "leave MMPROJ out to write the text model, for mlx-lm"
+
     def check_seen_by(self, config: ModelConfig) -> None:
         """Check that mlx-vlm computes both as transformers does."""
-        row, text = self.seeing.engines.get(self.loader.row), "leave MMPROJ out to write the text model, for mlx-lm"
-        if self.index.format in CHECKPOINTS:
-            text = "--drop tower writes the text model alone, for mlx-lm"
+        row, text = self.seeing.engines.get(self.loader.row), self.text_alone
         if row is None:
             self.refuse(f"ckconv does not know what mlx-vlm computes of {an(self.within)} (model_type)", text)
             return
