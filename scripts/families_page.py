@@ -102,19 +102,11 @@ TOWERS = """
 `--mmproj` writes a file of each of these, every tensor and key as llama.cpp's own converter has them; where it rounds,
 leaves something out or misnames it, `tests/test_towers.py` says so. *back*: the file and its text model become the
 checkpoint again, every tensor and every key that a class reads, and transformers computes the same logits of a picture
-<<<<<<< HEAD
-or a sound (of Llama 4 its class computes none); as which class of transformers it comes back; or why not.
-*mlx-vlm*: a directory of it is written and read, every tensor as its own loader makes it of the checkpoint, and its
-logits of a picture are within 1e-4 of transformers' (`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of
-transformers, and of `internvl_chat` and Qwen 3.5 MoE the tensors alone). `--drop tower` writes the text model by
-itself, for mlx-lm.
-=======
-or a sound (of Llama 4 its class computes none, of Gemma 3n they were not computed); or why not. *mlx-vlm*: a directory
-of it is written and read, every tensor as its own loader makes it of the checkpoint, and its logits of a picture are
-within 1e-4 of transformers' (`tests/test_mlx_vlm.py`; of Gemma 3 with the mask of transformers, and of `internvl_chat`
-and Qwen 3.5 MoE the tensors alone); *read*: it is read and not written, as the class computes something else.
-`--drop tower` writes the text model by itself, for mlx-lm.
->>>>>>> 4a9d978b (Gemma 3n's MobileNetV5 and conformer: mmproj both ways, mlx-vlm's directories read, and why its class gets none)
+or a sound (of Llama 4 its class computes none, of Gemma 3n they were not computed); as which class of transformers it
+comes back; or why not. *mlx-vlm*: a directory of it is written and read, every tensor as its own loader makes it of the
+checkpoint, and its logits of a picture are within 1e-4 of transformers' (`tests/test_mlx_vlm.py`; of Gemma 3 with the
+mask of transformers, and of `internvl_chat` and Qwen 3.5 MoE the tensors alone); *read*: it is read and not written, as
+the class computes something else. `--drop tower` writes the text model by itself, for mlx-lm.
 
 | tower | of | clip.projector_type | configurations | back | mlx-vlm |
 |---|---|---|---|---|---|

@@ -780,13 +780,9 @@ class WholePlanner(CheckpointPlanner):
             self.refuse(why, "name a directory (DST/)")
         row = self.seeing.engines.get(self.loader.row)
         if row is not None and row.absent:
-<<<<<<< HEAD
             two = f"MODEL.gguf --mmproj MMPROJ.gguf writes two files, and of those ckconv makes {an(row.written_as)}"
-            why = f"{self.loader.name} has no class for {self.within} (model_type): {row.why}"
-            self.refuse(why, two if row.written_as else "")
-=======
-            self.refuse(f"{self.loader.name} gets no {self.within} (model_type): {row.why}", self.text_alone)
->>>>>>> 4a9d978b (Gemma 3n's MobileNetV5 and conformer: mmproj both ways, mlx-vlm's directories read, and why its class gets none)
+            why = f"{self.loader.name} gets no {self.within} (model_type): {row.why}"
+            self.refuse(why, two if row.written_as else self.text_alone)
         elif self.config is not None:
             self._check_text(self.config)
         return super().plan(only_reasons=only_reasons)
