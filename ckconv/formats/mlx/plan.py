@@ -421,7 +421,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     @property
     def text_alone(self) -> str:
-        """What writes the text model without the tower."""
+        """Flag that writes the text model without the tower."""
         if self.index.format in CHECKPOINTS:
             return "--drop tower writes the text model alone, for mlx-lm"
         return "leave MMPROJ out to write the text model, for mlx-lm"

@@ -789,7 +789,7 @@ class WholePlanner(CheckpointPlanner):
 
     @property
     def text_alone(self) -> str:
-        """What writes the text model without the tower, if a flag does."""
+        """Flag that writes the text model alone, if there is one."""
         return ""
 
     def keeps_names(self) -> bool:
