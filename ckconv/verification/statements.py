@@ -85,6 +85,9 @@ _REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 
 _TIED = "tie_word_embeddings"
 
+#: Documents of sentence-transformers.
+_MODULES, _POOLED = "modules.json", "1_Pooling/config.json"
+
 #: Differences that are looked for: more say nothing more.
 ENOUGH = 1_000
 
@@ -135,9 +138,38 @@ def _faults_of(
         yield from _of_engine(out, source, options, content_of_index(out, named))
     if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
         return
+    yield from _of_pooling(out, source, options)
     for fact in tokenizer_faults(out, source):
         if not _is_asked(fact.key.partition("[")[0].removeprefix(DOCUMENT), options):
             yield fact
+
+
+def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """The fault of an output that makes another embedding of a text."""
+    mine, meant = (_pooling(index) for index in (out, source))
+    stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
+    if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
+        key = _POOLED if stated else f"{out.architecture}.pooling_type"
+        if meant and mine != meant and not _is_asked(key, options):
+            yield Fact(key, str(mine) if mine else None, str(meant))
+
+
+def _pooling(index: TensorIndex) -> int:
+    """Number of a kind of pooling (``llama_pooling_type``).
+
+    0 where none of them is said.
+    """
+    table = {int(number): words for number, words in needed()["pooling"].items()}
+    if index.metadata_kind is MetadataKind.TYPED:
+        said = stored_value(index, f"{index.architecture}.pooling_type")
+        return said if said in table else 0
+    files = beside(index)
+    modules = json.loads(read_whole(files[_MODULES])) if _MODULES in files else []
+    types = [module for module in modules if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling")]
+    name = f"{types[0].get('path')}/config.json" if types else ""
+    document = json.loads(read_whole(files[name])) if name in files else {}
+    found = (n for n, (old, new) in table.items() if document.get(old) is True or document.get("pooling_mode") == new)
+    return next(found, 0)
 
 
 def check_statements(

@@ -202,11 +202,14 @@ def _of_checkpoint(
         if named and puts != bool(text) and not keys.kind.get("closed"):
             key = f"tokenizer.ggml.add_{role}_token"
             yield Fact(key, shown(stored_value(out, key)), shown(bool(text)))
-    said = _flags(document, files)
+        number = keys.roles.get(said := "bos" if role == "bos" else keys.end, -1)
+        if text and keys.kind.get("closed") and ours.tokens.get(number) != text:
+            yield Fact(f"tokenizer.ggml.{ALL_ROLES[said]}_token_id", shown(number), shown(text))
+    flags = _flags(document, files)
     for word, (name, _) in keys.kind.get("flags", {}).items():
         value = keys.charsmap if word == "map" else keys.flags[word]
-        if said.get(word) and value not in said[word]:
-            mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, said[word][0]))
+        if flags.get(word) and value not in flags[word]:
+            mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, flags[word][0]))
             yield Fact(f"tokenizer.ggml.{name}", shown(mine), shown(meant))
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
