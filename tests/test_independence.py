@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from checkpoints import Decoder, save, save_gguf
+from embedding_cases import EMBEDDINGS
 from test_floors import FILES, WRITES
 
 import ckconv
@@ -662,6 +663,7 @@ TOKENIZERS: list[tuple[str, str, Bug, str]] = [
     ("a special token is a word", "tokenizer.huggingface:added_tokens", touched(lambda made: made[1:]), AUTO),
     ("a beginning around a text", "tokenizer.huggingface:around", touched(lambda made: None), AUTO),
     ("settings add an end", "tokenizer.huggingface:tokenizer_config", keyed_in("add_eos_token", "add_eos_token"), AUTO),
+    ("settings without a length", "tokenizer.huggingface:tokenizer_config", keyed_in("model_max_length"), AUTO),
     ("settings without a role", "tokenizer.huggingface:tokenizer_config", keyed_in("eos_token"), AUTO),
     ("another end of generation", "tokenizer.huggingface:generation_config", keyed_in("eos_token_id", 7), AUTO),
     (
@@ -904,6 +906,47 @@ def test_a_gguf_has_the_chat_template_that_transformers_takes(
 def test_a_key_is_named_once(tmp_path: Path) -> None:
     with broken(MADE, keyed("tokenizer.ggml.pre")):
         assert command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")[1].count("tokenizer.ggml.pre ") == 1
+
+
+@pytest.mark.parametrize("value", [(), (2,)], ids=["dropped", "another"])
+@pytest.mark.parametrize("number", [0, 10], ids=lambda n: str(EMBEDDINGS[n]))
+def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_path: Path) -> None:
+    source = EMBEDDINGS[number].source(tmp_path / "source")
+    (key,) = (f"{name}.pooling_type" for name in ("bert", "t5encoder") if name[:2] == str(EMBEDDINGS[number])[:2])
+    with broken(MADE, keyed(key, *value)):
+        assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 5
+
+
+@pytest.mark.parametrize("role", ["bos", "seperator"])
+def test_a_gguf_has_the_tokens_that_bert_puts_around_a_text(role: str, tmp_path: Path) -> None:
+    source = EMBEDDINGS[0].source(tmp_path / "source")
+    with broken(MADE, keyed(f"tokenizer.ggml.{role}_token_id")):
+        assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "gone"),
+    [
+        *(
+            (GEMMA, name)
+            for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
+        ),
+        *(("pooled", name) for name in ("tokenizer.json", "modules.json", "1_Pooling/config.json")),
+    ],
+)
+def test_no_file_beside_a_checkpoint_is_dropped(source: str, gone: str, tmp_path: Path) -> None:
+    path = FIXTURES / source
+    if source == "pooled":
+        path = tmp_path / "m.gguf"
+        assert command("convert", str(EMBEDDINGS[0].source(tmp_path / "source")), str(path))[0] == 0
+
+    def without(made: Any) -> Any:
+        assert gone in made.side_files
+        return made._replace(side_files={name: file for name, file in made.side_files.items() if name != gone})
+
+    with broken("safetensors.write:container", touched(without)) as calls:
+        status, printed = command("convert", str(path), f"{tmp_path}/out/", *PLAIN)
+        assert (calls[0] > 0, status) == (True, 5), printed
 
 
 @pytest.mark.parametrize("key", ["chat_template", "chat_template.rag", "chat_templates"])

@@ -131,7 +131,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
             yield Fact(none, "no JSON object", "one")
             return
     ours = _words_of(out, documents[_FILE], merges=merges)
-    if ours is None and theirs is not None and made and documents[_FILE]:
+    if ours is None and theirs is not None and made and (documents[_FILE] or {_SETTINGS, _MODEL} & files.keys()):
         yield Fact("vocab", "no list of words", "one", _FILE)
     typed = out.metadata_kind is MetadataKind.TYPED
     if typed and ours is not None and source.metadata_kind is MetadataKind.DOCUMENT:
@@ -141,7 +141,15 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
         return
     yield from _of_words(ours, theirs, typed=typed)
     if made:
-        yield from _of_documents(files, documents, _Keys(source, theirs))
+        keys = _Keys(source, theirs)
+        yield from _of_documents(files, documents, keys)
+        length = source.config.context_length if source.config else 0
+        if length and documents[_SETTINGS] and "model_max_length" not in documents[_SETTINGS]:
+            yield Fact("model_max_length", None, "one", _SETTINGS)
+        pieces = bool(theirs.scores) and not theirs.is_wordpiece and bool(keys.flags)
+        for name in (_FILE, _SETTINGS, *([_MODEL] if pieces else ())):
+            if name not in files and {_FILE, _SETTINGS, _MODEL} & files.keys():
+                yield Fact(name, None, "one")
 
 
 # -- Words ------------------------------------------------------------------------------------------------------------
@@ -561,7 +569,8 @@ def shown(value: Any) -> str | None:
 
 def _of_documents(files: Mapping[str, Path], documents: Mapping[str, Mapping[str, Any]], keys: _Keys) -> Iterator[Fact]:
     for name, faults_of in ((_FILE, _of_steps), (_SETTINGS, _of_settings), (_GENERATION, _of_generation)):
-        yield from (fact._replace(file=name) for fact in faults_of(documents[name], keys) if documents[name])
+        if documents[name] or (name == _GENERATION and _FILE in files):
+            yield from (fact._replace(file=name) for fact in faults_of(documents[name], keys))
     if keys.words.scores and keys.words.merges is None and keys.kind.get("merges_by_score"):
         yield from _of_made_merges(files[_FILE], keys.words)
     if _MODEL in files:
@@ -778,7 +787,8 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
     found = {*said} if isinstance(said, list) else {said}
-    if not found <= known or (found and not ends <= found):
+    missing = not ends <= (found or {keys.roles.get("eos")})  # config.json says one
+    if not found <= known or missing:
         yield Fact(
             "eos_token_id", shown(said), shown(sorted(n for n in {keys.roles.get("eos"), *ends} if n is not None))
         )
