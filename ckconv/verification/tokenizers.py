@@ -200,10 +200,10 @@ def _of_checkpoint(
     wanted: dict[str, Any] = {f"{_TEMPLATE}.{name}".removesuffix(".default"): text for name, text in templates.items()}
     if more := sorted(templates.keys() - {"default"}):
         wanted[f"{_TEMPLATE}s"] = more
-    for key in dict.fromkeys((*wanted, *(key for key in out.metadata if key.startswith(_TEMPLATE)))):
+    for key, meant in wanted.items():  # a family adds some of its own
         found = stored_value(out, key)
-        if (sorted(found) if isinstance(found, list) else found) != wanted.get(key):
-            yield Fact(key, shown(found), shown(wanted.get(key)))
+        if found != meant and not (isinstance(found, list) and isinstance(meant, list) and {*meant} <= {*found}):
+            yield Fact(key, shown(found), shown(meant))
     keys, around = _Keys(out, ours), dict(zip(("bos", "eos"), (document and _around(document)) or (), strict=False))
     for (role, text), puts in zip(around.items(), (keys.begins, keys.ends), strict=False):
         named = text in ("", ours.tokens.get(ours.roles.get(role, -1)))
