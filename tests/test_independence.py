@@ -908,6 +908,21 @@ def test_a_key_is_named_once(tmp_path: Path) -> None:
         assert command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")[1].count("tokenizer.ggml.pre ") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.logit_scale", typed.scalar("f32", 3.0)),
+        ("llama.pooling_type", typed.scalar("u32", 1)),
+        ("llama.no_such_key", typed.scalar("u32", 1)),
+        ("tokenizer.ggml.model", typed.scalar("str", "bert")),
+    ],
+)
+def test_a_gguf_has_no_key_that_nothing_says(key: str, value: object, tmp_path: Path) -> None:
+    with broken(MADE, keyed_in(key, value)):
+        status, printed = command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")
+        assert (status, key in printed) == (5, True), printed
+
+
 @pytest.mark.parametrize("value", [(), (2,)], ids=["dropped", "another"])
 @pytest.mark.parametrize("number", [0, 10], ids=lambda n: str(EMBEDDINGS[n]))
 def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ _REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 _TIED = "tie_word_embeddings"
 
 #: Documents of sentence-transformers.
-_MODULES, _POOLED = "modules.json", "1_Pooling/config.json"
+_MODULES, _POOLED, _POOLS = "modules.json", "1_Pooling/config.json", "pooling_type"
 
 #: Differences that are looked for: more say nothing more.
 ENOUGH = 1_000
@@ -149,9 +149,10 @@ def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iter
     mine, meant = (_pooling(index) for index in (out, source))
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
-        key = _POOLED if stated else f"{out.architecture}.pooling_type"
-        if meant and mine != meant and not _is_asked(key, options):
-            yield Fact(key, str(mine) if mine else None, str(meant))
+        key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
+        alone = source.metadata_kind is MetadataKind.DOCUMENT and key not in _own_keys(out)  # some always pool alike
+        if (meant or alone) and mine != meant and not _is_asked(key, options):
+            yield Fact(key, str(mine) if mine else None, str(meant) if meant else None)
 
 
 def _pooling(index: TensorIndex) -> int:
@@ -161,7 +162,7 @@ def _pooling(index: TensorIndex) -> int:
     """
     table = {int(number): words for number, words in needed()["pooling"].items()}
     if index.metadata_kind is MetadataKind.TYPED:
-        said = stored_value(index, f"{index.architecture}.pooling_type")
+        said = stored_value(index, f"{index.architecture}.{_POOLS}")
         return said if said in table else 0
     files = beside(index)
     modules = json.loads(read_whole(files[_MODULES])) if _MODULES in files else []
@@ -235,6 +236,11 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         for key in dict.fromkeys(_needed_keys(out, source)):
             if key not in out.metadata and not _is_asked(key, options):
                 yield Fact(key, None, "one")
+        if source.metadata_kind is MetadataKind.DOCUMENT:
+            said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
+            for key in sorted(out.metadata.keys() - _own_keys(out)):
+                if re.match(said, key) and not _is_asked(key, options):
+                    yield Fact(key, shown(stored_value(out, key)), None)
         return
     for key in source.metadata:
         if (
@@ -268,6 +274,14 @@ def required_keys(index: TensorIndex) -> Iterator[str]:
         number = stored_value(index, f"{architecture}.{of}")
         if isinstance(number, int) and number > 1:
             yield f"{architecture}.{key}"
+
+
+def _own_keys(out: TensorIndex) -> set[str]:
+    """Keys that rows of a GGUF's family have."""
+    assert out.config is not None
+    family = FAMILIES[out.config.family]
+    cells = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf")}
+    return {f"{out.architecture}.{key}" for key in cells} | {row.key for row in family.tensors.values()}
 
 
 def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:

@@ -219,6 +219,10 @@ def _of_checkpoint(
         if flags.get(word) and value not in flags[word]:
             mine, meant = (f"{len(one):,} bytes" if word == "map" else one for one in (value, flags[word][0]))
             yield Fact(f"tokenizer.ggml.{name}", shown(mine), shown(meant))
+    model = document.get("model")
+    kinds = needed()["models"].get(str(model.get("type")) if isinstance(model, dict) else "", ())
+    if kinds and (name := stored_value(out, "tokenizer.ggml.model")) not in kinds:
+        yield Fact("tokenizer.ggml.model", shown(name), " or ".join(map(repr, kinds)))
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
     if names and "pre" in kind and found not in names:
