@@ -409,6 +409,8 @@ def _with_pieces(words: Words | None, source: TensorIndex, rows: int) -> Words |
     added = words.special | words.users
     left, scores = len(words.tokens.keys() - added), {}
     for number, (text, score, kind) in pieces:
+        if not _is_text(text):
+            return words  # of a model that is not read
         if number not in added:
             if words.tokens.get(number) != text or number >= rows:
                 return words  # of other words, which do not count
@@ -434,8 +436,12 @@ def _pieces(data: bytes) -> Iterator[tuple[str, float, int]]:
             kind = tail[6] if tail[5:6] == b"\x18" and len(tail) == 7 else _NORMAL if len(tail) == 5 else 0
             known = data[at : at + 1] == b"\x0a" and tail[:1] == b"\x15" and kind
             score = struct.unpack_from("<f", tail, 1)[0] if known else 0.0
-            yield text.decode("utf-8", "replace"), score, kind if known else 0
+            yield text.decode("utf-8", "surrogateescape"), score, kind if known else 0
             at += size
+
+
+def _is_text(text: str) -> bool:
+    return text.encode("utf-8", "ignore").decode() == text
 
 
 def _size(data: bytes, at: int) -> tuple[int, int]:
