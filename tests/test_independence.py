@@ -873,6 +873,7 @@ def test_a_scaling_that_does_not_give_the_factors_of_the_source_is_found(factor:
         ({}, "of settings"),
         ({}, [{"name": "rag", "template": "R"}, {"name": "default", "template": "of settings"}]),
         ({}, [{"name": ["no name"], "template": "R"}, {"name": "default", "template": "of settings"}]),
+        ({}, [{"name": "default", "template": "of settings"}, *({"name": "rag", "template": t} for t in ("R", None))]),
         ({"chat_template.jinja": "of a file"}, "of settings"),
         ({"chat_template.json": '{"chat_template": "of a document"}'}, None),
         ({"chat_template.jinja": "of a file", "additional_chat_templates/rag.jinja": "R"}, None),

@@ -328,6 +328,20 @@ def test_a_number_that_only_a_note_is_about_is_no_fault(
     assert json.loads((tmp_path / "back" / name).read_text()).get(said) == wanted
 
 
+@pytest.mark.parametrize("family", ["glm4v", "glm_ocr"])
+def test_sections_of_rope_that_llama_cpp_takes_for_none_are_refused(tmp_path: Path, ckconv: Any, family: str) -> None:
+    """It turned neighbors then (``llama_hparams::use_mrope``), where rows are those of halves."""
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    rope = config["text_config"]["rope_parameters"]
+    first, *others = rope["mrope_section"]
+    rope["mrope_section"] = [0, first + others[0], *others[1:]]
+    (source / "config.json").write_text(json.dumps(config))
+    done = ckconv("convert", source, tmp_path / "m.gguf", *(["--drop", *case.options["drop"]] if case.options else []))
+    assert (done.code, "wants the first two to be above 0" in done.err) == (4, True), done.err
+
+
 def test_an_end_that_config_json_alone_says_is_the_one_of_a_bert(tmp_path: Path, ckconv: Any) -> None:
     """llama.cpp's converter takes it before the separator (``SpecialVocab``)."""
     case = next(family_cases.cases("bert"))

@@ -112,8 +112,8 @@ def scales_by_one(scaling: Mapping[str, Any]) -> bool:
     """Every angle is what it is without the scaling."""
     kind = scaling.get("rope_type")
     weight = scaling.get("attention_factor") if kind == "yarn" else None  # no other type of these reads it
-    numbers = (scaling.get("factor"), weight or 1, scaling.get("llama_4_scaling_beta"))
-    return kind in (*SCALED_BY_KEYS, "llama3") and numbers == (1, 1, None)
+    numbers = (scaling.get("factor"), weight or 1, scaling.get("llama_4_scaling_beta") or 0)
+    return kind in (*SCALED_BY_KEYS, "llama3") and numbers == (1, 1, 0)
 
 
 def behind_note(config: ModelConfig) -> str:

@@ -244,7 +244,7 @@ def _ends(single: object) -> tuple[str, str]:
 def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Keys of chat templates, and notes.
 
-    One template, or the default one and others by name (``SpecialVocab.add_to_gguf``).
+    One template, or the default one and others by name (``SpecialVocab.add_to_gguf``); of two with one name the last.
     """
     if isinstance(template, str):
         return {"tokenizer.chat_template": scalar("str", encodable(template))}, ()
@@ -255,9 +255,11 @@ def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]
         name, text = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(text, str) or not _TEMPLATE_NAME.fullmatch(name):
             lost.append(repr(name))
+            made.pop(f"tokenizer.chat_template.{name}".removesuffix(".default"), None)
+            others.pop(str(name), None)
         elif name == "default":
             made["tokenizer.chat_template"] = scalar("str", encodable(text))
-        else:  # of two with one name the last counts
+        else:
             others[name] = None
             made[f"tokenizer.chat_template.{name}"] = scalar("str", encodable(text))
     notes = (f"a GGUF has no place for the chat template {', '.join(lost[:3])}",) if lost else ()

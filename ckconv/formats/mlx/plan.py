@@ -24,7 +24,7 @@ from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.families.towers import name_within
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
-from ckconv.formats.safetensors.config_json import CHECKPOINTS, complete
+from ckconv.formats.safetensors.config_json import complete
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
@@ -422,9 +422,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
     @property
     def text_alone(self) -> str:
         """Flag that writes the text model without the tower."""
-        if self.index.format in CHECKPOINTS:
-            return "--drop tower writes the text model alone, for mlx-lm"
-        return "leave MMPROJ out to write the text model, for mlx-lm"
+        return f"{super().text_alone}, for mlx-lm"
 
     def check_seen_by(self, config: ModelConfig) -> None:
         """Check that mlx-vlm computes both as transformers does."""

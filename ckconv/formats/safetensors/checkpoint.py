@@ -789,8 +789,9 @@ class WholePlanner(CheckpointPlanner):
 
     @property
     def text_alone(self) -> str:
-        """Flag that writes the text model alone, if there is one."""
-        return ""
+        """Flag that writes the text model without the tower."""
+        way = "--drop tower writes" if self.index.format in CHECKPOINTS else "leave MMPROJ out to write"
+        return f"{way} the text model alone"
 
     def keeps_names(self) -> bool:
         """Whether tensors are copied: a copy is none of a text model and a tower."""

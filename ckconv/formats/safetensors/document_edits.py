@@ -326,9 +326,11 @@ class _Edits:
         said = {cell.key for row in rows for cell in row.key_cells("hf") if consumer in cell.readers}
         edited = {change.key.rpartition(".")[2].rpartition(" ")[2] for change in self.changes}
         groups, chosen, experts = (made.scope.get(name) or 0 for name in ("groups", "groups_used", "experts"))
-        if not groups or said.isdisjoint(edited) or (groups == 1 and consumer == MLX_LM):
+        if said.isdisjoint(edited) or (groups <= 1 and consumer == MLX_LM):
             return
-        if experts % groups or not 0 < chosen <= groups:
+        if null := sorted(key for key in said if self._own.get(key, 0) is None):
+            raise UsageError("usage.meta", f"{null[0]} would be null, with which no class computes")
+        if not groups or experts % groups or not 0 < chosen <= groups:
             text = f"{', '.join(sorted(said))}: of {groups} groups of {experts} experts {chosen} would be chosen"
             raise UsageError("usage.meta", f"{text}, which no class computes")
 
