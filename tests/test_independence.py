@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, save, save_gguf
 from embedding_cases import EMBEDDINGS
+from gguf_copies import gguf_copy
 from test_floors import FILES, WRITES
 
 import ckconv
@@ -931,6 +932,13 @@ def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_
     (key,) = (f"{name}.pooling_type" for name in ("bert", "t5encoder") if name[:2] == str(EMBEDDINGS[number])[:2])
     with broken(MADE, keyed(key, *value)):
         assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 5
+
+
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+def test_a_gguf_that_names_no_end_is_no_fault(to: str, tmp_path: Path) -> None:
+    gguf_copy(FIXTURES / "gguf/llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", without=["tokenizer.ggml.eos_token_id"])
+    status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/out/", "--to", to)
+    assert (status, "verified" in printed) == (0, True), printed
 
 
 @pytest.mark.parametrize("role", ["bos", "seperator"])

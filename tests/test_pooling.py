@@ -47,6 +47,16 @@ def test_the_pooling_of_sentence_transformers_is_llama_cpps_key(said: Any, numbe
     assert pooled(tmp_path / "m.gguf") == number
 
 
+@pytest.mark.parametrize("family", ["bert_classifier", "qwen3_classifier"])
+def test_a_classifier_ranks_whatever_pools_beside_it(family: str, tmp_path: Path) -> None:
+    case = next(cases(family))
+    root = with_modules(checkpoint(case.recorded, tmp_path / "hf", case.tokenizer), {"pooling_mode": "cls"})
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert [fields[key].contents() for key in fields if key.endswith(".pooling_type")] == [gguf.PoolingType.RANK]
+
+
 def test_a_pooling_that_llama_cpp_does_not_have_is_no_key_and_said(tmp_path: Path) -> None:
     report = ckconv.convert(source(tmp_path / "hf", {"pooling_mode_max_tokens": True}), tmp_path / "m.gguf")
 

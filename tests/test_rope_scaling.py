@@ -123,6 +123,13 @@ def test_a_scaling_by_one_is_none_where_the_engine_knows_no_such_type(
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize("to", ["mlx", "gguf"])
+def test_yarn_of_no_factor_and_one_context_is_none(to: str, tmp_path: Path) -> None:
+    """transformers divides the context by the original one where a factor is null."""
+    said = {"rope_type": "yarn", "factor": None}
+    assert ckconv.convert(scaled("exaone4", tmp_path / "hf", said), tmp_path / "out", to=to).verified
+
+
 def test_mlx_lm_is_told_that_nothing_is_scaled_where_its_class_wants_to_know(tmp_path: Path) -> None:
     source = scaled("exaone4", tmp_path / "hf", {})
     document = json.loads((source / "config.json").read_text())

@@ -580,6 +580,8 @@ def _windowed(config: ModelConfig, other: int) -> ModelConfig:
 
 def _comparable(value: object, config: ModelConfig) -> object:
     if isinstance(value, Mapping):
+        if scales_by_one(value):
+            return None
         return effective_scaling(value, config.context_length, latent="kv_rank" in config.own)
     return value
 

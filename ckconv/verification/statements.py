@@ -86,7 +86,7 @@ _REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 _TIED = "tie_word_embeddings"
 
 #: Documents of sentence-transformers.
-_MODULES, _POOLED, _POOLS = "modules.json", "1_Pooling/config.json", "pooling_type"
+_MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
 
 #: Differences that are looked for: more say nothing more.
 ENOUGH = 1_000
@@ -147,6 +147,8 @@ def _faults_of(
 def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """The fault of an output that makes another embedding of a text."""
     mine, meant = (_pooling(index) for index in (out, source))
+    if stored_value(out, f"{out.architecture}.{_POOLS}") == _RANKS:  # by a head, whatever stands beside it
+        return
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"

@@ -797,7 +797,8 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
     found = {*said} if isinstance(said, list) else {said}
-    missing = not ends <= (found or {keys.roles.get("eos")})  # config.json says one
+    one = {keys.roles["eos"]} if "eos" in keys.roles else ends  # which config.json says; none where no key names it
+    missing = not ends <= (found or one)
     if not found <= known or missing:
         yield Fact(
             "eos_token_id", shown(said), shown(sorted(n for n in {keys.roles.get("eos"), *ends} if n is not None))
