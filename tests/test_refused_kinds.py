@@ -339,7 +339,7 @@ def test_sections_of_rope_that_llama_cpp_takes_for_none_are_refused(tmp_path: Pa
     rope["mrope_section"] = [0, first + others[0], *others[1:]]
     (source / "config.json").write_text(json.dumps(config))
     done = ckconv("convert", source, tmp_path / "m.gguf", *(["--drop", *case.options["drop"]] if case.options else []))
-    assert (done.code, "wants the first two to be above 0" in done.err) == (4, True), done.err
+    assert (done.code, "wants the first two above 0" in done.err) == (4, True), done.err
 
 
 def test_an_end_that_config_json_alone_says_is_the_one_of_a_bert(tmp_path: Path, ckconv: Any) -> None:
