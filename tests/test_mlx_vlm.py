@@ -208,7 +208,9 @@ def test_of_two_files_the_text_model_goes_by_itself(ckconv: Callable[..., Result
 
     done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/two/", "--to", "mlx")
 
-    assert (done.code, "; leave MMPROJ out to write the text model, for mlx-lm" in done.out) == (0, True), done.err
+    assert (done.code, "; leave MMPROJ out to write the text model alone, for mlx-lm" in done.out) == (0, True), (
+        done.err
+    )
     assert "--drop tower" not in done.out
     assert ckconv("convert", tmp_path / "text.gguf", f"{tmp_path}/one/", "--to", "mlx").code == 0
     assert json.loads((tmp_path / "one" / "config.json").read_text())["model_type"] == "llama"

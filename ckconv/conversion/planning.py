@@ -252,10 +252,12 @@ def _check_edits(plan: Plan) -> None:
     Raises:
         UsageError: ``usage.meta``.
     """
-    index, container, read = plan.index, plan.contents(), format_of(plan.format).of_headers
+    index, read = plan.index, format_of(plan.format).of_headers
+    if read is None:  # nothing reads such a file before it is written
+        return
+    container = plan.contents()
     named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
     flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
-    assert read is not None  # of every format whose metadata are set
     pairs = zip(plan.files, container.frames, strict=True)
     headers = [Unwritten(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
     config = container.side_files.get(CONFIG_NAME)
