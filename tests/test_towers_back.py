@@ -336,7 +336,7 @@ def test_internvls_own_checkpoint_becomes_that_of_transformers(ckconv: Callable[
 def test_a_class_that_is_code_of_its_repository_is_not_made_up(tmp_path: Path) -> None:
     _, text, mmproj = halves("ultravox-f16", tmp_path)
 
-    with pytest.raises(CkconvError, match=r"no class for ultravox \(model_type\): its class is code of its repository"):
+    with pytest.raises(CkconvError, match=r"gets no ultravox \(model_type\): its class is code of its repository"):
         convert(text, f"{tmp_path}/out/", mmproj=mmproj)
 
 
