@@ -43,7 +43,7 @@ class Kind(enum.Enum):
 
 
 class DType(NamedTuple):
-    """One type. ``block`` is in elements, ``size`` is the bytes of one block."""
+    """Type of stored elements: ``block`` of them take ``size`` bytes."""
 
     name: str
     kind: Kind

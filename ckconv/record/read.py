@@ -510,7 +510,7 @@ class Readable(Protocol):
 
 
 class Member(NamedTuple):
-    """One member: ``nbytes`` bytes with this CRC-32."""
+    """Member of an archive: ``nbytes`` bytes, and their CRC-32."""
 
     name: str
     crc: int

@@ -146,9 +146,9 @@ def _faults_of(
 
 def _of_pooling(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """The fault of an output that makes another embedding of a text."""
-    mine, meant = (_pooling(index) for index in (out, source))
     if stored_value(out, f"{out.architecture}.{_POOLS}") == _RANKS:  # by a head, whatever stands beside it
         return
+    mine, meant = (_pooling(index) for index in (out, source))
     stated = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is MetadataKind.DOCUMENT
     if out.metadata_kind is MetadataKind.TYPED or (stated and out.path.is_dir()):
         key = _POOLED if stated else f"{out.architecture}.{_POOLS}"
