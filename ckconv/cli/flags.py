@@ -1,4 +1,4 @@
-"""Flags that decide what a conversion writes, with their words."""
+"""Flags that decide what a conversion writes, and their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run of a plan: files are written, verified, published, and counted."""
+"""Run of a plan: files are written, verified, published or uploaded."""
 
 from __future__ import annotations
 

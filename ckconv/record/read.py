@@ -1,4 +1,4 @@
-"""Reading a source record: nothing in it is trusted before it is checked."""
+"""Archive of a source record: members are checked when they are read."""
 
 from __future__ import annotations
 
