@@ -23,7 +23,7 @@ import mistral_common  # noqa: E402
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer  # noqa: E402
 from test_reference_checkpoints import TEXTS, TOKENIZERS, keys_of, sha256, tensors_of, with_tokenizer  # noqa: E402
 
-from ckconv.tokenizer.sentencepiece import parse  # noqa: E402
+from ckconv.tokenizer.checkpoint import parse_sentencepiece  # noqa: E402
 
 _TEKKEN = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
 _WORDS, _SPECIAL = 1500, 40
@@ -67,7 +67,7 @@ def recorded(sources: str, kind: str, case: dict[str, Any], folder: Path) -> dic
 def main(sources: str) -> None:
     """Record both kinds."""
     model = (TOKENIZERS / "sentencepiece-bpe.model").read_bytes()
-    cases = {"tekken": words(), "sentencepiece": {"rows": len(parse(model, limit=1 << 20).pieces)}}
+    cases = {"tekken": words(), "sentencepiece": {"rows": len(parse_sentencepiece(model, limit=1 << 20).pieces)}}
     with tempfile.TemporaryDirectory() as made:
         found = {kind: recorded(sources, kind, case, Path(made)) for kind, case in cases.items()}
     versions = {name: importlib.metadata.version(name) for name in ("mistral-common", "sentencepiece", "tiktoken")}

@@ -669,7 +669,7 @@ TOKENIZERS: list[tuple[str, str, Bug, str]] = [
     ("another end of generation", "tokenizer.huggingface:generation_config", keyed_in("eos_token_id", 7), AUTO),
     (
         "tokenizer.model is none",
-        "tokenizer.sentencepiece:encode",
+        "tokenizer.checkpoint:encode_sentencepiece",
         touched(lambda data: data[:14] + b"x" + data[15:]),
         GEMMA,
     ),

@@ -11,10 +11,9 @@ import pytest
 from conftest import FIXTURES
 
 from ckconv.core.metadata import Value, array, scalar
-from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.checkpoint import chat_template
+from ckconv.tokenizer import checkpoint
+from ckconv.tokenizer.checkpoint import Malformed, chat_template
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
-from ckconv.tokenizer.sentencepiece import Malformed
 from ckconv.tokenizer.vocabulary import TokenizerFiles, recognized
 
 # The expressions as the tokenizer.json of these models have them.
@@ -482,9 +481,9 @@ PLAIN = field(4, 0)
 
 
 def test_a_real_model() -> None:
-    made = sentencepiece.parse(MODEL)
+    made = checkpoint.parse_sentencepiece(MODEL)
 
-    assert (len(made.pieces), made.model_type, made.byte_fallback) == (384, sentencepiece.BPE, True)
+    assert (len(made.pieces), made.model_type, made.byte_fallback) == (384, checkpoint.BPE, True)
     assert made.special == {"unk": 3, "bos": 1, "eos": 2, "pad": 0}
     assert [(p.text, p.type) for p in made.pieces[:6]] == [
         ("<pad>", 3), ("<s>", 3), ("</s>", 3), ("<unk>", 2), ("<|endoftext|>", 3), ("<0x00>", 6),
@@ -579,7 +578,7 @@ def test_a_model_that_cannot_be_said_faithfully_is_left_out(data: bytes, why: st
 @pytest.mark.parametrize("cut", [1, 5_000, 5_921])
 def test_a_model_that_is_cut_off_is_malformed(cut: int) -> None:
     with pytest.raises(Malformed):
-        sentencepiece.parse(MODEL[:-cut])
+        checkpoint.parse_sentencepiece(MODEL[:-cut])
 
 
 def test_the_fixtures_tokenizer_is_gpt_2s() -> None:
@@ -607,8 +606,8 @@ def test_an_id_that_is_no_number_leaves_the_tokenizer_out(key: str) -> None:
 
 
 def test_no_more_pieces_are_read_than_the_embedding_has_rows() -> None:
-    with pytest.raises(sentencepiece.TooManyPieces):
-        sentencepiece.parse(b"\x0a\x00" * 5 + b"\xff" * 100, limit=4)
+    with pytest.raises(checkpoint.TooManyPieces):
+        checkpoint.parse_sentencepiece(b"\x0a\x00" * 5 + b"\xff" * 100, limit=4)
 
 
 def test_beside_a_sentencepiece_model_tokenizer_json_says_what_is_put_around_a_text() -> None:

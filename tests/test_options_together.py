@@ -17,7 +17,7 @@ from gguf_copies import gguf_copy
 from safetensors_builder import numbers, tensors_of
 
 from ckconv.formats.gguf.read import read_gguf
-from ckconv.tokenizer.sentencepiece import CONTROL, USER_DEFINED
+from ckconv.tokenizer.checkpoint import CONTROL, USER_DEFINED
 
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 GPT2 = FIXTURES / "hf/gpt2-hub-f32"

@@ -27,8 +27,8 @@ from ckconv.conversion.planning import make_plan
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import ArrayRef
 from ckconv.formats.safetensors.write import TokenizerPlan, files_from_gguf
+from ckconv.tokenizer import checkpoint
 from ckconv.tokenizer import huggingface as tokenizer_json
-from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.source import texts_of
 from ckconv.tokenizer.vocabulary import (
     NotFaithful,
@@ -189,7 +189,7 @@ def test_pieces_are_the_bytes_that_sentencepiece_wrote(tmp_path: Path) -> None:
     original = (FIXTURES / "tokenizers" / "sentencepiece-bpe.model").read_bytes()
     pieces = original.index(b"\x12'\x18\x02 \x80\x03")  # the trainer's settings
     assert made[:pieces] == original[:pieces]
-    said, had = sentencepiece.parse(made), sentencepiece.parse(original)
+    said, had = checkpoint.parse_sentencepiece(made), checkpoint.parse_sentencepiece(original)
     assert (said.pieces, said.special, said.model_type, said.byte_fallback) == (
         had.pieces, had.special, had.model_type, had.byte_fallback,
     )  # fmt: skip
@@ -295,7 +295,7 @@ def test_a_space_before_the_text_is_the_sources() -> None:
     assert made_of(spm(piece))["normalizer"]["normalizers"] == [{"type": "Prepend", "prepend": "▁"}, spaces]
     without = files_of(spm(piece, add_space_prefix=False))[0]
     assert json.loads(without["tokenizer.json"])["normalizer"]["normalizers"] == [spaces]
-    assert not sentencepiece.parse(without["tokenizer.model"]).add_dummy_prefix
+    assert not checkpoint.parse_sentencepiece(without["tokenizer.model"]).add_dummy_prefix
 
 
 def test_merges_of_pieces_stay_as_they_are_and_gemma_4_always_has_a_beginning() -> None:
@@ -333,7 +333,10 @@ def test_rows_that_only_fill_the_embedding_are_no_words() -> None:
 def test_rows_of_older_converters_are_called_unknown() -> None:
     files, _ = files_of(spm([("[PAD259]", -10000.0, UNKNOWN), ("▁", -1.0, NORMAL), ("[PAD261]", -10000.0, UNKNOWN)]))
 
-    document, pieces = json.loads(files["tokenizer.json"]), sentencepiece.parse(files["tokenizer.model"]).pieces
+    document, pieces = (
+        json.loads(files["tokenizer.json"]),
+        checkpoint.parse_sentencepiece(files["tokenizer.model"]).pieces,
+    )
     assert document["model"]["unk_token"] == "<unk>"
     assert [token["content"] for token in document["added_tokens"]] == ["<unk>", "<s>", "</s>"]
     assert [(piece.text, piece.type) for piece in pieces[259:]] == [("[PAD259]", UNUSED), ("▁", NORMAL)]
@@ -366,7 +369,7 @@ def test_an_unknown_token_that_is_a_control_token_is_still_the_unknown_one() -> 
 
     settings = json.loads(files["tokenizer_config.json"])
     assert (settings["unk_token"], list(settings["added_tokens_decoder"])) == ("<unk>", ["0"])
-    assert sentencepiece.parse(files["tokenizer.model"]).pieces[0].type == UNKNOWN
+    assert checkpoint.parse_sentencepiece(files["tokenizer.model"]).pieces[0].type == UNKNOWN
     assert json.loads(files["tokenizer.json"])["model"]["unk_token"] == "<unk>"
 
 

@@ -12,7 +12,7 @@ from conftest import FIXTURES
 from test_tokenizer_names import TEXTS
 
 from ckconv.core.metadata import Value, scalar
-from ckconv.tokenizer import sentencepiece
+from ckconv.tokenizer import checkpoint
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
 from ckconv.tokenizer.vocabulary import TokenizerFiles
 
@@ -23,7 +23,7 @@ SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_
 
 def xlm_roberta(**changes: Any) -> dict[str, Any]:
     """As ``XLMRobertaTokenizer`` builds it (tokenization_xlm_roberta.py of transformers 5.23)."""
-    model = sentencepiece.parse(MODEL)
+    model = checkpoint.parse_sentencepiece(MODEL)
     first = [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]]
     vocab = [*first, *([piece.text, piece.score] for piece in model.pieces[3:]), ["<mask>", 0.0]]
     numbers = {piece: number for number, (piece, _) in enumerate(vocab)}

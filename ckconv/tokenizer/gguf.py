@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, scalar
-from ckconv.tokenizer.checkpoint import Row, content_of, unmade
+from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, unmade
 from ckconv.tokenizer.gguf_words import (
     Words,
     chat_templates,
@@ -28,7 +28,6 @@ from ckconv.tokenizer.gguf_words import (
     words_of,
 )
 from ckconv.tokenizer.huggingface import from_wordpiece
-from ckconv.tokenizer.sentencepiece import BYTE, UNUSED
 from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
 
 # The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.

@@ -17,9 +17,7 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, raw_array, scalar
 from ckconv.errors import is_text
-from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.checkpoint import Added, added_tokens, content_of, of_settings, words_of_document
-from ckconv.tokenizer.sentencepiece import (
+from ckconv.tokenizer.checkpoint import (
     BPE,
     BYTE,
     CONTROL,
@@ -29,10 +27,16 @@ from ckconv.tokenizer.sentencepiece import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    Added,
     Malformed,
     Piece,
     SentencePiece,
     TooManyPieces,
+    added_tokens,
+    content_of,
+    of_settings,
+    parse_sentencepiece,
+    words_of_document,
 )
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL, LeftOut, TokenizerFiles, encodable
 
@@ -420,7 +424,7 @@ def of_same_words(files: TokenizerFiles, vocab_size: int) -> bool:
 
 def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiece:
     try:
-        model = sentencepiece.parse(data, limit=vocab_size)
+        model = parse_sentencepiece(data, limit=vocab_size)
     except TooManyPieces:
         model = None
     except Malformed as error:

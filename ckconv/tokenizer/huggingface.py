@@ -13,8 +13,8 @@ from typing import Any
 from ckconv.core.metadata import array, scalar
 from ckconv.errors import is_text
 from ckconv.publish.files import SideFile, side_file
+from ckconv.tokenizer.checkpoint import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
-from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.tokenizer.vocabulary import (
     BYTE_LEVEL,
     ENDS_BY_TEXT,
@@ -483,7 +483,7 @@ def _ours(token: str) -> str:
 
 
 def rules_of(rules: Rules) -> dict[str, Any]:
-    """Rules that :func:`ckconv.tokenizer.sentencepiece.encode` takes."""
+    """Arguments of ``encode_sentencepiece``."""
     charsmap = rules.charsmap.decode() if rules.charsmap else ()
     return {"unigram": True, "charsmap": bytes(byte % 256 for byte in charsmap), "one_space": rules.one_space}
 

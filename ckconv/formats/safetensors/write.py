@@ -29,8 +29,7 @@ from ckconv.options import Options
 from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step, place
 from ckconv.publish.files import SideFile, side_file
 from ckconv.tokenizer import huggingface as tokenizer_json
-from ckconv.tokenizer import sentencepiece
-from ckconv.tokenizer.checkpoint import tokenizer_files
+from ckconv.tokenizer.checkpoint import NORMAL, encode_sentencepiece, tokenizer_files
 from ckconv.tokenizer.gguf import keys_of_words
 from ckconv.tokenizer.huggingface import (
     ACCENTS,
@@ -42,7 +41,6 @@ from ckconv.tokenizer.huggingface import (
     unigram,
     wordpiece,
 )
-from ckconv.tokenizer.sentencepiece import NORMAL
 from ckconv.tokenizer.vocabulary import LeftOut, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 
 # Arrays -> safetensors files: which file each goes into, in which order, and the header in front of them.
@@ -377,7 +375,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
-    model = sentencepiece.encode(
+    model = encode_sentencepiece(
         model_pieces(tokens, types, scores, unknown),
         own,
         add_dummy_prefix=vocabulary.space_prefix,
