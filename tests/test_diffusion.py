@@ -24,7 +24,7 @@ from safetensors_builder import tensors_of
 from ckconv.api import convert, diff, open_model, verify
 from ckconv.errors import CkconvError, UsageError
 from ckconv.options import Options
-from ckconv.plan.recipes import Matrix, Picture, pictured
+from ckconv.plan.quantizing import Matrix, Picture, pictured
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEM = "diffusion_pytorch_model"

@@ -28,8 +28,8 @@ from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.formats.hazards import Hazard, hazards
 from ckconv.io.files import card_of, head_is_embedding
-from ckconv.plan import recipes
 from ckconv.plan.probe import SourceFacts, size_of
+from ckconv.plan.quantizing import base_type, file_type, recipe_names
 from ckconv.plan.steps import Reason
 from ckconv.tokenizer.source import templates_of, texts_of
 
@@ -502,7 +502,7 @@ def _label(index: TensorIndex) -> str:
     number = item.value if isinstance(item, MetaValue) and isinstance(item.value, int) else None
     names = {value: (name, name) for name, value in FILE_TYPES.items()}
     if number is not None and number not in (FILE_TYPES["F32"], FILE_TYPES["F16"], FILE_TYPES["BF16"]):  # a mix
-        names |= {recipes.file_type(name): (name.upper(), recipes.base(name)) for name in recipes.names()}
+        names |= {file_type(name): (name.upper(), base_type(name)) for name in recipe_names()}
     most = [name for name, _ in nbytes.most_common(2)]
     if number in names:
         said, base = names[number]

@@ -57,10 +57,10 @@ _ADAPTER = click.option(
 
 def _types_begun(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """Types and recipes that a word may become; behind ``GLOB=``, too."""
-    from ckconv.plan import recipes
+    from ckconv.plan.quantizing import recipe_names
 
     before, equals, word = begun.rpartition("=")
-    known = (*recipes.names(), "affine:4:64", "affine:8:64")
+    known = (*recipe_names(), "affine:4:64", "affine:8:64")
     return [f"{before}{equals}{name}" for name in known if name.startswith(word.lower())]
 
 

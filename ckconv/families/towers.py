@@ -374,7 +374,7 @@ class Diffusion(NamedTuple):
         ignored: parts of the names of tensors that are no weights.
         in_blocks: matrices are cut into rows of :data:`ROW` elements where their own are no multiple of it.
         five: tensors of five axes are there.
-        stays, ends: see :class:`ckconv.plan.recipes.Picture`.
+        stays, ends: see :class:`ckconv.plan.quantizing.Picture`.
     """
 
     name: str

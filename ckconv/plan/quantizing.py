@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import Floats, NamedTuple
-from ckconv.core.layouts import BF16, F16, F32, GGML_BLOCKS, DType, Kind
+from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES
-from ckconv.plan import recipes
-from ckconv.plan.recipes import Matrix, Model, Picture
+from ckconv.options import OPTIONS, Option, Options, Takes, asked
 from ckconv.quant.convert import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
@@ -33,12 +36,242 @@ from ckconv.quant.convert import (
 )
 from ckconv.quant.mlx import MODES
 
+# -- llama-quantize's recipes, plan/recipes.toml -----------------------------------------------------------------------
+
+# A recipe says which type each tensor of a model gets.
+
+#: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
+_NO_LAYER = -1
+
+#: Categories whose tensors count by their layer where there are experts (``layer_info``).
+_BY_LAYER = frozenset({"down", "gate", "up"})
+
+
+class Model(NamedTuple):
+    """Facts about a model that recipes depend on.
+
+    Attributes:
+        architecture: in GGUF.
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int
+    importance: bool
+
+
+class Matrix(NamedTuple):
+    """A tensor of a GGUF: its name, and its shape, outermost first."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@cache
+def recipes() -> Mapping[str, Any]:
+    """The data."""
+    return tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8"))
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Names of the recipes."""
+    return tuple(name.lower() for name in recipes()["recipes"])
+
+
+def file_type(recipe: str) -> int:
+    """The value of ``general.file_type``."""
+    return int(recipes()["recipes"][recipe.upper()]["file_type"])
+
+
+def needs_importance(recipe: str) -> frozenset[str]:
+    """Types that take an importance matrix in this recipe, and in others not."""
+    return frozenset(recipes()["recipes"].get(recipe.upper(), {}).get("needs", ()))
+
+
+def base_type(recipe: str) -> str:
+    """The type of most matrices."""
+    return str(recipes()["recipes"][recipe.upper()]["base"])
+
+
+def quantized(matrix: Matrix) -> bool:
+    """llama-quantize does not leave this tensor as it is."""
+    dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)
+    whole = matrix.name.endswith("weight") and dimensions > 1
+    return whole and not any(part in matrix.name for part in recipes()["kept"])
+
+
+def fallback(dtype: DType, columns: int) -> DType:
+    """The type for rows of this length.
+
+    Another type where the rows are not whole blocks.
+    """
+    if columns % dtype.block == 0:
+        return dtype
+    other = DTYPES[recipes()["fallback"].get(dtype.name, dtype.name)]
+    return other if columns % other.block == 0 else F16
+
+
+def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], model: Model) -> dict[str, DType]:
+    """Name -> type of every tensor that is quantized.
+
+    Args:
+        given: types that were asked for by name; these tensors do not count among the layers, as with llama-quantize's
+            ``--tensor-type``.
+    """
+    rows = dict(recipes()["recipes"][recipe.upper()])
+    instead = recipes()["instead"].get(model.architecture, {})
+    rows |= instead.get(recipe.upper(), {})
+    ordered = sorted(matrices, key=lambda matrix: (_layer(matrix.name), matrix.name))
+    categories = {matrix.name: _category(matrix.name) for matrix in ordered}
+    tied = "output" not in categories.values()
+    of_v, seen = Counter(categories.values())["v"], Counter[str]()
+    found: dict[str, DType] = {}
+    for matrix in filter(quantized, ordered):
+        category, columns = categories[matrix.name], matrix.shape[-1]
+        dtype = given.get(matrix.name)
+        if dtype is None and (category == "output" or (tied and category == "embedding")):
+            dtype = _head(rows, columns, instead)
+        elif dtype is None:
+            at, of = seen[category], of_v if category == "v" else model.layers
+            if category in _BY_LAYER and model.experts > 1 and "low" not in rows:
+                at = _layer(matrix.name)
+            if "stacked" in rows and len(matrix.shape) > 2:
+                dtype = DTYPES[rows["stacked"]]
+            else:
+                dtype = _type(recipe.upper(), rows, category, at, of, model)
+            seen[category] += 1
+        found[matrix.name] = fallback(dtype, columns)
+    return found
+
+
+class Picture(NamedTuple):
+    """Names of a model that diffuses, by parts, or whole behind ``=``.
+
+    Attributes:
+        stays: matrices that stay floats.
+        ends: those of the first block and of the last, where these have more bits.
+    """
+
+    stays: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def of_pictures() -> tuple[str, ...]:
+    """Names of the recipes that a model which diffuses is quantized with."""
+    return tuple(name.lower() for name in recipes()["pictures"]["recipes"])
+
+
+def of_pictures_types() -> frozenset[str]:
+    """Names of the types that these make."""
+    rows = recipes()["pictures"]["recipes"]
+    return frozenset(base_type(name) for name in rows)
+
+
+def pictured(
+    recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], model: Picture
+) -> tuple[dict[str, DType], dict[str, DType]]:
+    """Name -> type of every tensor of such a model that is quantized.
+
+    Args:
+        recipe: or a type, which all of them get.
+        matrices: in the order of the file, by which V counts.
+
+    Returns:
+        The types, and those of matrices whose rows are no whole blocks of it: they stay floats.
+    """
+    rows = recipes()["pictures"]["recipes"].get(recipe.upper(), {})
+    base = base_type(recipe) if recipe in recipe_names() else recipe.upper()
+    seen = Counter[str]()
+    found: dict[str, DType] = {}
+    left: dict[str, DType] = {}
+    for matrix in matrices:
+        lengths = [length for length in matrix.shape if length > 1]
+        if len(lengths) != 2 or not quantized(matrix) or _has(matrix.name, model.stays):
+            continue
+        part = next((part for part, of in recipes()["pictures"]["parts"].items() if _has(matrix.name, of)), "")
+        ends = "ends" in rows and _has(matrix.name, model.ends)
+        choices = rows.get("ends" if ends else part, ())
+        chosen = next((name for condition, name in choices if _holds(condition, seen[part], 0, _NO_MODEL)), base)
+        seen[part] += 1
+        dtype = given.get(matrix.name, DTYPES[chosen])
+        (left if matrix.shape[-1] % dtype.block else found)[matrix.name] = dtype
+    return found, left
+
+
+def _has(name: str, parts: Iterable[str]) -> bool:
+    return any(name == part[1:] if part[:1] == "=" else fnmatchcase(name, f"*{part}*") for part in parts)
+
+
+_NO_MODEL = Model("", 0, 0, 0, 0, importance=False)
+
+
+def _head(rows: Mapping[str, Any], columns: int, instead: Mapping[str, Any]) -> DType:
+    base = DTYPES[rows["base"]]
+    if "output" in instead or columns % base.block or base.name == "Q8_0":
+        return DTYPES["Q8_0"]
+    return DTYPES[rows.get("head", "Q6_K")]
+
+
+def _type(recipe: str, rows: Mapping[str, Any], category: str, at: int, of: int, model: Model) -> DType:
+    base, low = rows["base"], "low" in rows
+    if model.experts == 8 and category in ("v", "k") and not low:
+        return DTYPES["Q8_0"]
+    if model.experts == 8 and category == "attention" and not low:
+        return DTYPES["Q5_K" if recipe in recipes()["eight"]["attention"] else base]
+    chosen = next((name for condition, name in rows.get(category, ()) if _holds(condition, at, of, model)), base)
+    if category == "v" and chosen in ("Q3_K", "Q4_K") and _is_70b(model) and not low:
+        chosen = "Q5_K"
+    return DTYPES[chosen]
+
+
+def _holds(condition: str, at: int, of: int, model: Model) -> bool:
+    return all(_word_holds(word, at, of, model) for word in condition.split())
+
+
+def _word_holds(word: str, at: int, of: int, model: Model) -> bool:
+    name, sign, number = word.partition(next((sign for sign in "</=>" if sign in word), " "))
+    if sign == "<":
+        return at < int(number)
+    if sign == "/":
+        return at < of // int(number)
+    if name == "experts":
+        return model.experts == int(number) if sign == "=" else model.experts > int(number)
+    return {
+        "more": at < of // 8 or at >= 7 * of // 8 or (at - of // 8) % 3 == 2,
+        "inner": of // 8 <= at < 7 * of // 8,
+        "weighed": model.importance,
+        "unweighed": not model.importance,
+        "shared": model.heads >= 4 * max(model.kv_heads, 1),
+    }[name]
+
+
+def _is_70b(model: Model) -> bool:
+    return any(
+        (model.architecture, model.layers) == (architecture, layers) and not (own and model.heads == model.kv_heads)
+        for architecture, layers, *own in recipes()["seventy"]
+    )
+
+
+def _category(name: str) -> str:
+    for category, part in recipes()["categories"]:
+        if name == part[1:] if part.startswith("=") else part in name:
+            return str(category)
+    return ""
+
+
+def _layer(name: str) -> int:
+    root, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if root == "blk" and number.isdecimal() else _NO_LAYER
+
+
 if TYPE_CHECKING:
     from ckconv.plan.planner import Planner
 
-from pathlib import Path
 
-from ckconv.options import OPTIONS, Option, Options, Takes, asked
+# -- The flag ----------------------------------------------------------------------------------------------------------
 
 #: Float types that a tensor named by a glob may keep, or be rounded to.
 FLOATS = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -82,7 +315,7 @@ def parsed(text: str) -> Asked:
         rules.append((glob.strip(), word.strip().lower()))
     asked = Asked(first.strip().lower(), tuple(rules))
     for word in (asked.word, *(word for _, word in rules)):
-        if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
+        if not (word in GGML_TYPES or word in FLOATS or word in recipe_names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
             made = UNLIKE.get(word.upper(), f"nothing here quantizes floats to {word.upper()} as llama-quantize does")
             why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
@@ -99,9 +332,9 @@ def picture_asked(text: str) -> Asked:
     """The same for a model that diffuses."""
     asked = ggml_asked(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
-        if word not in FLOATS and word not in recipes.of_pictures() and word.upper() not in recipes.of_pictures_types():
+        if word not in FLOATS and word not in of_pictures() and word.upper() not in of_pictures_types():
             message = f"--quantize {text}: the quantizer of ComfyUI-GGUF makes no {word} of a model that diffuses"
-            hint = f"one of {', '.join(recipes.of_pictures())}"
+            hint = f"one of {', '.join(of_pictures())}"
             raise UsageError("usage.quantize", message, hint=hint)
     return asked
 
@@ -110,7 +343,7 @@ def ggml_asked(text: str) -> Asked:
     """The same for a target that has ggml's types."""
     asked = parsed(text)
     for word in (asked.word, *(word for _, word in asked.rules)):
-        if word not in GGML_TYPES and word not in FLOATS and word not in recipes.names():
+        if word not in GGML_TYPES and word not in FLOATS and word not in recipe_names():
             message = f"--quantize {text}: {word} is a type of MLX, and the output takes {_GGML_WORDS}"
             raise UsageError("usage.quantize", message)
     for glob, word in asked.rules:
@@ -153,20 +386,18 @@ class Quantized:
         given = {name: (GGML_TYPES | FLOATS)[word] for name, word in words.items() if word}
         matrices = [p.matrix for p in placed]
         self._weigh(placed)
-        if asked.word in recipes.names():
-            self.file_type = recipes.file_type(asked.word)
+        if asked.word in recipe_names():
+            self.file_type = file_type(asked.word)
         if picture is not None:
-            self.types, left = recipes.pictured(asked.word, matrices, given, picture)
+            self.types, left = pictured(asked.word, matrices, given, picture)
             for block, told in _by_block(left).items():
                 text = f"rows that are not whole blocks of {block:,} stay floats: {told[0]}"
                 planner.notes.append(f"{text} ({counted(len(told), 'tensor')})")
-        elif config is not None and asked.word in recipes.names():
-            self.types = recipes.mixed(asked.word, matrices, given, _model(config, bool(planner.source.importance)))
+        elif config is not None and asked.word in recipe_names():
+            self.types = mixed(asked.word, matrices, given, _model(config, bool(planner.source.importance)))
         else:
             base = GGML_TYPES[asked.word]
-            self.types = {
-                m.name: recipes.fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if recipes.quantized(m)
-            }
+            self.types = {m.name: fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if quantized(m)}
         self._check(asked, placed, given)
 
     def _weigh(self, placed: Sequence[Placed]) -> None:
@@ -180,7 +411,7 @@ class Quantized:
             numbers, wanted = given.get(matrix.name), experts * matrix.shape[-1]
             if numbers is not None and numbers.size == wanted:
                 self._importance[matrix.name] = numbers.reshape(experts, -1)
-            elif numbers is not None and recipes.quantized(matrix) and not matrix.name.endswith("token_embd.weight"):
+            elif numbers is not None and quantized(matrix) and not matrix.name.endswith("token_embd.weight"):
                 text = f"the importance matrix has {numbers.size:,} numbers for {matrix.name}, which takes {wanted:,}"
                 self._planner.refuse(text)
         if given and not self._importance:
@@ -234,7 +465,7 @@ class Quantized:
     @staticmethod
     def _needs_importance(asked: Asked, dtype: DType, name: str) -> bool:
         ends = name in ("token_embd.weight", "output.weight")
-        return dtype.name in NEEDS_IMPORTANCE or (dtype.name in recipes.needs_importance(asked.word) and not ends)
+        return dtype.name in NEEDS_IMPORTANCE or (dtype.name in needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
         """A conversion that quantizes the tensor of this name in GGUF.
@@ -287,7 +518,7 @@ def _by_expert(run: Run, weights: Floats) -> Iterable[Run]:
 
 
 def _base(asked: Asked) -> DType:
-    return GGML_TYPES[recipes.table()["recipes"].get(asked.word.upper(), {}).get("base", asked.word).lower()]
+    return GGML_TYPES[recipes()["recipes"].get(asked.word.upper(), {}).get("base", asked.word).lower()]
 
 
 def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str, str]]:

@@ -37,8 +37,7 @@ from ckconv.formats.bump.slots import (
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, Planner, modifier_reason, no_epsilon, surplus_reasons
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
-from ckconv.plan.quantizing import Placed, Quantized
-from ckconv.plan.recipes import Matrix
+from ckconv.plan.quantizing import Matrix, Placed, Quantized
 from ckconv.plan.steps import OutputFile, Plan, Step, decoding_hint
 from ckconv.quant.convert import Conversion, decodable, side_by_side, writable
 from ckconv.quant.packed import scheme_of

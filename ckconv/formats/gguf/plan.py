@@ -111,8 +111,7 @@ from ckconv.formats.gguf.values import (
 from ckconv.io.files import own_texts
 from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
 from ckconv.plan.probe import placeholders
-from ckconv.plan.quantizing import Placed, Quantized
-from ckconv.plan.recipes import Matrix, Picture
+from ckconv.plan.quantizing import Matrix, Picture, Placed, Quantized
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
 from ckconv.quant.packed import is_scaled
