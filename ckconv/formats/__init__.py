@@ -125,7 +125,7 @@ class Format(NamedTuple):
     choose: Place | None = None
     keeps_source: bool = False
     of_headers: Place | None = None
-    content: Place = ("ckconv.formats.safetensors.content", "content")
+    content: Place = ("ckconv.formats.safetensors.files", "content")
     documents: Place | None = None
     shown: Place | None = None
     stores_alike: Place | None = None
@@ -205,9 +205,9 @@ FORMATS: tuple[Format, ...] = (
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         holds_towers=True,
         class_defaults=True,
-        shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.content", "takes_along"),
-        configured=("ckconv.formats.safetensors.content", "configured"),
+        shown=("ckconv.formats.safetensors.files", "options_shown"),
+        takes_along=("ckconv.formats.safetensors.files", "takes_along"),
+        configured=("ckconv.formats.safetensors.files", "configured"),
         described_beside=True,
     ),
     Format(
@@ -232,8 +232,8 @@ FORMATS: tuple[Format, ...] = (
         holds_towers=True,
         towers_of="mlx_vlm",
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
-        shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.content", "takes_along"),
+        shown=("ckconv.formats.safetensors.files", "options_shown"),
+        takes_along=("ckconv.formats.safetensors.files", "takes_along"),
     ),
     Format(
         "bump",
