@@ -248,6 +248,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
     "glm4v-f16": (
         "Glm4v", "F16", {"text_config": {**_TEXT, "rope_parameters": _SECTIONS}, "vision_config": _GLM}, _PREPARED, {},
     ),
+    "glm4v_moe-f16": (
+        "Glm4vMoe", "F16",
+        {"text_config": {**_TEXT, "head_dim": 24, "moe_intermediate_size": 20,
+                         "n_routed_experts": 4, "num_experts_per_tok": 2,
+                         "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25}},
+         "vision_config": _GLM},
+        _PREPARED, {},
+    ),
     "glm_ocr-f16": (
         "GlmOcr", "F16", {"text_config": {**_TEXT, "rope_parameters": _SECTIONS}, "vision_config": _GLM}, _PREPARED, {},
     ),

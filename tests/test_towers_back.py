@@ -69,6 +69,7 @@ ALIAS = {
         "text_config.intermediate_size",
         *(f"vision_config.{key}" for key in ("do_pooling", "label_names", "model_args", "num_classes")),
     },
+    "glm4v_moe-f16": {"text_config.rope_parameters.partial_rotary_factor"},  # beside it
     "exaone4_5-f16": {"text_config.sliding_window_pattern"},  # of a model that does not slide
     **dict.fromkeys((name for name in RECORDED if name.startswith("gemma4")), _GEMMA4),
 }
@@ -158,7 +159,7 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     # a row of the embedding is a tensor of the mmproj, too; what frequencies are divided by follows
     within = name.startswith(("pixtral", "mistral3", "gemma4"))
     # of three linear layers: q, k and v, and two of a convolution, in one; gate and up of two layers
-    parts = 9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 2 if name.startswith("glm") else 0
+    parts = 9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 2 if name.startswith(("glm4v-", "glm_ocr")) else 0
     assert (
         checked.json["tensors"] == sum(len(gguf.GGUFReader(file).tensors) for file in (text, mmproj)) - within + parts
     )
@@ -226,7 +227,7 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
 
 
 #: One of each tower whose file holds no row of the text model's embedding.
-EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(("glm_ocr", "mistral3", "pixtral"))}
+EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(("glm4v_moe", "glm_ocr", "mistral3", "pixtral"))}
 
 
 @pytest.mark.parametrize("name", EACH.values())
@@ -557,7 +558,8 @@ def pictured(root: Path) -> dict[str, Any]:
         "gemma4": "mm_token_type_ids",
         "gemma4_unified": "mm_token_type_ids",
         **dict.fromkeys(
-            ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "paddleocr_vl"),
+            ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "paddleocr_vl")
+            + ("glm4v", "glm4v_moe", "glm_ocr"),
             "mm_token_type_ids",
         ),
     }

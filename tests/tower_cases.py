@@ -92,6 +92,7 @@ _GLM = {
 }
 _TOKENS = {
     "glm4v": _GLM,
+    "glm4v_moe": _GLM,
     "glm_ocr": _GLM,
     "llava": {"image_token_index": "<image>"},
     "pixtral": {"image_token_index": "[IMG]", "break": "[IMG_BREAK]", "end": "[IMG_END]"},
