@@ -32,6 +32,8 @@ HALF = (
 )
 WHOLE = [name for name in RECORDED if not name.startswith(HALF)]
 
+GLM = ("glm4v", "glm4v_moe", "glm_ocr")
+
 #: Layers behind the one that the text model sees, and the norm behind them: they are in no mmproj.
 BEHIND = {"llava-f16": ("layers.2.", "post_layernorm."), "llava-f32": ("layers.2.", "layers.3.", "post_layernorm.")}
 
@@ -227,7 +229,8 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
 
 
 #: One of each tower whose file holds no row of the text model's embedding.
-EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(("glm4v_moe", "glm_ocr", "mistral3", "pixtral"))}
+_OTHERS = ("glm4v_moe", "glm_ocr", "mistral3", "pixtral")
+EACH = {name.partition("-")[0]: name for name in RECORDED if not name.startswith(_OTHERS)}
 
 
 @pytest.mark.parametrize("name", EACH.values())
@@ -558,8 +561,7 @@ def pictured(root: Path) -> dict[str, Any]:
         "gemma4": "mm_token_type_ids",
         "gemma4_unified": "mm_token_type_ids",
         **dict.fromkeys(
-            ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "paddleocr_vl")
-            + ("glm4v", "glm4v_moe", "glm_ocr"),
+            ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "paddleocr_vl", *GLM),
             "mm_token_type_ids",
         ),
     }
