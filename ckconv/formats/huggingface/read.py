@@ -61,7 +61,7 @@ from ckconv.io.json import Clock, Document, Matcher, compiled, parse_object, rea
 from ckconv.plan.planner import ORIGINAL
 from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, comfyui
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, described
 from ckconv.quant.packings.integers import HQQ_BESIDE
 from ckconv.quant.packings.module import MAX_WHOLE, Declared, Misfit, Module, Packing, Unread, check_bounded
 from ckconv.tokenizer.checkpoint import token_ids_beside
@@ -386,17 +386,17 @@ def packed_items(
     settings = quantization_config(config, root)
     method = str(settings.get("quant_method") or "")
     # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
-    layers = comfyui.layers_of(headers)
+    layers = described.layers_of(headers)
     own = any(tensor.name.endswith(_OWN) or tensor.dtype is _POWERS for tensor in stored)
-    marked = layers is not None or (own and any(tensor.name.endswith(comfyui.SAID) for tensor in stored))
-    method = method or comfyui.METHOD * marked
+    marked = layers is not None or (own and any(tensor.name.endswith(described.SAID) for tensor in stored))
+    method = method or described.COMFYUI * marked
     modules = dict(_modules(stored, method)) if own else {}
-    if method in ("", comfyui.METHOD):
+    if method in ("", described.COMFYUI):
         taken = {array.name for _, arrays in modules.values() for array in arrays.values()}
-        lost = comfyui.without_scale(stored, taken, layers or {})
+        lost = described.without_scale(stored, taken, layers or {})
         if lost:
             return Found(words=lost, unread=lost)
-        modules |= comfyui.alone(stored, taken)
+        modules |= described.alone(stored, taken)
     for key in _ROTATED:
         if modules and settings.get(key):
             words = f"a model whose weights and activations are rotated ({key})"
@@ -418,7 +418,7 @@ def packed_items(
                 raise Misfit(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
-            header = _said_of(name, headers) if layers is None else comfyui.said_of(module, layers)
+            header = _said_of(name, headers) if layers is None else described.said_of(module, layers)
             said = Declared(method, settings_of(module, settings), integers, header)
             found = check_bounded(packing.fit(arrays, said))
         except Misfit as error:
@@ -457,7 +457,9 @@ def packed_items(
     ]
     words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
     dropped = tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in about)
-    bare = [array.name for packing, arrays in modules.values() if packing is comfyui.ALONE for array in arrays.values()]
+    bare = [
+        array.name for packing, arrays in modules.values() if packing is described.ALONE for array in arrays.values()
+    ]
     scaled = sum(bool(arrays.keys() & {".weight_scale", ".scale_weight"}) for _, arrays in modules.values())
     notes = tuple[str, ...]()
     if bare and scaled:
@@ -516,7 +518,7 @@ def _found(
     for packing, required, suffixes in _SUFFIXES:
         if not required <= there:
             continue
-        if (packing.declared or method == comfyui.METHOD) and method not in packing.methods:
+        if (packing.declared or method == described.COMFYUI) and method not in packing.methods:
             continue
         arrays = {s: by_name[module + s] for s in suffixes if module + s in by_name}
         if all(a.dtype in packing.types(s) for s, a in arrays.items()):

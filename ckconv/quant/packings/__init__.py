@@ -19,7 +19,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
-from ckconv.quant.packings import comfyui, torchao
+from ckconv.quant.packings.described import COMFYUI_PACKINGS, TORCHAO_PACKINGS
 from ckconv.quant.packings.floats import BITSANDBYTES_PACKINGS, FP8_PACKINGS, MX_PACKINGS, NVFP4_PACKINGS
 from ckconv.quant.packings.integers import (
     AWQ_PACKINGS,
@@ -31,14 +31,14 @@ from ckconv.quant.packings.integers import (
 )
 
 PACKINGS = (
-    *comfyui.PACKINGS,
+    *COMFYUI_PACKINGS,
     *AWQ_PACKINGS,
     *BITNET_PACKINGS,
     *BITSANDBYTES_PACKINGS,
     *GPTQ_PACKINGS,
     *FP8_PACKINGS,
     *QUARK_PACKINGS,
-    *torchao.PACKINGS,
+    *TORCHAO_PACKINGS,
     *COMPRESSED_PACKINGS,
     *MX_PACKINGS,
     *NVFP4_PACKINGS,
