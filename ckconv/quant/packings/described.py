@@ -1,4 +1,4 @@
-"""Matrices that a safetensors file describes in itself: torchao's, ComfyUI's."""
+"""Matrices of torchao and ComfyUI: safetensors files describe them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ from ckconv.quant.packings.module import (
 
 # -- torchao's matrices ------------------------------------------------------------------------------------------------
 
-# torchao's tensors as transformers saves them in safetensors.
-#
 # The arrays of ``P.weight`` are ``P._weight_qdata`` and its like; ``__metadata__`` says under ``P.weight`` in JSON of
 # which class they are (``_type``), and what else it has (``_data``).
 #
@@ -55,9 +53,9 @@ from ckconv.quant.packings.module import (
 #     floats ``[G, R]``. Value = scale * code + zero: in float32, then rounded (``bf16i4bf16_rowwise`` of MSLK 1.1).
 # Int4TilePackedTo4dTensor
 #     ``qdata`` I32 ``[R / 8, C / 128, 32, 4]``, rows and columns filled up; ``scale_and_zero`` BF16 ``[G, R, 2]``. Of
-#     tile ``[i, j]``, lane ``t`` has columns of row ``8 * i + t // 4``: word ``w`` those of ``128 * j + 32 * w`` and on,
-#     in its four lower codes ``2 * (t % 4)`` plus 0, 8, 16 and 24, and in the upper ones what follows each. Value = scale
-#     * (code - 8) + zero, rounded once (``int4mm.cu`` of PyTorch, which packs it and multiplies with it, and
+#     tile ``[i, j]``, lane ``t`` has columns of row ``8 * i + t // 4``: word ``w`` those of ``128 * j + 32 * w`` and
+#     on, in its four lower codes ``2 * (t % 4)`` plus 0, 8, 16 and 24, and in the upper ones what follows each. Value =
+#     scale * (code - 8) + zero, rounded once (``int4mm.cu`` of PyTorch, which packs it and multiplies with it, and
 #     ``tensor_core_tiled_layout.cu`` of torchao, which unpacks it).
 # MXTensor, NVFP4Tensor
 #     ``qdata`` F8_E4M3 ``[R, C]`` or U8 ``[R, C / 2]``; ``scale`` F8_E8M0 of 32 columns or, of NVFP4, F8_E4M3 of 16,
@@ -321,8 +319,8 @@ TORCHAO_PACKINGS = (
 #
 # float8_e4m3fn, float8_e5m2
 #     ``weight`` of that type, of any shape; ``weight_scale`` F32, one number or one for each row (of a convolution
-#     ``[O, 1, 1, 1]``). Older files have neither JSON, call it ``scale_weight``, and have ``scaled_fp8``, which says how
-#     products are computed.
+#     ``[O, 1, 1, 1]``). Older files have neither JSON, call it ``scale_weight``, and have ``scaled_fp8``, which says
+#     how products are computed.
 # int8_tensorwise
 #     ``weight`` I8; ``weight_scale`` likewise. With ``convrot`` it is the matrix times a rotation.
 # mxfp8
