@@ -168,10 +168,16 @@ def families() -> list[str]:
     return sorted(path.stem for path in CASES.glob("*.toml"))
 
 
+@cache
+def document_of(family: str) -> dict[str, Any]:
+    """The file of a family's cases."""
+    return tomllib.loads((CASES / f"{family}.toml").read_text())
+
+
 def cases(*names: str) -> Iterator[Case]:
     """Every case of these families, or of all."""
     for family in names or families():
-        document = tomllib.loads((CASES / f"{family}.toml").read_text())
+        document = document_of(family)
         shared = {key: document[key] for key in RESERVED if key in document} | document.get("base", {})
         for name, own in document["case"].items():
             said = shared | own
@@ -225,7 +231,7 @@ class AdapterCase:
 def adapters(*names: str) -> Iterator[AdapterCase]:
     """Every adapter of these families, or of all."""
     for family in names or families():
-        document = tomllib.loads((CASES / f"{family}.toml").read_text())
+        document = document_of(family)
         found = {case.name: case for case in cases(family)}
         for name, row in document.get("adapter", {"linear": {}}).items():
             said = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **row}

@@ -106,7 +106,8 @@ def tree(module: str) -> ast.Module:
     return ast.parse(FILES[module].read_text())
 
 
-def imports(module: str) -> set[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
     """The modules of the package that a module imports, anywhere in it, by name or by a string with its name."""
     found = set()
     for node in ast.walk(tree(module)):
@@ -120,7 +121,7 @@ def imports(module: str) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("ckconv."):
             names = [node.value]
         found.update(existing(name) for name in names if name.split(".")[0] == "ckconv")
-    return found - {module, ""}
+    return frozenset(found - {module, ""})
 
 
 def existing(dotted: str) -> str:
@@ -129,6 +130,7 @@ def existing(dotted: str) -> str:
     return name if name in FILES and dotted.split(".")[0] == "ckconv" else ""
 
 
+@cache
 def box(module: str) -> str:
     """``core`` of ``core/plan``; each format is a box of its own."""
     parts = module.split("/")

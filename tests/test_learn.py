@@ -23,14 +23,17 @@ import ckconv
 from ckconv.errors import CkconvError, InputError
 from ckconv.families import catalog
 from ckconv.families.catalog import FAMILIES, Index
-from ckconv.families.merge import FOLDER
+from ckconv.families.merge import FOLDER, listed
 from ckconv.formats.detect import open_index
 from ckconv.learning.check import check
 from ckconv.learning.learn import learn
 from ckconv.learning.pair import Pair
 from ckconv.options import Options
 
-SHIPPED = {name: (FOLDER / f"{name}.toml").read_text("utf-8") for name in FAMILIES}
+#: Family -> what it extends.
+SHIPPED = {
+    name: listed(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8")).get("extends")) for name in FAMILIES
+}
 
 SHIPPED_INDEX = catalog._index()
 
@@ -54,8 +57,7 @@ def without(name: str) -> Index:
     types = set(FAMILIES[name].in_huggingface.names)
     hidden = {one for one in FAMILIES if one == name or types & set(FAMILIES[one].in_huggingface.names)}
     while True:
-        parents = {n: tomllib.loads(text).get("extends", []) for n, text in SHIPPED.items() if n not in hidden}
-        more = {n for n, said in parents.items() if hidden & set(said if isinstance(said, list) else [said])}
+        more = {n for n, parents in SHIPPED.items() if n not in hidden and hidden & {*parents}}
         if not more:
             kept = {key: {word: [n for n in names if n not in hidden] for word, names in words.items()}
                     for key, words in SHIPPED_INDEX.items()}  # fmt: skip
@@ -331,10 +333,22 @@ def test_a_quantized_gguf_is_named_with_its_types(pair: tuple[Path, Path], tmp_p
 @pytest.fixture
 def quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
     """A checkpoint, its GGUF in Q4_0, and the GGUF that was quantized."""
-    source, model = next(pairs_of("nemotron", tmp_path))
-    ckconv.convert(model, tmp_path / "small.gguf", options=Options(quantize="q4_0"))
+    return pair_of_blocks(tmp_path, monkeypatch)
+
+
+def pair_of_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    source, model = next(pairs_of("nemotron", folder))
+    ckconv.convert(model, folder / "small.gguf", options=Options(quantize="q4_0"))
     hide("nemotron", monkeypatch)
-    return source, tmp_path / "small.gguf", model
+    return source, folder / "small.gguf", model
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file that is learned of that pair."""
+    with pytest.MonkeyPatch.context() as patch:
+        source, small, _ = pair_of_blocks(tmp_path_factory.mktemp("near"), patch)
+        return learn([(source, small)], "new", approximate=True).text
 
 
 def test_a_file_is_learned_from_values_that_are_near(quantized: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -372,11 +386,11 @@ def test_what_is_not_near_is_not_taken(change: Any, said: str, quantized: tuple[
 @pytest.mark.parametrize(("kind", "by", "right"), [("q8_0", 1.005, True), ("q8_0", 1.04, False), ("q4_0", 1.04, True),
                                                    ("q4_0", 1.35, False), ("q5_1", 1.25, False)])  # fmt: skip
 def test_rows_are_near_as_far_as_their_type_rounds_them(
-    kind: str, by: float, right: bool, quantized: tuple[Path, Path, Path], tmp_path: Path
+    kind: str, by: float, right: bool, quantized: tuple[Path, Path, Path], near: str, tmp_path: Path
 ) -> None:
     """Scaled by 4 %, they are other rows in eight bits, and the same in four."""
     source, small, model = quantized
-    (tmp_path / "new.toml").write_text(learn([(source, small)], "new", approximate=True).text)
+    (tmp_path / "new.toml").write_text(near)
     ckconv.convert(model, small, options=Options(quantize=kind, families=(tmp_path / "new.toml",)), force=True)
     changed(source, lambda name, array: array * np.float32(by) if "up_proj" in name else array)
 
@@ -386,9 +400,11 @@ def test_rows_are_near_as_far_as_their_type_rounds_them(
     assert [one for one in found.forth.different if "blk.0.ffn_up.weight" in one] == said
 
 
-def test_floats_beside_blocks_are_held_to_equal_values(quantized: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_floats_beside_blocks_are_held_to_equal_values(
+    quantized: tuple[Path, Path, Path], near: str, tmp_path: Path
+) -> None:
     source, small, _ = quantized
-    (tmp_path / "new.toml").write_text(learn([(source, small)], "new", approximate=True).text)
+    (tmp_path / "new.toml").write_text(near)
     norm = next(one for one in open_index(small).stored if one.name == "output_norm.weight")
     with small.open("r+b") as file:
         file.seek(norm.extent.offset)

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -428,7 +429,7 @@ def learn(
         numbers = Numbers(files)
         traced = Tracer(opened, families, numbers, rows, guesses).trace()
     _require_traced(opened, traced)
-    tables = {one: merged(FOLDER / f"{one}.toml") for one in families}
+    tables = {one: _merged(one) for one in families}
     order = [base] if base else ranked(opened, traced, families, guesses)[:_TRIED]
     failed: list[tuple[int, str, str, Sequence[str]]] = []
     for one in order:
@@ -453,6 +454,12 @@ def learn(
         details=[f"extending {other}: {why}" for _, other, why, _ in sorted(failed)[1:_SHOWN]],
         hint=f"{answers} makes a file, if nothing depends on {'it' if len(lost) == 1 else 'them'}" if lost else None,
     )
+
+
+@cache
+def _merged(name: str) -> Mapping[str, Any]:
+    """The merged file of a shipped family."""
+    return merged(FOLDER / f"{name}.toml")
 
 
 def _with_names(found: Learned, draft: _Draft, pair: Pair, directory: TensorIndex, name: str, rows: int) -> Learned:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,6 +220,7 @@ class Guess(Mapping[str, Any]):
         self.family, self.pair, self._only = family, pair, only
         self._known: dict[str, Any] = {}
         self._told: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
         self._open: set[str] = set()
 
     def __iter__(self) -> Iterator[str]:
@@ -240,6 +242,7 @@ class Guess(Mapping[str, Any]):
         """Take a value from elsewhere and forget what followed without it."""
         self._told[name] = value
         self._known = dict(self._told)
+        self._sizes.clear()
 
     def _read(self, row: Parameter) -> Any:
         for format in ("hf", "gguf"):
@@ -288,11 +291,13 @@ class Guess(Mapping[str, Any]):
         Raises:
             AxesError: it has no size.
         """
-        expression = self.family.axes.get(letter)
-        value = expression.value(self) if expression is not None else None
-        if value is None or isinstance(value, bool):
-            raise AxesError(letter)
-        return int(value)
+        if letter not in self._sizes:
+            expression = self.family.axes.get(letter)
+            value = expression.value(self) if expression is not None else None
+            if value is None or isinstance(value, bool):
+                raise AxesError(letter)
+            self._sizes[letter] = int(value)
+        return self._sizes[letter]
 
     def kind(self, expression: Expression, layer: int) -> bool:
         """Whether a layer is of a kind."""
@@ -423,11 +428,18 @@ def rows_of(family: Family, pattern: str, *, near: bool = True) -> list[tuple[st
     spelled = ["=" + name.whole, *([name.module] if name.kind else [])]
     if near:
         spelled += ["=" + name.module, "=" + name.module + ".bias", "=" + name.module + ".weight", name.module]
+    by_name = _by_name(family)
+    return next((by_name[one] for one in spelled if one in by_name), [])
+
+
+@lru_cache(maxsize=256)
+def _by_name(family: Family) -> Mapping[str, list[tuple[str, Cell]]]:
+    """Name in GGUF -> rows of a family with the cell that has it."""
     by_name: dict[str, list[tuple[str, Cell]]] = {}
     for row in family.tensors.values():
         for cell in row.cells["gguf"]:
             by_name.setdefault(cell.name, []).append((row.name, cell))
-    return next((by_name[one] for one in spelled if one in by_name), [])
+    return by_name
 
 
 class Traced(NamedTuple):

@@ -479,18 +479,22 @@ def ranked(
     """Families by nearness: rows and names of tensors, then keys."""
     pair, (root, layer) = pairs[0], prefixes(pairs[0].source)
     rotary = any("rope_theta" in key for key in pair.flat)
+    alike: dict[str, dict[tuple[Any, ...], list[Name]]] = {}
+    for pattern, hits in traced.found.items():
+        by_key = alike[pattern] = {}
+        for hit in hits:
+            by_key.setdefault(hit.form.key, []).append(name_in(hit.source, root, layer))
     scores = {}
     for name, family in families.items():
         score, used = 8.0 if family.gguf == pair.architecture else 0.0, set()
-        for pattern, hits in traced.found.items():
+        for pattern, by_key in alike.items():
             rows, best = rows_of(family, pattern), -0.5
             for row, cell in rows:
                 for ours in family.tensors[row].cells["hf"]:
-                    key = form_key(family, row, ours, cell)
-                    alike = [name_in(hit.source, root, layer) for hit in hits if hit.form.key == key]
-                    if alike:
+                    found = by_key.get(form_key(family, row, ours, cell))
+                    if found:
                         used.add(row)
-                        same = any(ours.name.removeprefix("=") in (one.module, one.whole) for one in alike)
+                        same = any(ours.name.removeprefix("=") in (one.module, one.whole) for one in found)
                         best = max(best, 3 if same else 1.5)
             score += best if rows else -2
         spare = (row for row in family.tensors.values() if row.cells["gguf"] and row.name not in used and not row.when)
