@@ -193,9 +193,10 @@ def record_adapter(adapter: Any, programs: Programs, base: Path, place: Path) ->
     import peft
     import torch
     import transformers
+    import transformers_logits
     from safetensors import safe_open
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    model = transformers_logits.auto_class(transformers.AutoConfig.from_pretrained(base)).from_pretrained(base)
     said = deepcopy(dict(adapter.said))
     if said["target_modules"] == "all-linear":  # peft's own word means experts, too
         known = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)

@@ -13,7 +13,8 @@ from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_c
 from ckconv.core.tensors import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
-from ckconv.families.names import HF
+from ckconv.families.names import HF, NESTED
+from ckconv.families.towers import tower_of_document
 from ckconv.formats.peft.read import Parameter, is_transposed, matrices, parameter_with
 from ckconv.formats.safetensors.adapter import container
 from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
@@ -45,8 +46,9 @@ class PeftPlanner(AdapterPlanner):
                 )
             if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
                 self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
-        self.paths = paths_in(self, HF, same=self.index.format == "peft", placed=self.parameters)
-        self.paths = {**self.paths, **{name: found.path for name, found in self.parameters.items()}}
+        paths = paths_in(self, HF, same=self.index.format == "peft", placed=self.parameters)
+        self.paths = {name: self._in_whole(path) for name, path in paths.items()}
+        self.paths |= {name: found.path for name, found in self.parameters.items()}
 
     def _place_experts(self, stacked: Sequence[AdapterModule]) -> None:
         """Parameters of expert stacks; reasons for those without."""
@@ -70,7 +72,16 @@ class PeftPlanner(AdapterPlanner):
                 names = " and ".join(parameter.modules)
                 self.refuse(f"transformers has {names} as one parameter with one lora_A, and these have two", MERGED)
                 return
+            parameter = parameter._replace(path=self._in_whole(parameter.path))
             self.parameters |= dict.fromkeys(parameter.modules, parameter)
+
+    def _in_whole(self, path: str) -> str:
+        """A path of a text model within the class of both, where the base is a checkpoint of that."""
+        base = self.adapter.base if self.index.format != "peft" else None
+        tower = tower_of_document(base.raw) if base else None
+        prefix = tower.in_huggingface.text[1] if tower else ""
+        inner = dict(NESTED).get(prefix)  # empty for language_model.*, which is called otherwise in memory by most
+        return f"{prefix}{path.removeprefix(inner)}" if inner and path.startswith(inner) else path
 
     def _one_change(self, modules: Sequence[AdapterModule]) -> bool:
         """Whether parts share ``lora_a`` and scale."""
