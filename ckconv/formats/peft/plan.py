@@ -76,7 +76,7 @@ class PeftPlanner(AdapterPlanner):
             self.parameters |= dict.fromkeys(parameter.modules, parameter)
 
     def _in_whole(self, path: str) -> str:
-        """A path of a text model within the class of both, where the base is a checkpoint of that."""
+        """A text model's path within the class of both, if the base is that."""
         base = self.adapter.base if self.index.format != "peft" else None
         tower = tower_of_document(base.raw) if base else None
         prefix = tower.in_huggingface.text[1] if tower else ""
