@@ -29,23 +29,24 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ckconv.api import batch as batch
-    from ckconv.api import convert as convert
-    from ckconv.api import convert_tower as convert_tower
-    from ckconv.api import diff as diff
-    from ckconv.api import dry_run as dry_run
-    from ckconv.api import edit as edit
-    from ckconv.api import hash as hash
-    from ckconv.api import iter_tensors as iter_tensors
-    from ckconv.api import open_model as open_model
-    from ckconv.api import targets as targets
-    from ckconv.api import verify as verify
+    from ckconv.api import (
+        batch as batch,
+        convert as convert,
+        convert_tower as convert_tower,
+        diff as diff,
+        dry_run as dry_run,
+        edit as edit,
+        hash as hash,
+        iter_tensors as iter_tensors,
+        open_model as open_model,
+        targets as targets,
+        verify as verify,
+    )
     from ckconv.comparison.compare import Comparison as Comparison
     from ckconv.comparison.verify import Verified as Verified
     from ckconv.conversion.run import Report as Report
     from ckconv.errors import CkconvError as CkconvError
-    from ckconv.formats.model import Model as Model
-    from ckconv.formats.model import ModelTensor as ModelTensor
+    from ckconv.formats.model import Model as Model, ModelTensor as ModelTensor
     from ckconv.options import Options as Options
 
 _HOMES = {

@@ -72,8 +72,7 @@ def run(arguments: list[str]) -> int:
     """Run the command line with ``arguments`` and return its exit status."""
     import click
 
-    from ckconv.cli import ReaderGone
-    from ckconv.cli import main as group
+    from ckconv.cli import ReaderGone, main as group
     from ckconv.cli.render import as_error, discard_stdout, print_error, printable, say
     from ckconv.cli.settings import Settings
     from ckconv.errors import BROUGHT_BACK, NO_RESOURCES, Interrupted, OutputError, UsageError, code_of

@@ -861,8 +861,7 @@ def diff(
         InputError: one of the two is malformed.
         UnsupportedError: the two cannot be compared.
     """
-    from ckconv.comparison.compare import diff as compare
-    from ckconv.comparison.compare import require_comparable
+    from ckconv.comparison.compare import diff as compare, require_comparable
 
     with own_families([Path(file) for file in families]):
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))

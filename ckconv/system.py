@@ -112,9 +112,7 @@ if TYPE_CHECKING or _has("pread", "preadv", "pwrite"):
         return os.pwrite(fd, content, offset)
 
 else:
-    from ckconv.portable import read_at as _read_at
-    from ckconv.portable import read_into as _read_into
-    from ckconv.portable import write_some
+    from ckconv.portable import read_at as _read_at, read_into as _read_into, write_some
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:

@@ -79,8 +79,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import consumers  # noqa: E402
 import family_cases  # noqa: E402
 import numpy as np  # noqa: E402
-from family_adapters import DIRECTIONS as USED  # noqa: E402
-from family_adapters import AdapterRun  # noqa: E402
+from family_adapters import DIRECTIONS as USED, AdapterRun  # noqa: E402
 from family_directions import Run, read_gguf, rounded  # noqa: E402
 
 #: Names of safetensors' types in torch.

@@ -11,8 +11,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType as Q
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType as Q, GGUFReader
 
 CODES = {"v3": {Q.F32: 0, Q.Q4_K: 6, Q.Q6_K: 7}, "v4": {Q.F32: 0, Q.Q4_K: 7, Q.Q6_K: 8}}
 

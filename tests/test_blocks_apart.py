@@ -10,8 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Raw, dequantized, save_file
-from checkpoints import quantized as quantized_groups
+from checkpoints import Raw, dequantized, quantized as quantized_groups, save_file
 from family_cases import checkpoint, recording
 from family_directions import read_gguf
 from gguf_copies import gguf_copy

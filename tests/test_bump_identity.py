@@ -16,8 +16,7 @@ import numpy as np
 from checkpoints import Decoder, bf16, save
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import Model
 from safetensors import safe_open
 

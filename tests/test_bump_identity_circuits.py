@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors_builder import numbers, tensors_of
 from test_bump_identity import PATIENT, stored
 

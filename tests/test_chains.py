@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gguf import GGMLQuantizationType as Q
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import Model
 
 import ckconv

@@ -12,8 +12,7 @@ import gguf.quants
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from gguf_builder import Q4_0, Q4_K, Tensor
-from gguf_builder import gguf as made_gguf
+from gguf_builder import Q4_0, Q4_K, Tensor, gguf as made_gguf
 from models import Model
 from safetensors.numpy import load_file
 

@@ -11,8 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Array, Decoder, Raw, Tensors, save, save_gguf
-from gguf_builder import Tensor
-from gguf_builder import gguf as gguf_file
+from gguf_builder import Tensor, gguf as gguf_file
 from packing import packed
 
 from ckconv.comparison.compare import Comparison, Difference, diff, require_comparable

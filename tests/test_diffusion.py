@@ -13,8 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Raw, Tensors, bf16
-from checkpoints import save_file as raw_file
+from checkpoints import Raw, Tensors, bf16, save_file as raw_file
 from diffusion_models import MODELS, save_model
 from gguf_copies import finish
 from packed_checkpoints import fp8_values

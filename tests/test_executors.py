@@ -23,8 +23,7 @@ from conftest import FIXTURES, Result
 
 import ckconv
 from ckconv.api import prepare
-from ckconv.conversion import cluster, pipeline
-from ckconv.conversion import write as writing
+from ckconv.conversion import cluster, pipeline, write as writing
 from ckconv.conversion.resume import fingerprint, requested
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options

@@ -14,8 +14,7 @@ import consumers
 import numpy as np
 import pytest
 from conftest import FIXTURES
-from family_adapters import DIRECTIONS as USED
-from family_adapters import AdapterRun
+from family_adapters import DIRECTIONS as USED, AdapterRun
 from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families
 from family_directions import Run
 

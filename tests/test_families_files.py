@@ -11,8 +11,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from family_cases import ROOT
-from family_cases import families as with_cases
+from family_cases import ROOT, families as with_cases
 
 from ckconv.families import catalog
 from ckconv.families.catalog import FAMILIES, Family

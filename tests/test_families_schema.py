@@ -9,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from orders import to_canonical, to_stored
 
 from ckconv.core.layouts import F32
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalog import families_of_engine, family_without_name
-from ckconv.families.expressions import ExpressionError
-from ckconv.families.expressions import parse as expression
+from ckconv.families.expressions import ExpressionError, parse as expression
 from ckconv.families.merge import ENGINE_FIELDS, FOLDER, KEY_FIELDS, ROW_FIELDS, SECTIONS, merged, misformed
 from ckconv.families.schema import load
 from ckconv.families.sizes import Kind, stored_layout

@@ -11,8 +11,7 @@ from pathlib import Path
 import family_cases
 import numpy as np
 import pytest
-from checkpoints import Raw
-from checkpoints import save_file as save_raw
+from checkpoints import Raw, save_file as save_raw
 from conftest import FIXTURES, Result
 from gguf_builder import Tensor, gguf
 from safetensors.numpy import load_file, save_file

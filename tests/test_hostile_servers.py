@@ -20,8 +20,7 @@ from conftest import FIXTURES, Result
 from remote_servers import Server, serving
 
 from ckconv.formats.locate import located
-from ckconv.io import remote as http
-from ckconv.io import standing as elsewhere
+from ckconv.io import remote as http, standing as elsewhere
 
 Ckconv = Callable[..., Result]
 

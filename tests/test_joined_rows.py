@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Layout, headed, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, cut

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from gguf_builder import F16, Tensor, gguf
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from models import Model
 from test_memory import COMMAND, MB, peak
 

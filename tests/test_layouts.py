@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ckconv.core.layouts import Layout, Strip, boxes, column_blocks, headed, plain, shifted, transposed
 

@@ -7,8 +7,7 @@ from typing import Any
 import mlx_vectors
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 from packing import packed, raw_of
 

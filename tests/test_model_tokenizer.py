@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ckconv.errors import UnsupportedError
 from ckconv.tokenizer.vocabulary import gguf_entries, huggingface_entries, tokenizer_entries

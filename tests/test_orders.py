@@ -9,8 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ckconv.core.layouts import DTYPES, F16, F32, DType, Layout, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, blocks_apart, cut, matrix_of

@@ -27,8 +27,7 @@ from ckconv.conversion.planning import make_plan
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import ArrayRef
 from ckconv.formats.safetensors.write import TokenizerPlan, files_from_gguf
-from ckconv.tokenizer import checkpoint
-from ckconv.tokenizer import huggingface as tokenizer_json
+from ckconv.tokenizer import checkpoint, huggingface as tokenizer_json
 from ckconv.tokenizer.source import texts_of
 from ckconv.tokenizer.vocabulary import (
     NotFaithful,

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES, Result
-from family_cases import cases, families
-from family_cases import checkpoint as checkpoint_of
+from family_cases import cases, checkpoint as checkpoint_of, families
 from gguf_copies import finish
 
 import ckconv

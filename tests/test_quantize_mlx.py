@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
 from conftest import FIXTURES, Result
-from family_cases import cases, families
-from family_cases import checkpoint as checkpoint_of
+from family_cases import cases, checkpoint as checkpoint_of, families
 from mlx_cases import CASES, by_mlx, digest, weights
 from safetensors_builder import tensors_of
 

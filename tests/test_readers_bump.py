@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 from bump_broken import BAD_CONFIGS, BROKEN, FILE, SOUND, Bump, K, put, with_layers
 from checkpoints import Decoder, save
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ckconv import Options, convert
 from ckconv.errors import CkconvError, InputError, UnsupportedError

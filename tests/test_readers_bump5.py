@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from bump4_builder import Built, Sizes, build, with_footer
 from gguf import GGMLQuantizationType as Q
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from models import Model
 
 from ckconv.comparison.verify import verify_index

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES
 from gguf_builder import Q8_0, Tensor, gguf, number, pair, raw_pair, string, value
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ckconv.errors import InputError, OutputError
 from ckconv.formats.gguf import values as gguf_cursor

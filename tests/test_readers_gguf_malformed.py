@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from gguf_broken import ARCH, BROKEN, START, TWO
 from gguf_builder import F16, Q8_0, Tensor, gguf, mutated, number_fields, raw_pair, string
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_readers_gguf import SOUND, refusal
 
 from ckconv.errors import CkconvError

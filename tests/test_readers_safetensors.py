@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import safetensors
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors_builder import BITS, container, f32, mutated, sound, split, tensor
 
 from ckconv.errors import CkconvError, InputError, UnsupportedError

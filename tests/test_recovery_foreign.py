@@ -14,8 +14,7 @@ from conftest import FIXTURES, Result
 from kills import HIT
 
 from ckconv.publish.files import LOCK, Directory
-from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
-from ckconv.publish.journal import NAME as JOURNAL
+from ckconv.publish.journal import CONVERSION, NAME as JOURNAL, REPLACED, discard, lasting_name, recover
 
 pytestmark = [pytest.mark.attack, pytest.mark.needs("posix")]
 

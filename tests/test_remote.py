@@ -24,8 +24,7 @@ from remote_servers import Server, hub, serving
 
 import ckconv as ckconv_package
 from ckconv import errors
-from ckconv.io import remote as http
-from ckconv.io import standing as elsewhere
+from ckconv.io import remote as http, standing as elsewhere
 
 ROOT = Path(__file__).parent.parent
 LLAMA, QWEN2 = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", FIXTURES / "hf" / "qwen2-tied-bf16"

@@ -10,8 +10,7 @@ import gguf.quants
 import mlx_vectors
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 from packing import packed, raw_of
 from test_lowest_bits import KINDS, values

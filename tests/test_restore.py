@@ -22,8 +22,7 @@ from models import Model
 from test_record import packed
 
 from ckconv.api import open_model
-from ckconv.record import keep as keeping
-from ckconv.record import read as zipstore
+from ckconv.record import keep as keeping, read as zipstore
 
 Ckconv = Callable[..., Result]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_layouts import Places, row_places
 
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, DType, Layout, column_blocks, plain, transposed

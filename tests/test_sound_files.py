@@ -12,8 +12,7 @@ import pytest
 from checkpoints import Decoder, save
 from conftest import FIXTURES
 from family_cases import checkpoint, recording
-from gguf_builder import Tensor
-from gguf_builder import gguf as built
+from gguf_builder import Tensor, gguf as built
 from models import Model
 
 import ckconv

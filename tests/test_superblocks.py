@@ -10,8 +10,7 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from models import Model
 
 import ckconv

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from family_cases import checkpoint as family_checkpoint
-from family_cases import recording
+from family_cases import checkpoint as family_checkpoint, recording
 from gguf import GGMLQuantizationType as Q
 from models import Model
 

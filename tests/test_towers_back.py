@@ -11,8 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import Result
-from family_cases import checkpoint as plain_checkpoint
-from family_cases import recording
+from family_cases import checkpoint as plain_checkpoint, recording
 from gguf_copies import gguf_copy
 from safetensors import deserialize
 from tower_cases import recordings, with_tokens

@@ -267,8 +267,7 @@ def test_wrapped_is_what_the_engine_wraps(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-tied-bf16", "llama-bias-f32", "qwen2-tied-bf16"])
 def test_training_starts_with_what_a_checkpoint_computes(name: str, tmp_path: Path) -> None:
-    from recorded import PROMPT as LONG
-    from recorded import off as off_long
+    from recorded import PROMPT as LONG, off as off_long
 
     asked = {"bump_version": 0, "trainable": "headerless", "allow_lossy": True}
     made = converted(FIXTURES / "hf" / name, tmp_path, "bump", **asked) / "weights.bump"

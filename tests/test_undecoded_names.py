@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES, Result
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from ckconv.errors import escaped, is_text, unescaped
 

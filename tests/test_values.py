@@ -12,8 +12,7 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ckconv.core.layouts import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
 from ckconv.quant import codec

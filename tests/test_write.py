@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_rows import stored
 
 from ckconv import Options, convert

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import Axis, Layout, Strip, merged, plain, transposed
-from ckconv.core.layouts import Kind as ElementKind
+from ckconv.core.layouts import Axis, Kind as ElementKind, Layout, Strip, merged, plain, transposed
 from ckconv.core.tensors import (
     BY_BASE,
     PARTS,

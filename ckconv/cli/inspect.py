@@ -135,8 +135,7 @@ def command(
     if tensors is not None and index.stored and not description.shown:
         raise UsageError("usage", f"--tensors {tensors!r} matches no tensor")
     if page is not None:
-        from ckconv.cli.page import page as page_of
-        from ckconv.cli.page import write
+        from ckconv.cli.page import page as page_of, write
 
         write(page, page_of(description), force=force)
         if not settings.json:

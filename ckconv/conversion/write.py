@@ -31,8 +31,7 @@ from ckconv.io.digests import HASHED_AT_ONCE, FileHash
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
 from ckconv.io.tiles import SideBySide, Tiles, is_light
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Step
-from ckconv.publish.files import SideFile, pieces_of
-from ckconv.publish.files import growing as opening
+from ckconv.publish.files import SideFile, growing as opening, pieces_of
 from ckconv.quant.convert import Action, Conversion
 from ckconv.signals import blocking, check
 from ckconv.system import MAX_OPEN, read_at, sync_data, syncs_data, wait_for_reader, write_at, write_some

@@ -11,8 +11,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import F32, Axis, DType, Layout, float32, merged, strip
-from ckconv.core.layouts import Kind as Kinds
+from ckconv.core.layouts import F32, Axis, DType, Kind as Kinds, Layout, float32, merged, strip
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes

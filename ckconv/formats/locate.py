@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.values import parse_shard_name
-from ckconv.formats.safetensors.container import INDEX_SUFFIX, MAX_JSON, shard_name
-from ckconv.formats.safetensors.container import parse_shard_name as parse_part_name
+from ckconv.formats.safetensors.container import INDEX_SUFFIX, MAX_JSON, parse_shard_name as parse_part_name, shard_name
 from ckconv.io import address_of
 from ckconv.io.json import Document, parse_object, read_document
 

@@ -23,8 +23,16 @@ from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone, same_valu
 from ckconv.quant.codec import to_float32
 from ckconv.quant.convert import decode, side_by_side
 from ckconv.quant.mlx import split_planes, triple_of, triple_type
-from ckconv.quant.packed import E4M3, inverse, is_scaled, numbers, scale_values, scaled, scheme_of
-from ckconv.quant.packed import decode as decode_packed
+from ckconv.quant.packed import (
+    E4M3,
+    decode as decode_packed,
+    inverse,
+    is_scaled,
+    numbers,
+    scale_values,
+    scaled,
+    scheme_of,
+)
 
 T = TypeVar("T")
 

@@ -18,8 +18,7 @@ from ckconv.core.layouts import DType, Layout
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
-from ckconv.quant.convert import Action, Conversion, Errors, decodable
-from ckconv.quant.convert import Run as Run
+from ckconv.quant.convert import Action, Conversion, Errors, Run as Run, decodable
 
 if TYPE_CHECKING:
     from ckconv.publish.files import SideFile

@@ -39,8 +39,7 @@ from ckconv.core.layouts import (
     round_to,
 )
 from ckconv.errors import UnsupportedError
-from ckconv.quant import mlx as mlxquant
-from ckconv.quant import packed
+from ckconv.quant import mlx as mlxquant, packed
 from ckconv.quant.codec import from_float32, libgguf, to_float32
 from ckconv.quant.mlx import Triple, plane_types, quantize_triple, split_planes, triple_of
 from ckconv.quant.packed import scheme_of

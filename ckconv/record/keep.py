@@ -22,8 +22,7 @@ from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Triple, triple_of
 from ckconv.quant.repack import Recipe, find
-from ckconv.record import CONVERSION_NAME, record_path
-from ckconv.record import read as zipstore
+from ckconv.record import CONVERSION_NAME, read as zipstore, record_path
 from ckconv.record.read import (
     DOCUMENT_NAME,
     DOCUMENTS,

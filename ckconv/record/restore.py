@@ -25,8 +25,7 @@ from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record import record_path
-from ckconv.record.read import IGNORED, OpenRecord, SourceFile, open_skeleton, record_beside
-from ckconv.record.read import Run as Bytes
+from ckconv.record.read import IGNORED, OpenRecord, Run as Bytes, SourceFile, open_skeleton, record_beside
 
 
 def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:

@@ -16,8 +16,7 @@ from struct import pack
 from ckconv.core.config import ModelConfig, behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import BF16, COUNTED, DTYPES, F16, F32, F64, INTEGERS, WIDENS_TO_F32, DType, Kind, plain
-from ckconv.core.metadata import Value, as_read, scalar
-from ckconv.core.metadata import array as int_array
+from ckconv.core.metadata import Value, array as int_array, as_read, scalar
 from ckconv.core.tensors import (
     HEAD,
     ROPE_FREQUENCIES,

@@ -31,12 +31,10 @@ from ckconv.families.catalog import (
 )
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
-from ckconv.families.keys import CONSUMERS, TRANSFORMERS, Kind, ParameterCell, full_key
-from ckconv.families.keys import MLX_LM as MLX_LM_READER
+from ckconv.families.keys import CONSUMERS, MLX_LM as MLX_LM_READER, TRANSFORMERS, Kind, ParameterCell, full_key
 from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope_of, write
-from ckconv.families.schema import MLX_LM, Family
-from ckconv.families.schema import TRANSFORMERS as OF_CLASSES
+from ckconv.families.schema import MLX_LM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.io.files import Files, open_source
 from ckconv.io.rows import RowReader
 from ckconv.options import Options
