@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from ckconv.conversion.planning import judged, make_plan, merged, tower_options
+from ckconv.conversion.run import Report, make_folder, run, uploading
+from ckconv.conversion.sidefiles import check_in_place, late_files
+from ckconv.conversion.write import Losses, Watcher, bytes_of, watching
 from ckconv.core.late import NamedTuple, NDArray, np
 from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.errors import CkconvError, InputError, OutputError, UsageError, counted, quoted
@@ -57,16 +60,14 @@ from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import check_values
 from ckconv.plan.steps import Late, Plan, Step
 from ckconv.record import record_path
+from ckconv.verification.tensors import Progress, Soundness
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckconv.comparison.compare import Comparison
     from ckconv.comparison.verify import Verified
-    from ckconv.conversion.run import Report
-    from ckconv.conversion.write import Watcher
     from ckconv.record.read import OpenRecord
-    from ckconv.verification.tensors import Progress
 
 StrPath = str | os.PathLike[str]
 
@@ -431,10 +432,6 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
-    from ckconv.conversion.run import run, uploading
-    from ckconv.conversion.sidefiles import late_files
-    from ckconv.conversion.write import watching
-
     options = options or Options()
     check_values(options)
     check_alone({"resume": resume, "executor": executor} if mmproj is not None else {})
@@ -484,8 +481,6 @@ def _into(
     from shutil import copyfileobj
     from tempfile import TemporaryFile
 
-    from ckconv.conversion.run import run
-
     plan, place = prepare(source, STDOUT, to=to, source_format=source_format, adapters=adapters, options=options)
     with TemporaryFile() as held:
         report = run(plan, place, stdout=held.fileno(), watcher=watcher)
@@ -513,8 +508,6 @@ def iter_tensors(
     Raises:
         UsageError, InputError, UnsupportedError, OutputError: as :func:`convert`.
     """
-    from ckconv.verification.tensors import Soundness
-
     options = options or Options()
     check_values(options)
     with own_families(options.families):
@@ -532,8 +525,6 @@ def iter_tensors(
 
 def _array(step: Step, plan: Plan, files: Files) -> NDArray[Any]:
     """Values of a step, in its target's shape; blocks as rows of bytes."""
-    from ckconv.conversion.write import Losses, bytes_of
-
     losses, dtype, shape = Losses(plan), step.target.dtype, step.target.shape
     data = bytes_of(step, files, losses)
     losses.check()
@@ -556,8 +547,6 @@ def batch(
     Raises:
         UsageError: ``usage.target``, two models have one name, or one would go to its own place.
     """
-    from ckconv.conversion.run import make_folder
-
     given = list(sources)
     for source in given:
         check_argument("a source", source, "StrPath")
@@ -653,9 +642,6 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.conversion.run import run
-    from ckconv.conversion.write import watching
-
     plan, place, late = prepare_edit(source, target, set_meta=set_meta, drop_meta=drop_meta)
     in_place = target is None
     return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=watching(progress))
@@ -669,8 +655,6 @@ def prepare_edit(
     drop_meta: Sequence[str] = (),
 ) -> tuple[Plan, Destination, Sequence[Late]]:
     """The plan of :func:`edit`, its place, and the checksums beside it."""
-    from ckconv.conversion.sidefiles import check_in_place, late_files
-
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
     index = open_index(as_path(source))
@@ -733,10 +717,6 @@ def convert_tower(
         UnsupportedError: ``tower.unknown``, or every reason why llama.cpp would not compute the tower.
         InputError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.conversion.run import run
-    from ckconv.conversion.sidefiles import late_files
-    from ckconv.conversion.write import watching
-
     options = options or Options()
     check_values(options)
     plan, place = prepare_tower(source, target, options=options)

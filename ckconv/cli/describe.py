@@ -31,7 +31,7 @@ from ckconv.io.files import card_of, head_is_embedding
 from ckconv.plan.probe import SourceFacts, size_of
 from ckconv.plan.quantizing import base_type, file_type, recipe_names
 from ckconv.plan.steps import Reason
-from ckconv.tokenizer.source import templates_of, texts_of
+from ckconv.tokenizer.source import abilities_of, templates_of, texts_of
 
 if TYPE_CHECKING:
     from ckconv.comparison.compare import Hashes
@@ -537,8 +537,6 @@ def _template(index: TensorIndex) -> bool | None:
 
 def _abilities(index: TensorIndex) -> Iterator[str]:
     """Roles, tools and thinking of each chat template, by its text."""
-    from ckconv.tokenizer.source import abilities_of
-
     try:
         found = dict(templates_of(index))
     except CkconvError:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ckconv.cli.flags import flag
 from ckconv.cli.render import ProgressLine, print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Finite, Settings, common_options, force_option, page_option, settings_of
+from ckconv.comparison.compare import Comparison, Difference, diff, require_comparable
 from ckconv.errors import counted, shown
 from ckconv.signals import interruptible
-
-if TYPE_CHECKING:
-    from ckconv.comparison.compare import Comparison, Difference
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "
@@ -65,7 +63,6 @@ def command(
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
     changed their type without changing a value are equal.
     """
-    from ckconv.comparison.compare import diff, require_comparable
     from ckconv.families.catalog import own_families
     from ckconv.formats.detect import open_index
     from ckconv.formats.model import seen_alike

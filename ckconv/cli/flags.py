@@ -429,8 +429,6 @@ def _take(found: dict[str, Default], option: click.Option, default: Default) -> 
 
 def _opposites(flag: str) -> Iterator[str]:
     """Parameters whose flags exclude this one: ``--tie`` and ``--untie``."""
-    from ckconv.options import OPTIONS
-
     names = {row.name for row in OPTIONS if row.flag == f"--{flag}"}
     yield from (row.flag[2:].replace("-", "_") for row in OPTIONS if row.name in names and row.flag != f"--{flag}")
 

@@ -9,13 +9,12 @@ import click
 from ckconv.cli.render import print_json, print_lines, print_report_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 from ckconv.errors import CkconvError, UsageError, quoted
+from ckconv.families.catalog import FAMILIES, own_families, text_of
 
 _SCHEMAS = Path(__file__).parent / "schemas"
 
 
 def _no_family(name: str) -> CkconvError:
-    from ckconv.families.catalog import FAMILIES
-
     return UsageError("usage", f"--family {quoted(name)}: neither a file nor one of the families {', '.join(FAMILIES)}")
 
 
@@ -43,7 +42,6 @@ def command(context: click.Context, family: str | None, resolved: bool, schema: 
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
     from ckconv.core.layouts import DTYPES, Kind
-    from ckconv.families.catalog import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types

@@ -9,12 +9,14 @@ from pathlib import Path
 import click
 
 from ckconv.cli.flags import FormatName, flag
+from ckconv.cli.render import ProgressLine, print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, settings_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
 from ckconv.io import as_path
 from ckconv.io.files import PipeSource
 from ckconv.signals import interruptible
+from ckconv.tokenizer.source import abilities_of, equal_tokens_of, ids_beyond, render, special_texts, templates_of
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -105,13 +107,10 @@ def command(
         from ckconv.formats.hazards import noted
 
         noted(index, strict=True)
-    from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
-
     tokens = "; ".join([*ids_beyond(index), *filter(None, [equal_tokens_of(index)])])
     index = replace(index, facts={**index.facts, "tokens": tokens}) if tokens else index
     found = None
     if hashes:
-        from ckconv.cli.render import ProgressLine
         from ckconv.comparison.compare import hash_index
         from ckconv.plan.probe import numberless
 
@@ -143,12 +142,8 @@ def command(
     if settings.quiet and not settings.json:
         return
     if settings.json:
-        from ckconv.cli.render import print_json
-
         print_json(description.document())
     elif markdown:
-        from ckconv.cli.render import print_lines
-
         print_lines(description.markdown())
     elif on_terminal:
         from ckconv.cli.tables import print_tables
@@ -158,16 +153,11 @@ def command(
             description, settings, only_metadata=metadata, only_tensors=tensors is not None, every_tensor=every
         )
     else:
-        from ckconv.cli.render import print_lines
-
         print_lines(description.lines(only_metadata=metadata, only_tensors=tensors is not None))
 
 
 def _test_templates(index: TensorIndex, settings: Settings) -> None:
     """Print what every chat template makes of the samples."""
-    from ckconv.cli.render import print_json, print_lines
-    from ckconv.tokenizer.source import abilities_of, render, special_texts, templates_of
-
     templates = dict(templates_of(index))
     if not templates:
         raise UsageError("usage", f"{index.path.name} has no chat template")

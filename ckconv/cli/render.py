@@ -148,8 +148,6 @@ class Lines:
 
     def print(self, document: Mapping[str, Any]) -> None:
         """Print one."""
-        import json
-
         if not self._shown or self._failed is not None:
             return
         try:

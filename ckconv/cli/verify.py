@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckconv.api import check_output, prepare, prepare_tower
 from ckconv.cli.flags import (
     FormatName,
     adapters_of,
@@ -31,13 +32,13 @@ from ckconv.cli.settings import (
     settings_of,
     told_elsewhere,
 )
+from ckconv.comparison.verify import Beside, Rebuilt, rebuild
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.options import Options
 from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
-    from ckconv.comparison.verify import Rebuilt
     from ckconv.formats.destination import Destination
     from ckconv.plan.steps import Plan
 
@@ -78,7 +79,6 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     off the output. Of a checkpoint that sees, MMPROJ is the tower that SRC, its text model, has beside it. Exit 5 if
     anything is not what it should be, with everything at fault named.
     """
-    from ckconv.api import check_output
     from ckconv.families.catalog import own_families
     from ckconv.formats.bump.sidefiles import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
@@ -199,9 +199,6 @@ def _rebuilt(
     path: Path, src: Path | None, out: TensorIndex, flags: dict[str, Any], named: dict[str, Path], settings: Settings
 ) -> Rebuilt:
     """Every byte of the output, and what it is made of."""
-    from ckconv.api import prepare, prepare_tower
-    from ckconv.comparison.verify import Beside, rebuild
-
     if src is None:
         raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")
     options, adapters = options_of(flags), adapters_of(flags)

@@ -42,7 +42,7 @@ from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, layers_of_nothing
-from ckconv.families.towers import is_seen_by
+from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion, is_seen_by, tower_of_document
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, crossed, zeros
 from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors
@@ -95,8 +95,6 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     Raises:
         InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
     """
-    from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion, tower_of_document
-
     if index.misfit is not None:
         raise index.misfit
     if index.quantizer:

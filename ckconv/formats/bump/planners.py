@@ -53,6 +53,7 @@ from ckconv.formats.bump.slots import (
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan, Reason, decode
+from ckconv.tokenizer.source import equal_tokens_of, gguf_keys, special_tokens_of, texts_of, tokenizer_of
 
 # -- Version of bump that holds a model best, and flags that help ------------------------------------------------------
 
@@ -522,7 +523,6 @@ class Bump5Planner(BumpPlanner):
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
         from ckconv.formats.bump import write as documents
         from ckconv.formats.bump.write import Bump5, container5
-        from ckconv.tokenizer.source import gguf_keys, special_tokens_of, texts_of, tokenizer_of
         from ckconv.tokenizer.vocabulary import MERGE_BYTES
 
         keys = gguf_keys(self.index, self.geometry.vocab)
@@ -572,8 +572,6 @@ class Bump5Planner(BumpPlanner):
         )
 
     def _note(self, content: Mapping[str, bytes], head: DType, right: Sequence[str]) -> None:
-        from ckconv.tokenizer.source import equal_tokens_of
-
         same = equal_tokens_of(self.index, "a text has the one or the other")
         self.notes += [same] if same and content else []
         if not content:

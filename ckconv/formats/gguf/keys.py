@@ -42,6 +42,7 @@ from ckconv.families.towers import ORIGINAL_SHAPE
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
+from ckconv.formats.safetensors.files import PLAIN, kept_documents, modules_of, pooling_of
 from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.plan.planner import Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
@@ -380,8 +381,6 @@ def gives_embeddings(index: TensorIndex) -> bool:
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return False
-    from ckconv.formats.safetensors.files import modules_of
-
     classes = index.metadata.get("architectures")
     named = [str(name) for name in classes] if isinstance(classes, list) else []
     headless = [name.endswith("Model") and not name.endswith("LMHeadModel") for name in named]
@@ -405,8 +404,6 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
         return {f"{family.gguf}.pooling_type": scalar("u32", _RANK)}
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return {}
-    from ckconv.formats.safetensors.files import kept_documents, modules_of, pooling_of
-
     if not (modules := modules_of(root_of(index))):
         return {}
     files = beside(index)
@@ -429,8 +426,6 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return []
-    from ckconv.formats.safetensors.files import PLAIN, modules_of
-
     modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
     there = [index.tensors[name] for name in modules if name in index.tensors]
     return [

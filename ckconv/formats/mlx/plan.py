@@ -33,7 +33,7 @@ from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization, triple_of, triple_type
 from ckconv.quant.packed import is_scaled, nearest
-from ckconv.quant.repack import BY_BLOCK, SUPERBLOCKS
+from ckconv.quant.repack import BY_BLOCK, SCATTERED, SUPERBLOCKS, is_fp8, scattered, triple_for
 
 # ``--quantize`` for MLX: which module gets what, as in ``quantize_model`` of mlx-lm's ``utils.py``.
 
@@ -220,8 +220,6 @@ class MlxPlanner(CheckpointPlanner):
             if self.index.format != self.format and (why := self.unsound(tensor)):
                 self._fault(why, ORIGINAL, tensor.source)
             return tensor.dtype
-        from ckconv.quant.repack import SCATTERED, is_fp8, scattered, triple_for
-
         asked = self.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
