@@ -7,9 +7,17 @@ import io
 import os
 import sys
 import warnings
+from _thread import RLock
+from collections.abc import Callable
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core import __version__
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 #: Bytes that numpy takes when it is imported; OpenBLAS in it ends the process where there are fewer.
 _NUMPY = 96 << 20
@@ -34,7 +42,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not sys.warnoptions:  # what Python and numpy warn of names lines of this installation, and no user can mend them
         warnings.simplefilter("ignore")
-    sys.meta_path.insert(0, _Memory())
+    sys.meta_path.insert(0, _Imports())
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up
@@ -52,11 +60,14 @@ def main() -> None:
     sys.exit(status)
 
 
-class _Memory:
-    """Import hook: asks for memory before numpy is imported."""
+class _Imports:
+    """Import hook: asks for memory for numpy, lets other modules wait.
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing.
+    Those run when something of them is used.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find modules that wait.
 
         Raises:
             MemoryError: there is not enough.
@@ -66,6 +77,61 @@ class _Memory:
 
             if limits().keys() & {"-v", "-d"}:
                 require_memory(_NUMPY)
+        spec = PathFinder.find_spec(name) if name in _WAITING else None
+        if spec is not None:
+            _LOADERS[name], spec.loader = spec.loader, self  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make a module that runs its file when something of it is used."""
+        return _Waiting(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Add what is called when the users of a module are imported."""
+        vars(module).update(_WAITING[module.__name__])
+
+
+class _Waiting(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        with _LOCK:
+            loader = None if name.startswith("__") else _LOADERS.pop(self.__name__, None)
+            if loader is not None:
+                self.__loader__ = loader
+                loader.exec_module(self)
+                self.__class__ = ModuleType  # type: ignore[assignment]
+        return ModuleType.__getattribute__(self, name)
+
+
+class _Logger:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        import logging
+
+        return getattr(logging.getLogger(self._name), name)
+
+
+def _cleandoc(text: str) -> str:
+    first, _, rest = text.expandtabs().partition("\n")
+    if rest:
+        from textwrap import dedent
+
+        rest = dedent(rest)
+    return f"{first.lstrip()}\n{rest}".strip("\n")
+
+
+#: What is imported and hardly used (``inspect`` and ``logging`` by click, dataclasses and concurrent.futures), and what
+#: is called of it for each flag, and when those are imported: all of it takes a fifth of the time until work begins.
+_WAITING: dict[str, dict[str, Callable[[str], object]]] = {
+    "inspect": {"cleandoc": _cleandoc},
+    "logging": {"getLogger": _Logger},
+    **{name: {} for name in ("base64", "difflib", "numbers", "shlex")},
+}
+
+
+_LOADERS: dict[str, Loader | None] = {}
+_LOCK = RLock()
 
 
 def run(arguments: list[str]) -> int:

@@ -7,16 +7,16 @@ where those of the command line have flags.
 from __future__ import annotations
 
 import errno
+import inspect
 import math
+import numbers
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
-from inspect import isgeneratorfunction, signature
 from itertools import groupby
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -160,14 +160,14 @@ def pythonic(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **more: P.kwargs) -> T:
         try:
-            given = signature(function).bind(*args, **more)
+            given = inspect.signature(function).bind(*args, **more)
         except TypeError:
             return function(*args, **more)  # raises that error in its own words
         for name, value in [*given.arguments.items()]:
             annotation = function.__annotations__[name]
             check_argument(name, value, annotation)
             given.arguments[name] = _pythons_own(value, annotation)
-        if isgeneratorfunction(function):
+        if inspect.isgeneratorfunction(function):
             return generate(*given.args, **given.kwargs)  # type: ignore[no-any-return]
         try:
             return function(*given.args, **given.kwargs)
@@ -188,7 +188,7 @@ def _is_bool(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def _pythons_own(value: object, annotation: str) -> object:

@@ -7,11 +7,13 @@ Read from that table: the flags of the command line, what a program may give, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from ckconv.core.late import NamedTuple, dataclass
 
 
 class Named(Protocol):

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 import ckconv
 from ckconv.errors import CkconvError, InputError, UsageError
 from ckconv.families.catalog import FAMILIES, check_family, family_of_gguf, own_families
-from ckconv.families.merge import FOLDER, merged
+from ckconv.families.merge import FOLDER, SECTIONS, files_of, merged, misformed, read_file
 from ckconv.options import Options
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
@@ -444,6 +444,8 @@ def test_a_family_without_a_row_is_refused_as_not_known_to_ckconv(version: int, 
 def test_the_shipped_files_are_right() -> None:
     for family in FAMILIES.values():
         check_family(family)
+        for table in map(read_file, files_of(family.path)):
+            assert (table.keys() - SECTIONS, misformed(table)) == (set(), None)
 
 
 def row(key: str, text: str) -> str:

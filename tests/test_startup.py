@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckconv.core import __version__
+from ckconv.core import __version__, late
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
@@ -152,6 +156,55 @@ def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     said = f"ckconv {__version__}\n" if out == subprocess.PIPE else None
     assert (done.returncode, done.stdout, " click" in done.stderr) == (status, said, status != 0)
+
+
+@pytest.mark.parametrize(("verb", "out"), [("inspect", ()), ("convert", ("-", "--to", "gguf"))])
+def test_modules_that_are_hardly_used_wait(fixtures: Path, verb: str, out: tuple[str, ...]) -> None:
+    """What ``inspect`` and ``logging`` import are the signs that these did not run."""
+    command = [sys.executable, "-X", "importtime", "-m", "ckconv", verb, str(fixtures / MODEL), *out]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    assert (done.returncode, names & {"dis", "tokenize", "traceback", "difflib"}) == (0, set())
+    assert names >= {"click", "inspect", "dataclasses"}
+
+
+def test_a_waiting_module_becomes_the_one_that_it_stands_for() -> None:
+    code = """
+import sys
+from ckconv.__main__ import _Imports
+sys.meta_path.insert(0, _Imports())
+import concurrent.futures, inspect, logging
+assert "dis" not in sys.modules and "traceback" not in sys.modules
+import logging.handlers
+concurrent.futures._base.LOGGER.error("said")
+print(inspect.cleandoc(" a\\n   b\\n  c\\n"), inspect.isfunction(inspect.cleandoc), "dis" in sys.modules, type(inspect))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.stdout, done.stderr) == ("a\n b\nc True True <class 'module'>\n", "said\n")
+
+
+@pytest.mark.parametrize("made_by", [late.dataclass, dataclasses.dataclass])
+def test_a_data_class_is_what_the_standard_library_makes(made_by: Any) -> None:
+    @made_by(frozen=True, slots=True)
+    class Own:
+        """Fields of every kind."""
+
+        first: int
+        second: tuple[str, ...] = ()
+        third: dict[str, int] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    one, other = Own(1), Own(first=1, third={"a": 1})
+    assert (one == other, hash(one) == hash(other), one == Own(2), one == 1) == (True, True, False, False)
+    assert (one.third, one.third is Own(1).third, copy.copy(other).third) == ({}, False, {"a": 1})
+    assert dataclasses.replace(one, second=("b",)).second == ("b",)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.first = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del one.first
+    with pytest.raises(TypeError, match="fourth"):
+        Own(1, fourth=4)
+    assert repr(one).endswith("Own(first=1, second=())")
+    assert [*inspect.signature(Own).parameters] == ["first", "second", "third"]
 
 
 def test_help_reads_no_family() -> None:

@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from ckconv.adapters.model import (
     rows_of,
 )
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import dataclass
 from ckconv.core.layouts import BF16, F16, F32, F64, WIDENS_TO_F32, DType, Kind, Layout, plain, transposed
 from ckconv.core.tensors import (
     BY_BASE,

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.cli.render import container, count, cut, printable, size
 from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.metadata import Card, document_of
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown

@@ -7,13 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
 from ckconv.core.config import llama3_factors, same_factors
-from ckconv.core.late import Floats, NDArray, Rows, np
+from ckconv.core.late import Floats, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, document_of, scalar, text_key
 from ckconv.core.tensors import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
-from ckconv.core.late import Floats, NamedTuple, NDArray, np
+from ckconv.core.late import Floats, NamedTuple, NDArray, dataclass, np
 from ckconv.errors import InputError, an
 
 

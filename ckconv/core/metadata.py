@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.layouts import Kind
 from ckconv.core.tensors import StoredTensor, TensorIndex
 

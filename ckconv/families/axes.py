@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, dataclass
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64

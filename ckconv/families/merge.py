@@ -301,8 +301,18 @@ def _extended(path: Path) -> Iterator[Path]:
 
 
 def read_file(path: Path) -> Table:
-    """Checked table of a file; shared for shipped files, so read-only."""
-    return _shipped(path) if path.parent == FOLDER else _read(path)
+    """Checked table of a file; shared for shipped files, so read-only.
+
+    A test checks the shipped ones.
+    """
+    if path.parent == FOLDER:
+        return _shipped(path)
+    table = _read(path)
+    for key in table.keys() - SECTIONS:
+        raise fault(path, f"there is no section {key!r} (known: {', '.join(sorted(SECTIONS))})")
+    if wrong := misformed(table):
+        raise fault(path, wrong)
+    return table
 
 
 @cache
@@ -319,17 +329,11 @@ def _read(path: Path) -> Table:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise fault(path, f"a family file has at most {MAX_BYTES:,} bytes")
-        table = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise fault(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:  # of numbers with too many digits tomllib lets int's pass
         raise fault(path, f"no TOML: {error}") from None
-    for key in table.keys() - SECTIONS:
-        raise fault(path, f"there is no section {key!r} (known: {', '.join(sorted(SECTIONS))})")
-    wrong = misformed(table)
-    if wrong:
-        raise fault(path, wrong)
-    return table
 
 
 def files_of(path: Path) -> list[Path]:

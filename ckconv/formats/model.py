@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.late import NDArray
+from ckconv.core.late import NDArray, dataclass
 from ckconv.core.layouts import WIDENS_TO_F32, DType
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # An open model as programs see it: tensors and metadata by name, read when they are asked for.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelTensor:
     """Tensor of an open model; data is read when it is asked for."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckconv.core.late import Floats, NamedTuple
+from ckconv.core.late import Floats, NamedTuple, dataclass
 from ckconv.core.layouts import DType, Layout
 from ckconv.core.tensors import MAX_BYTES, Extent, Tensor, TensorIndex, blocks_apart, chained, cut, parse
 from ckconv.errors import UnsupportedError, counted, listed

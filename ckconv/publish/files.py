@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
+from ckconv.core.late import dataclass
 from ckconv.core.tensors import Identity, identity
 from ckconv.errors import CkconvError, InputError, OutputError, VerifyError, code_of, quoted, shown, unreadable
 from ckconv.signals import check, noted

@@ -12,11 +12,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, dataclass
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.publish.files import (
     LOCK,

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig, llama3_factors, same_factors
-from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, np
+from ckconv.core.late import Floats, NamedTuple, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import F32, plain
 from ckconv.core.tensors import (
     PREFIX,

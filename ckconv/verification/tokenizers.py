@@ -6,12 +6,12 @@ What documents say besides of a GGUF's tokenizer has to be what ``needed.toml`` 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import struct
 import tomllib
-from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
@@ -251,7 +251,7 @@ def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, l
         found["one space"] = ["WhitespaceSplit" in types]
         maps = (step.get("precompiled_charsmap") for step in before if step.get("type") == "Precompiled")
         with suppress(ValueError):  # of what is malformed
-            found["map"] = [b64decode(text) for text in maps if isinstance(text, str)] or [b""]
+            found["map"] = [base64.b64decode(text) for text in maps if isinstance(text, str)] or [b""]
         model = document.get("model")
         pairs = isinstance(model, dict) and model.get("type") == "BPE"
         if (
@@ -721,7 +721,7 @@ def _of_steps(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     text, maps = json.dumps(found, sort_keys=True), []
     for encoded in re.findall(r'"precompiled_charsmap": "([^"]*)"', text):
         text = text.replace(encoded, "")
-        maps.append(b64decode(encoded))
+        maps.append(base64.b64decode(encoded))
     digest = _digest(text)
     if keys.steps not in needed()["steps"].get(digest, ()):
         yield Fact("pre_tokenizer", f"with other steps ({digest})", f"those of {keys.steps!r}")

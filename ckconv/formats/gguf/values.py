@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from struct import Struct
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.io.files import ByteSource

@@ -6,12 +6,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckconv.adapters.model import OTHER_BASE, Collected, Collector, Part, Shape, matrix_shape, module_of, resized_first
 from ckconv.core.config import ModelConfig
+from ckconv.core.late import dataclass
 from ckconv.core.metadata import CONFIG_NAME, document_of, joined_metadata
 from ckconv.core.tensors import (
     Adapter,

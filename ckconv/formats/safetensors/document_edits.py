@@ -7,6 +7,7 @@ A key goes to every document that has it, else to the one whose class reads it: 
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import math
 import tomllib
@@ -14,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
@@ -174,7 +174,7 @@ class _Edits:
 
     def _check_token(self, key: str, text: str, words: Mapping[str, int]) -> None:
         if text not in words:
-            near = get_close_matches(text, words, n=1)
+            near = difflib.get_close_matches(text, words, n=1)
             hint = f"there is {quoted(near[0])}" if near else "tokenizer.json lists them"
             raise UsageError("usage.meta", f"--set-meta {key}: no token is {quoted(text)}", hint=hint)
 
@@ -283,7 +283,7 @@ class _Edits:
             self.notes.append(f"{consumer} does not read {key} of config.json, {readers[0]} does")
         if new is None or not self._names() or self._known(key) or any(key in rows for rows in _rows().values()):
             return
-        near = get_close_matches(key, self._names(), n=1, cutoff=0.8)
+        near = difflib.get_close_matches(key, self._names(), n=1, cutoff=0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
         model_type = self._own.get("model_type")
         self.notes.append(f"no known class of {model_type} reads {key} of config.json{meant}")
