@@ -268,8 +268,8 @@ Scalar = int | float | bool | str
 _CHUNK = 1 << 20
 
 #: Strings that are passed over in one go where all of them are short: an expression walks along their lengths in half
-#: the time that a loop takes. Most tokens and merges have fewer bytes.
-_RUN, _SHORT = 64, 40
+#: the time that a loop takes. Most tokens and merges have fewer bytes. To compile it takes as long as many strings.
+_RUN, _SHORT, _MANY = 64, 40, 1 << 15
 
 # A byte of a bool array -> 1 where it is neither 0 nor 1, so that the first such byte can be searched for.
 _NOT_BOOL = b"\0\0" + b"\1" * 254
@@ -512,13 +512,13 @@ def _skip_strings(cursor: Cursor, key: str, count: int, length: Struct) -> None:
     The inner loop runs once a token of a vocabulary: it touches only the lengths.
     """
     unpack, width = length.unpack_from, length.size
-    run = _short_strings(width).match
+    run = _short_strings(width).match if count >= _MANY else None
     done = index = 0
     while done < count:
         if not cursor.has(width):
             raise cursor.truncated(width, f"the length of string #{done + 1:,} of {quoted(key)}")
         buffer, at = cursor.buffer, cursor.at
-        while count - done >= _RUN and (short := run(buffer, at)):
+        while run and count - done >= _RUN and (short := run(buffer, at)):
             done, previous, at = done + _RUN, at, short.end()
         # No length is trusted: a long one moves `at` out of the window, and there is nothing to unpack there.
         stop = min(done + _RUN, count)
