@@ -169,7 +169,9 @@ def test_windows_slide_over_any_boundary(write, monkeypatch):
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("window", [97, 4096, 1 << 20])
 @pytest.mark.parametrize("longest", [3, 39, 40, 300])
-def test_strings_of_any_length_are_passed_over(write, monkeypatch, longest, window, version):
+@pytest.mark.parametrize("many", [0, 10_000])
+def test_strings_of_any_length_are_passed_over(write, monkeypatch, many, longest, window, version):
+    monkeypatch.setattr(gguf_cursor, "_MANY", many)
     monkeypatch.setattr(gguf_cursor.Cursor.__init__, "__kwdefaults__", {"first": window, "window": window})
     draw = random.Random(longest)
     words = ["\0" * draw.choice([0, 1, 2, draw.randrange(longest + 1)]) + "x" * draw.randrange(2) for _ in range(1_000)]
