@@ -344,6 +344,13 @@ NEITHER = "says what neither other keys nor the tensors say: ckconv converts no 
         ("qwen3_next-tied", "ssm.inner_size=33", 0, f"qwen3next.ssm.inner_size {NEITHER} qwen3_next"),
         ("t5-relu", "block_count=3", 2, "t5.block_count says which layers have which tensors"),
         ("glm_moe_dsa-drafts", "nextn_predict_layers=0", 4, "a glm_moe_dsa does not follow from its configuration"),
+        ("grovemoe-untied", "expert_used_count=4", 0, "llama.cpp stops at 4 experts of 6, of whose adjugate experts"),
+        ("modernbert-plain", "attention.sliding_window_pattern=1", 0, "llama.cpp stops at a modern-bert of which no"),
+        ("minimax_m3-plain", "attention.indexer.block_size=0", 0, "llama.cpp stops at 8 blocks of 0 positions"),
+        ("glm_moe_dsa-drafts", "attention.indexer.top_k=0", 0, "ckconv reads no glm_moe_dsa out of the copy: glm-dsa."),
+        ("granite-untied", "logit_scale=0", 0, "granite.logit_scale = 0.0: no logit_scale follows from it"),
+        ("gemma2-base_and_kinds", "attention.sliding_window_pattern=[false,false,false]", 0, f"{NEITHER} gemma2"),
+        ("phi3-plain", "rope.dimension_count=0", 0, "ckconv reads no phi3 out of the copy: phi3.rope."),
         ("granite-untied", "embedding_scale=0", 0, "granite.embedding_scale: 12.0 -> 0.0\n  verified"),  # for none
     ],
 )
@@ -359,6 +366,22 @@ def test_keys_of_a_gguf_say_what_its_tensors_are(
     assert (edited.code, said in edited.out + edited.err) == (code, True), edited.out + edited.err
     assert (tmp_path / "out.gguf").exists() == (code == 0)
     assert (dry.code, dry.err) == (code, edited.err)
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("key_multiplier=2.0", "--set-meta of key_multiplier says what matrices are multiplied by"),
+        ("ssm_out_multiplier=-1", "--set-meta of ssm_out_multiplier says what matrices are multiplied by"),
+        ("mamba_d_head=8", "mamba_d_head"),
+    ],
+)
+def test_what_a_checkpoint_multiplies_matrices_by_is_not_edited(pair: str, said: str, tmp_path: Path, ckconv) -> None:
+    """Values are those with the factors, so that the copy's are others."""
+    case = next(family_cases.cases("falcon_h1"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    found = ckconv("edit", source, f"{tmp_path}/out", "--set-meta", pair)
+    assert (found.code, said in found.err) == (2, True), found.err
 
 
 @pytest.mark.parametrize("to", ["mlx", "gguf"])

@@ -140,6 +140,29 @@ def test_mlx_lm_is_told_that_nothing_is_scaled_where_its_class_wants_to_know(tmp
     assert json.loads((tmp_path / "mlx" / "config.json").read_text())["rope_scaling"] is None
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"), [("internlm2", "dynamic"), ("internlm2", "linear"), ("deepseek", "linear")]
+)
+@pytest.mark.parametrize("table", ["rope_parameters", "rope_scaling"])
+def test_classes_of_mlx_lm_that_know_the_older_word_are_told_the_type(
+    mlx_lm: consumers.Consumer, tmp_path: Path, family: str, kind: str, table: str
+) -> None:
+    source = scaled(family, tmp_path / "hf", {"rope_type": kind, "factor": 4.0})
+    document = json.loads((source / "config.json").read_text())
+    document[table] = document.pop("rope_parameters")
+    (source / "config.json").write_text(json.dumps(document))
+    ckconv.convert(source, tmp_path / "mlx", to="mlx")
+
+    assert json.loads((tmp_path / "mlx" / "config.json").read_text())["rope_scaling"]["type"] == kind
+    assert np.isfinite(mlx_lm.logits(tmp_path / "mlx", tuple(range(40)))).all()
+
+
+def test_a_class_of_mlx_lm_that_is_not_told_the_context_has_no_scaling_that_follows_from_it(tmp_path: Path) -> None:
+    source = scaled("gpt_oss", tmp_path / "hf", {"rope_type": "dynamic", "factor": 4.0})
+    with pytest.raises(UnsupportedError, match=r"rope_type dynamic .* which mlx-lm's gpt_oss does not do"):
+        ckconv.convert(source, tmp_path / "mlx", to="mlx")
+
+
 @pytest.mark.parametrize("family", ["qwen2", "cohere", "falcon_h1", "minimax_m2", "granite_switch"])
 def test_llama3_by_one_is_no_tensor_where_llama_cpp_has_none(
     llama_cpp: consumers.Consumer, tmp_path: Path, family: str

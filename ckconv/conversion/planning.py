@@ -273,6 +273,10 @@ def _check_edits(plan: Plan) -> None:
     if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
         hint = "without it they are as in the source"
         raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
+    shared = (out.everything.keys() & index.everything.keys()) if known else ()
+    if any(out.everything[name].layout.scale != index.everything[name].layout.scale for name in shared):
+        hint = "change config.json itself for a model that computes something else"
+        raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
 
 
 def _parts_noted(plan: Plan) -> Plan:

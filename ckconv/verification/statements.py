@@ -360,7 +360,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     row = engine_row(out)
     for key in row.needs if row is not None and not sees(out) else ():
         told = out.format != source.format or key in _flat(meant)  # a copy lacks what its source does
-        if told and key not in _flat(mine) and not _is_asked(key, options):
+        table, _, word = key.rpartition(".")
+        holder = mine.get(table) or {word: None} if table else _flat(mine)  # a table that is not there lacks nothing
+        if told and word not in holder and not _is_asked(key, options):
             yield Fact(key, None, "one", CONFIG_NAME)
     inner = mine.get(text_key(mine)) if not text_key(meant) else None
     if isinstance(inner, dict):  # a class that wraps the text model's

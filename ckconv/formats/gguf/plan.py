@@ -609,9 +609,9 @@ class GgufPlanner(Planner):
             return
         what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
         self._check_layers(config, read)
-        for key in meant.keys() & written.keys():
+        for key in meant.keys() & metadata.keys():
             none = key.endswith(ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
-            if meant[key] == before.get(key) and written[key] != metadata[key] != before[key] and not none:
+            if meant[key] == before.get(key) and written.get(key) != metadata[key] != before[key] and not none:
                 self.notes.append(f"{key} says what neither other keys nor the tensors say: {what}, or looks at others")
         for modifier in sorted({*read.modifiers} - {*config.modifiers}):
             self.notes.append(f"{modifier}: {what}")

@@ -661,6 +661,8 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
             document[key] = built[key]  # null is said where a class has no default
     if config.rope_scaling and not document.get("rope_scaling") and "rope_scaling" in built:
         document["rope_scaling"] = built["rope_scaling"]
+    if "rope_scaling.type" in needs and config.rope_scaling:  # rope_type is the word since transformers 4.43
+        document["rope_scaling"] = {**document["rope_scaling"], "type": config.rope_scaling["rope_type"]}
     for key in row.reads if row else ():
         if key in built:
             document[key] = built[key]
