@@ -677,6 +677,54 @@ TOKENIZERS: list[tuple[str, str, Bug, str]] = [
     ("merges in reverse", "tokenizer.huggingface:merges_of", touched(lambda made: iter([*made][::-1])), GEMMA),
 ]
 
+#: What is wrong beside the matrices of an adapter.
+OF_QWEN, OF_LLAMA = ("lora/qwen2-r4-all", ("--base", str(FIXTURES / QWEN))), ("lora/mlx-lora", ())
+ADAPTERS: list[tuple[str, str, Bug, tuple[str, Sequence[str]], str]] = [
+    *(
+        (f"{key} is {value}", "PeftPlanner._document", keyed_in(key, value), OF_LLAMA, "peft")
+        for key, value in [
+            *[("bias", "all"), ("use_dora", True), ("use_rslora", True), ("fan_in_fan_out", True)],
+            *((key, None) for key in ("target_modules", "task_type", "base_model_name_or_path", "lora_alpha")),
+        ]
+    ),
+    ("a module that is not there", "PeftPlanner._document", keyed_in("target_modules", ["q_proj"]), OF_LLAMA, "peft"),
+    *(
+        (f"{key} is {value}", "MlxAdapterPlanner._document", keyed_in(key, value), OF_QWEN, "mlx")
+        for key, value in [
+            *[("num_layers", 1), ("model", "another"), ("fine_tune_type", "dora")],
+            ("lora_parameters", {"rank": 4, "scale": 2.0, "dropout": 0.5, "keys": ["self_attn.q_proj"]}),
+        ]
+    ),
+    *(
+        (f"{key} {value}", "GgufAdapterPlanner._metadata", keyed(key, *value), OF_QWEN, "gguf")
+        for key, value in [
+            *[("adapter.lora.alpha", ()), ("adapter.lora.alpha", (9.0,)), ("general.architecture", ("llama",))],
+            *[("general.type", ()), ("adapter.type", ("x",)), ("general.base_model.0.name", ())],
+        ]
+    ),
+    *(
+        (
+            f"a copy without {key}",
+            "safetensors.adapter:container",
+            lambda real, key=key: lambda shards, said: real(shards, {k: v for k, v in said.items() if k != key}),
+            source,
+            to,
+        )
+        for key, source, to in [("target_modules", OF_QWEN, "peft"), ("num_layers", OF_LLAMA, "mlx")]
+    ),
+    *(
+        (
+            "matrices of two layers exchanged",
+            "make_plan",
+            exchanged(*(f"layers.{n}.attention.q.lora_{side}" for n in (0, 1))),
+            OF_QWEN,
+            to,
+        )
+        for side in "ab"
+        for to in ("mlx", "gguf")
+    ),
+]
+
 BUMP, QWEN3 = ("--to", "bump", "--bump-version", "5"), "hf/qwen3-tied-bf16"
 BUMP_CONFIG, ENTRIES = "bump.write:_config", "tokenizer.vocabulary:tokenizer_entries"
 ENGINE = ("embed_dim", "attn_out_dim", "vocab_size", "rotary_dim", "rms_eps", "rope_scaling_type", "head_dim")
@@ -754,6 +802,10 @@ CONTENT = [
         Case(f"{name}, {asked[1]}", where, bug, source, asked)
         for name, where, bug, source in TOKENIZERS
         for asked in (PLAIN, MLX)
+    ),
+    *(
+        Case(f"{to} adapter: {name}", where, bug, source, ("--to", to, *asked))
+        for name, where, bug, (source, asked), to in ADAPTERS
     ),
     *(
         Case(f"bump: {key} is {'missing' if value is None else value}", BUMP_CONFIG, keyed_in(key, value), AUTO, BUMP)

@@ -24,6 +24,7 @@ from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.keys import full_key
 from ckconv.families.names import is_beside_text
 from ckconv.options import Options
+from ckconv.verification.adapters import adapter_faults
 from ckconv.verification.content import (
     Fact,
     content_of_index,
@@ -115,6 +116,10 @@ def faults_of(
 def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None
 ) -> Iterator[Fact]:
+    if out.adapter is not None and source.adapter is not None:
+        for fact in adapter_faults(out, source):
+            if not _is_asked(fact.key, options):
+                yield fact
     if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
         return
     if source.config is None:
