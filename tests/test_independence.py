@@ -26,11 +26,14 @@ from checkpoints import Decoder, save, save_gguf
 from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
 from test_floors import FILES, WRITES
+from tower_cases import checkpoint, recordings
 
 import ckconv
 from ckconv.__main__ import run
+from ckconv.api import convert_tower
 from ckconv.comparison import verify
 from ckconv.core import metadata as typed
+from ckconv.errors import VerifyError
 from ckconv.publish.files import pieces_of
 from ckconv.verification import statements, tensors
 from ckconv.verification.content import items_of
@@ -665,6 +668,12 @@ TOKENIZERS: list[tuple[str, str, Bug, str]] = [
     ("a beginning around a text", "tokenizer.huggingface:around", touched(lambda made: None), AUTO),
     ("settings add an end", "tokenizer.huggingface:tokenizer_config", keyed_in("add_eos_token", "add_eos_token"), AUTO),
     ("settings without a length", "tokenizer.huggingface:tokenizer_config", keyed_in("model_max_length"), AUTO),
+    (
+        "settings with another length",
+        "tokenizer.huggingface:tokenizer_config",
+        keyed_in("model_max_length", 77),
+        AUTO,
+    ),
     ("settings without a role", "tokenizer.huggingface:tokenizer_config", keyed_in("eos_token"), AUTO),
     ("another end of generation", "tokenizer.huggingface:generation_config", keyed_in("eos_token_id", 7), AUTO),
     (
@@ -762,6 +771,22 @@ CONTENT = [
         {"rope_parameters": LONG, "original_max_position_embeddings": 64},
     ),
     Case("no rows of a model without words", MADE, keyed("phi3.vocab_size"), "hf/phi3-bf16", GGUF),
+    *(
+        Case(f"{key} is {value or 'missing'}", MADE, keyed(key, *value), HF, GGUF)
+        for key, value in [
+            *(("general.name", value) for value in ((), ("phi-3",))),
+            *[("general.file_type", (2,)), ("general.type", ("another",)), ("general.quantization_version", ())],
+        ]
+    ),
+    Case("another size of a head's values", MADE, keyed("llama.attention.value_length", 17), HF, GGUF),
+    Case("another number of words", MADE, keyed("llama.vocab_size", 7), HF, GGUF),
+    *(
+        Case(f"config.json: another {key}", CONFIG, documented(key, value), source, MLX)
+        for key, value, source in (
+            ("model_type", "another", HF),
+            ("quantization_config", {"group_size": 32, "bits": 8}, KQUANTS),
+        )
+    ),
     Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),
     Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),
     Case("a beginning that nobody puts", MADE, keyed("tokenizer.ggml.add_bos_token", True), HF, GGUF),
@@ -969,12 +994,39 @@ def test_a_key_is_named_once(tmp_path: Path) -> None:
         ("llama.pooling_type", typed.scalar("u32", 1)),
         ("llama.no_such_key", typed.scalar("u32", 1)),
         ("tokenizer.ggml.model", typed.scalar("str", "bert")),
+        ("tokenizer.ggml.add_space_prefix", typed.scalar("bool", True)),
+        ("tokenizer.ggml.eot_token_id", typed.scalar("u32", 7)),
     ],
 )
 def test_a_gguf_has_no_key_that_nothing_says(key: str, value: object, tmp_path: Path) -> None:
     with broken(MADE, keyed_in(key, value)):
         status, printed = command("convert", str(FIXTURES / HF), f"{tmp_path}/m.gguf")
         assert (status, key in printed) == (5, True), printed
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma3-bf16", "clip.has_vision_encoder", ()),
+        ("gemma3-bf16", "clip.vision.attention.layer_norm_epsilon", ()),
+        ("gemma3-bf16", "general.file_type", (2,)),
+        ("gemma3-bf16", "general.name", ("phi-3",)),
+        ("llava-f16", "clip.vision.block_count", (3,)),
+        ("llava-f16", "clip.has_llava_projector", (False,)),
+        ("qwen2_vl-f16", "clip.vision.feed_forward_length", (9,)),
+        ("minicpmv4_6-f16", "clip.vision.projector.scale_factor", (2,)),
+        ("gemma4_hearing-bf16", "clip.audio.projector_type", ("x",)),
+        ("gemma4_hearing-bf16", "clip.audio.num_mel_bins", (80,)),
+        ("ultravox-bf16", "clip.has_audio_encoder", ()),
+    ],
+)
+def test_an_mmproj_has_the_numbers_of_its_tower(name: str, key: str, value: Sequence[Any], tmp_path: Path) -> None:
+    source = checkpoint(recordings()[name], tmp_path / "source")
+    with broken("TowerPlanner._metadata", keyed(key, *value)):
+        with pytest.raises(VerifyError, match=key):
+            convert_tower(source, tmp_path / "found.gguf")
+        convert_tower(source, tmp_path / "m.gguf", verify=False)
+        assert command("verify", f"{tmp_path}/m.gguf", str(source))[0] == 5
 
 
 @pytest.mark.parametrize("value", [(), (2,)], ids=["dropped", "another"])
@@ -984,6 +1036,22 @@ def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_
     (key,) = (f"{name}.pooling_type" for name in ("bert", "t5encoder") if name[:2] == str(EMBEDDINGS[number])[:2])
     with broken(MADE, keyed(key, *value)):
         assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 5
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges"])
+def test_a_gguf_has_the_words_of_two_files(key: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / HF, tmp_path / "source"))
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+    (source / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "Qwen2Tokenizer"}))
+    arguments = "convert", str(source), f"{tmp_path}/m.gguf", "--force"
+    assert command(*arguments)[0] == 0
+    with broken(MADE, listed(f"tokenizer.ggml.{key}", shifted_by_one)):
+        assert command(*arguments)[0] == 5
 
 
 @pytest.mark.parametrize("to", ["hf", "mlx"])

@@ -34,6 +34,7 @@ from ckconv.verification.content import (
     read_whole,
     unequal,
 )
+from ckconv.verification.headers import general_faults, tower_faults
 from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
@@ -118,6 +119,12 @@ def _faults_of(
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
         for fact in adapter_faults(out, source):
+            if not _is_asked(fact.key, options):
+                yield fact
+    made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
+    if made and source.adapter is None and (out.config or out.tower):
+        towers = tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
+        for fact in (*general_faults(out, source, options), *towers):
             if not _is_asked(fact.key, options):
                 yield fact
     if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
@@ -243,6 +250,11 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         for key in dict.fromkeys(_needed_keys(out, source)):
             if key not in out.metadata and not _is_asked(key, options):
                 yield Fact(key, None, "one")
+        rows = out.tensors["token_embedding.weight"].shape[0] if "token_embedding.weight" in out.tensors else None
+        for key, meant in ((f"{out.architecture}.vocab_size", rows), *_sizes_of_a_head(out, source)):
+            number = stored_value(out, key)
+            if type(number) is int and type(meant) is int and number != meant and not _is_asked(key, options):
+                yield Fact(key, shown(number), shown(meant))
         if source.metadata_kind is MetadataKind.DOCUMENT:
             said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
             for key in sorted(out.metadata.keys() - _own_keys(out)):
@@ -289,6 +301,18 @@ def _own_keys(out: TensorIndex) -> set[str]:
     family = FAMILIES[out.config.family]
     cells = {cell.key for row in family.parameters.values() for cell in row.key_cells("gguf")}
     return {f"{out.architecture}.{key}" for key in cells} | {row.key for row in family.tensors.values()}
+
+
+def _sizes_of_a_head(out: TensorIndex, source: TensorIndex) -> Iterator[tuple[str, Any]]:
+    """Keys of the sizes of a head, and what rows of the family say they are."""
+    assert source.config is not None
+    scope = source.config.scope
+    for row in FAMILIES[source.config.family].parameters.values():
+        for cell in row.key_cells("gguf"):
+            if cell.key in needed()["llama_cpp"]["of_a_head"] and cell.write is None and not cell.alias:
+                follows = row.value is not None and row.value.names <= scope.keys()
+                value = row.value.value(scope) if follows and row.value is not None else scope.get(row.name)
+                yield f"{out.architecture}.{cell.key}", value
 
 
 def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
@@ -363,6 +387,19 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
     row = engine_row(out)
+    if out.config is not None and not _is_asked("model_type", options):
+        family, said = FAMILIES[out.config.family], mine.get("model_type")
+        known = {
+            meant.get("model_type"),
+            _flat(meant).get("model_type"),
+            family.model_type,
+            *family.in_huggingface.names,
+        }
+        if said not in known | {family.model_type, *((row.model_type, row.wrapped) if row is not None else ())}:
+            yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
+    one, other = QUANTIZATION_KEYS[:2]
+    if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
+        yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
     for key in row.needs if row is not None and not sees(out) else ():
         told = out.format != source.format or key in _flat(meant)  # a copy lacks what its source does
         table, _, word = key.rpartition(".")

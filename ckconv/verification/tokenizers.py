@@ -119,7 +119,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """Everything in which the tokenizer of an output is not its source's."""
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
     document = _json(beside(source), _FILE)
-    theirs = _words_of(source, document)
+    theirs = _words_of(source, document or _of_two_files(beside(source)))
     if isinstance(model := document.get("model"), dict):
         document["model"] = {key: part for key, part in model.items() if key not in _WORDS}
     merges = theirs is None or theirs.merges is not None
@@ -143,9 +143,10 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     if made:
         keys = _Keys(source, theirs)
         yield from _of_documents(files, documents, keys)
-        length = source.config.context_length if source.config else 0
-        if length and documents[_SETTINGS] and "model_max_length" not in documents[_SETTINGS]:
-            yield Fact("model_max_length", None, "one", _SETTINGS)
+        lengths = [index.config.context_length for index in (out, source) if index.config]
+        said = documents[_SETTINGS].get("model_max_length")
+        if any(lengths) and documents[_SETTINGS] and said not in lengths:
+            yield Fact("model_max_length", shown(said), shown(max(lengths)), _SETTINGS)
         pieces = bool(theirs.scores) and not theirs.is_wordpiece and bool(keys.flags)
         for name in (_FILE, _SETTINGS, *([_MODEL] if pieces else ())):
             if name not in files and {_FILE, _SETTINGS, _MODEL} & files.keys():
@@ -223,10 +224,27 @@ def _of_checkpoint(
     kinds = needed()["models"].get(str(model.get("type")) if isinstance(model, dict) else "", ())
     if kinds and (name := stored_value(out, "tokenizer.ggml.model")) not in kinds:
         yield Fact("tokenizer.ggml.model", shown(name), " or ".join(map(repr, kinds)))
+    if stored_value(out, "tokenizer.ggml.model") in {one for several in needed()["models"].values() for one in several}:
+        own = {name for name, _ in keys.kind.get("flags", {}).values()}
+        ending = {number for name in (_GENERATION, "config.json") for number in _ends_in(_json(files, name))}
+        for name in needed()["strays"]["flags"]:
+            if f"tokenizer.ggml.{name}" in out.metadata and name not in own:
+                yield Fact(f"tokenizer.ggml.{name}", shown(stored_value(out, f"tokenizer.ggml.{name}")), None)
+        for name in needed()["strays"]["ends"]:
+            number = stored_value(out, f"tokenizer.ggml.{name}")
+            if number is not None and number not in ending:
+                yield Fact(f"tokenizer.ggml.{name}", shown(number), None)
     names, found = _cuts_as(document), stored_value(out, "tokenizer.ggml.pre")
     kind = needed()["tokenizer"].get(stored_value(out, "tokenizer.ggml.model"), ())
     if names and "pre" in kind and found not in names:
         yield Fact("tokenizer.ggml.pre", shown(found), shown(names[0]))
+
+
+def _ends_in(document: Mapping[str, Any]) -> list[Any]:
+    """Numbers of tokens that end a text, by any part of a document."""
+    said = document.get("eos_token_id")
+    parts = [part for part in document.values() if isinstance(part, dict)]
+    return [*(said if isinstance(said, list) else [said]), *(number for part in parts for number in _ends_in(part))]
 
 
 def _flags(document: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -346,6 +364,18 @@ def _words_of_keys(index: TensorIndex) -> Words:
         users=frozenset(number for number, kind in types.items() if kind == _USER_DEFINED),
         is_wordpiece=kind.get("wordpiece", False),
     )
+
+
+def _of_two_files(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Words of ``vocab.json`` and ``merges.txt``, where they are alone."""
+    words = _json(files, "vocab.json")
+    if not words or "merges.txt" not in files or _FILE in files or not _MODELS.keys().isdisjoint(files):
+        return {}
+    lines = read_whole(files["merges.txt"]).decode("utf-8", "replace").split("\n")
+    first = 1 if lines[0].startswith("#version") else 0
+    merges = [line for line in lines[first:] if line]
+    added = {**words, **_json(files, "added_tokens.json")}
+    return {"model": {"vocab": added, "merges": merges}}
 
 
 def _words_of_document(index: TensorIndex, document: Mapping[str, Any], *, merges: bool) -> Words | None:
