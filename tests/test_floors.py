@@ -88,6 +88,7 @@ WORDS_OF_TYPES = {"scheme_of", "Scheme", "triple_of"}
 FORMATS: dict[str, str] = {
     "options": "gguf",
     "record/read": "bump",
+    "verification/headers": "gguf",
     "verification/statements": "gguf",
 }
 
