@@ -230,8 +230,9 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 
 def an(name: str) -> str:
-    """``a llama``, ``an exaone``."""
-    return f"{'an' if name[:1].lower() in tuple('aeio') and name[:2].lower() != 'eu' else 'a'} {name}"
+    """``a llama``, ``an exaone``, ``an ultravox``."""
+    vowel = name[:1].lower() in tuple("aeio") and name[:2].lower() != "eu"
+    return f"{'an' if vowel or name[:2].lower() == 'ul' else 'a'} {name}"
 
 
 def quoted(text: str, limit: int = 120) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from ckconv import errors
 from ckconv.cli.render import print_error, printable
 from ckconv.cli.settings import Settings
-from ckconv.errors import CkconvError, Faults, InputError, Interrupted, listed, quoted, valid
+from ckconv.errors import CkconvError, Faults, InputError, Interrupted, an, listed, quoted, valid
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,8 @@ def test_faults_keep_what_a_report_lists_and_count_the_rest() -> None:
     assert caught.value.message == "fault 0"
     assert caught.value.details == (*(f"fault {n}" for n in range(1, 11)), "... and 99,989 more")
     assert sum(map(len, faults._further.values())) == 10
+
+
+@pytest.mark.parametrize("named", ["a llama", "an exaone", "an ultravox", "a umt5", "a eurobert"])
+def test_an_article_is_that_of_the_sound(named: str) -> None:
+    assert an(named.partition(" ")[2]) == named

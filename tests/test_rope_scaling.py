@@ -62,8 +62,9 @@ def test_a_factor_of_yarn_is_a_key_of_gguf_and_comes_back(tmp_path: Path, more: 
     assert "mscale" not in said
 
 
-def test_the_factor_that_yarn_computes_anyway_is_no_key(tmp_path: Path) -> None:
-    config = Decoder().config(rope_scaling={**YARN, "attention_factor": GROWTH})
+@pytest.mark.parametrize("more", [{"attention_factor": GROWTH}, {"mscale": 0, "mscale_all_dim": 0}])
+def test_the_factor_that_yarn_computes_anyway_is_no_key(more: dict[str, float], tmp_path: Path) -> None:
+    config = Decoder().config(rope_scaling={**YARN, **more})
     ckconv.convert(save(tmp_path / "hf", config, Decoder().tensors()), tmp_path / "m.gguf")
 
     assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") is None

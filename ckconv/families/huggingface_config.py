@@ -456,8 +456,8 @@ def _completed_scaling(
             made["factor"] = context / original
         if kind == "yarn" and not (made.get("mscale") and made.get("mscale_all_dim")):
             # classes of latent attention multiply scores by mscale_all_dim alone, too (DeepseekV3Attention)
-            counts = made.get("mscale_all_dim") and own.get("kv_lora_rank", default_of(own, "kv_lora_rank"))
-            gone = ("mscale",) if type(counts) is int else ("mscale", "mscale_all_dim")
+            latent = type(own.get("kv_lora_rank", default_of(own, "kv_lora_rank"))) is int
+            gone = ("mscale",) if latent and made.get("mscale_all_dim") else ("mscale", "mscale_all_dim")
             made = {key: value for key, value in made.items() if key not in gone}
     for key in _NEEDED.get(kind, ()):
         if made.get(key) is None:
