@@ -461,9 +461,9 @@ def _record(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
 
 def _archive(members: Files) -> bytes:
     """An archive in the one form that ckconv reads."""
-    from ckconv.record import read as zipstore
+    from ckconv.record.read import Member, archive
 
-    made = zipstore.archive(zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
+    made = archive(Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
     parts = (header + members[member.name] for header, member in zip(made.headers, made.members, strict=True))
     return b"".join(parts) + made.directory
 

@@ -16,15 +16,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ckconv.errors import InputError
 from ckconv.io.files import open_source
-from ckconv.record import read as zipstore
-from ckconv.record.read import KeptSource, Record, SourceFile, open_record
+from ckconv.record.read import KeptSource, Member, Record, SourceFile, archive, members_of, open_record
 
 
 def packed(members: dict[str, bytes]) -> bytes:
-    archive = zipstore.archive(zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
-    parts = [header + members[m.name] for header, m in zip(archive.headers, archive.members, strict=True)]
-    data = b"".join(parts) + archive.directory
-    assert len(data) == archive.nbytes
+    made = archive(Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
+    parts = [header + members[m.name] for header, m in zip(made.headers, made.members, strict=True)]
+    data = b"".join(parts) + made.directory
+    assert len(data) == made.nbytes
     return data
 
 
@@ -43,7 +42,7 @@ def unpackable(members: dict[str, bytes]) -> bytes:
 def opened(path: Path, data: bytes) -> Any:
     path.write_bytes(data)
     with open_source(path) as source:
-        return zipstore.members_of(source, "record.zip")
+        return members_of(source, "record.zip")
 
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=20)

@@ -22,7 +22,7 @@ from models import Model
 from test_record import packed
 
 from ckconv.api import open_model
-from ckconv.record import keep as keeping, read as zipstore
+from ckconv.record import keep as keeping
 
 Ckconv = Callable[..., Result]
 
@@ -318,7 +318,7 @@ def test_no_record_grows_without_bound(
     assert not beside(tmp_path / "m.bump").exists()
     assert ckconv(*kept, "--force", "--source-record").code == 0  # which the note names
     assert beside(tmp_path / "m.bump").exists()
-    monkeypatch.setattr(zipstore, "MAX_BYTES", 1000)  # more than the flag keeps
+    monkeypatch.setattr(keeping, "MAX_ARCHIVE", 1000)  # more than the flag keeps
     done = ckconv(*kept, "--force")
     assert (done.code, "a record keeps 1,000" in done.out, "--source-record" in done.out) == (0, True, False)
 

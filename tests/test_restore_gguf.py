@@ -206,7 +206,7 @@ def test_a_batch_finds_what_is_there(ckconv: Ckconv, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_said(ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping.zipstore, "MAX_BYTES", 1000)
+    monkeypatch.setattr(keeping, "MAX_ARCHIVE", 1000)
 
     done = ckconv("convert", FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "m.gguf", "--source-record")
 

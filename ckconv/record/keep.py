@@ -22,18 +22,23 @@ from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Triple, triple_of
 from ckconv.quant.repack import Recipe, find
-from ckconv.record import CONVERSION_NAME, read as zipstore, record_path
+from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.read import (
     DOCUMENT_NAME,
     DOCUMENTS,
+    MAX_ARCHIVE,
     MAX_DOCUMENT,
     MAX_KEPT,
     MAX_NAME_BYTES,
     MAX_WHOLE,
+    Archive,
     Kept,
+    Member,
     Record,
     Run,
     SourceFile,
+    archive,
+    fits,
     plain_name,
     record_beside,
 )
@@ -89,14 +94,14 @@ class PendingRecord(NamedTuple):
         """
         with Files() as files:
             documents = self._documents(self.record._replace(payload=payload, files=self._files()), conversion)
-            archive = self._archive(documents)
-            for header, member in zip(archive.headers, archive.members, strict=True):
+            made = self._archive(documents)
+            for header, member in zip(made.headers, made.members, strict=True):
                 yield header
                 if member.name in documents:
                     yield documents[member.name]
                 else:
                     yield from _again(self.contents[member.name], files)
-        yield archive.directory
+        yield made.directory
 
     @contextmanager
     def hashing(self) -> Iterator[None]:
@@ -119,10 +124,10 @@ class PendingRecord(NamedTuple):
             return {DOCUMENT_NAME: record.to_json()}
         return {DOCUMENT_NAME: record._replace(options=None).to_json(), CONVERSION_NAME: conversion}
 
-    def _archive(self, documents: Mapping[str, bytes]) -> zipstore.Archive:
-        members = [zipstore.Member(name, c.crc, c.nbytes) for name, c in self.contents.items()]
-        members += [zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in documents.items()]
-        return zipstore.archive(members)
+    def _archive(self, documents: Mapping[str, bytes]) -> Archive:
+        members = [Member(name, c.crc, c.nbytes) for name, c in self.contents.items()]
+        members += [Member(name, zlib.crc32(data), len(data)) for name, data in documents.items()]
+        return archive(members)
 
 
 def content_of(extents: Sequence[Extent], files: Files) -> Content:
@@ -210,7 +215,7 @@ def _prepare(plan: Plan) -> PendingRecord:
     whole = {file.name: Extent(path, 0, file.size) for path, file in zip(index.files, sources, strict=False)}
     pending = PendingRecord(record, contents, whole, Digests(whole.values()))
     document = len(record.to_json())
-    if document > MAX_DOCUMENT or not zipstore.fits(
+    if document > MAX_DOCUMENT or not fits(
         [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())
     ):
         raise NoRecordError("it would list too many runs of bytes")
@@ -267,12 +272,12 @@ def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable
         _check_whole(size)
     total = kept + sum(sizes)
     asked_for = plan.options.source_record == "always"
-    most = zipstore.MAX_BYTES if asked_for else max(MAX_KEPT, sum(file.nbytes for file in plan.files) // SHARE)
+    most = MAX_ARCHIVE if asked_for else max(MAX_KEPT, sum(file.nbytes for file in plan.files) // SHARE)
     if total > most:
         raise NoRecordError(
             f"{total:,} bytes of the source would not come back out of the "
             f"{'bump file' if format_of(plan.format).keeps_source else plan.format}, and a record keeps {most:,}"
-            + ("" if asked_for or total > zipstore.MAX_BYTES else "; --source-record keeps them")
+            + ("" if asked_for or total > MAX_ARCHIVE else "; --source-record keeps them")
         )
 
 

@@ -238,9 +238,9 @@ def open_record(path: Path) -> OpenRecord:
             members that are missing, not listed or of another size.
     """
     source = open_source(path)
-    if source.size > MAX_BYTES:
-        message = f"has {source.size:,} bytes; a record has at most {MAX_BYTES:,}"
-        raise InputError("record.zip", message, path=path, found=source.size, allowed=MAX_BYTES)
+    if source.size > MAX_ARCHIVE:
+        message = f"has {source.size:,} bytes; a record has at most {MAX_ARCHIVE:,}"
+        raise InputError("record.zip", message, path=path, found=source.size, allowed=MAX_ARCHIVE)
     members = members_of(source, "record.zip")
     stored = members.get(DOCUMENT_NAME)
     if stored is None or stored.member.nbytes > MAX_DOCUMENT:
@@ -482,7 +482,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
 
 #: Members of one archive, and bytes of it, that the format holds without its 64-bit extension.
 MAX_MEMBERS = 0xFFFE
-MAX_BYTES = 0xFFFFFFFE
+MAX_ARCHIVE = 0xFFFFFFFE
 
 _LOCAL = Struct("<4sHHHHHIIIHH")
 _CENTRAL = Struct("<4sHHHHHHIIIHHHHHII")
@@ -557,7 +557,7 @@ def fits(names: Iterable[str], nbytes: int) -> bool:
     """Whether members of these names and bytes fit one archive."""
     names = list(names)
     room = sum(_LOCAL.size + _CENTRAL.size + 2 * len(name.encode()) for name in names) + _END.size
-    return len(names) <= MAX_MEMBERS and nbytes + room <= MAX_BYTES
+    return len(names) <= MAX_MEMBERS and nbytes + room <= MAX_ARCHIVE
 
 
 def archive(members: Iterable[Member]) -> Archive:
