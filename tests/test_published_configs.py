@@ -424,7 +424,7 @@ def test_a_size_that_its_class_makes_of_another_is_made_without_the_factor(tmp_p
     assert gguf.GGUFReader(tmp_path / "m.gguf").fields["falcon-h1.ssm.inner_size"].contents() == 48
 
 
-#: A value that no sound configuration has -> what the sentence names.
+#: A value that no sound configuration has, or no engine computes -> what the sentence names.
 DAMAGED: list[tuple[str, str, object, str]] = [
     ("minicpm", "dim_model_base", 0, "dim_model_base"),
     ("glm4_moe", "n_group", -1, "glm4moe.expert_group_count would be -1, which no u32 holds .n_group"),
@@ -434,6 +434,7 @@ DAMAGED: list[tuple[str, str, object, str]] = [
     ("smallthinker", "sliding_window_layout", 7, "sliding_window_layout"),
     ("qwen3_5", "layer_types", 7, "layer_types"),
     ("llama4", "moe_layers", [99], r"moe_layers = \[99\]: whole numbers from 0 to 4 are expected"),
+    *((name, "is_causal", False, "convolutions of an .* look both ways") for name in ("lfm2", "lfm2_moe")),
     ("mamba2", "n_groups", 0, "axis g has no number of elements .n_groups"),
 ]
 
