@@ -148,7 +148,7 @@ def _told(name: str, other: str) -> str:
     if condition is None or told.gguf != FAMILIES[other].gguf:
         return told.name
     by_tokenizer = all(key.startswith(("/tokenizer.", "=")) for key in condition.asked)
-    return min(told.name, other) if by_tokenizer else told.name
+    return min(told.name, told_by_architecture(other)) if by_tokenizer else told.name
 
 
 def engine_row(index: TensorIndex) -> Engine | None:
