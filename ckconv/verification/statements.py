@@ -387,7 +387,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
     row = engine_row(out)
-    if out.config is not None and not _is_asked("model_type", options):
+    told = source.metadata_kind is MetadataKind.DOCUMENT  # a class may be wrapped in one that a GGUF does not name
+    if out.config is not None and told and not _is_asked("model_type", options):
         family, said = FAMILIES[out.config.family], mine.get("model_type")
         known = {
             meant.get("model_type"),
