@@ -88,7 +88,6 @@ WORDS_OF_TYPES = {"scheme_of", "Scheme", "triple_of"}
 FORMATS: dict[str, str] = {
     "options": "gguf",
     "record/read": "bump",
-    "verification/headers": "gguf",
     "verification/statements": "gguf",
 }
 

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS
+from ckconv.adapters.model import families_of, family_named, local_path, weight_pattern
+from ckconv.core.config import CONFIG_KEYS, FIELD_OF
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, Content, beside, document_of, text_key
-from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
+from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
 from ckconv.families.keys import full_key
-from ckconv.families.names import is_beside_text
+from ckconv.families.modules import transposing
+from ckconv.families.names import heads_of, interleaves, is_beside_text
+from ckconv.families.parameters import differ
+from ckconv.families.schema import MLX_VLM
+from ckconv.families.towers import tower_family, tower_of_document
+from ckconv.formats.gguf.values import HEAD_KEYS
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
+from ckconv.io.files import own_texts
 from ckconv.options import Options
-from ckconv.verification.adapters import adapter_faults
 from ckconv.verification.content import (
     Fact,
     content_of_index,
@@ -34,7 +44,6 @@ from ckconv.verification.content import (
     read_whole,
     unequal,
 )
-from ckconv.verification.headers import general_faults, tower_faults
 from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
@@ -507,3 +516,186 @@ def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
     for row in family.parameters.values() if family else ():
         if any(cell.key == key for cell in row.key_cells("hf")):
             yield from (stored_value(source, full_key(source.architecture, cell.key)) for cell in row.key_cells("gguf"))
+
+
+# -- Keys of a GGUF that was made of a checkpoint ----------------------------------------------------------------------
+
+# They say what the file is, its types, and the numbers of a tower.
+
+_TYPE, _NAME, _FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name", "file_type", "quantization_version"))
+
+
+def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults of the keys at the head of a model's file."""
+    table = needed()["general"]
+    for key, meant in ((_TYPE, table["types"][out.tower is not None]), (_VERSION, table["version"])):
+        if stored_value(out, key) != meant:
+            yield Fact(key, shown(stored_value(out, key)), shown(meant))
+    name, names = stored_value(out, _NAME), [*_names(source)]
+    if name is None:
+        words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
+        if not words:  # llama.cpp takes such a name for Phi 3's tokenizer, and it may not be that
+            yield Fact(_NAME, None, shown(names[0]) if names else "one")
+    elif _letters(str(name)) not in map(_letters, names):
+        yield Fact(_NAME, shown(name), shown(names[0]) if names else None)
+    yield from _file_type(out, options)
+
+
+def _names(source: TensorIndex) -> Iterator[str]:
+    """Names of a checkpoint.
+
+    By its card, its configuration, or where it lies.
+    """
+    yield from filter(None, [own_texts(source).get("name")])
+    said = document_of(source.metadata).get("_name_or_path")
+    yield from filter(None, [str(said or "").rstrip("/").rpartition("/")[2]])
+    for part in chain(reversed(source.path.absolute().parts), reversed(source.path.resolve().parts)):
+        yield part.rpartition("--")[2]
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]", "", text.encode("utf-8", "replace").decode().lower())
+
+
+def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
+    """The fault of a file type that is not that of most matrices."""
+    number, types = stored_value(out, _FILE_TYPE), needed()["file_types"]
+    words = (word for word in options.quantize.upper().split(",") if "=" not in word)  # for single matrices
+    recipe = next((types["recipes"][word.strip()] for word in words if word.strip() in types["recipes"]), None)
+    counts = Counter(stored.dtype.name for stored in out.stored if len(stored.shape) > 1)
+    floats = counts.pop("F32", 0)  # some have to be, whatever the others are
+    most = max(counts.values(), default=0)
+    fits = {name for name, count in counts.items() if count == most} | ({"F32"} if floats >= most else set())
+    meant = {recipe} if recipe is not None else {types["plain"].get(name, 0) for name in fits}
+    if number not in meant:
+        yield Fact(_FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))))
+
+
+def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
+    """Faults of a tower's numbers, for which its family has keys."""
+    meant = {key: value for key, value in _keys(tower, out.architecture) if value is not None}
+    for key in sorted(meant.keys() | {key for key in out.metadata if key.startswith(f"{out.architecture}.")}):
+        mine = stored_value(out, key)
+        if key not in meant:
+            yield Fact(key, shown(mine), None)
+        elif mine is None or _other(mine, meant[key]):
+            yield Fact(key, shown(mine), shown(meant[key]))
+
+
+def _keys(tower: Tower, architecture: str) -> Iterator[tuple[str, Any]]:
+    values = tower.parameters
+    for name, row in tower_family(tower.family).parameters.items():
+        for cell in row.key_cells("gguf"):
+            with suppress(ExpressionError):
+                if cell.alias or (cell.when is not None and not cell.when.value({**values, "stated": []})):
+                    continue
+                value, words = values[name], {theirs: own for own, theirs in cell.words.items()}
+                if isinstance(value, list | tuple):
+                    value = [words.get(item, item) if isinstance(item, str) else item for item in value]
+                elif isinstance(value, str):
+                    value = words.get(value, value)
+                value = cell.write.value({**values, "it": value}) if cell.write is not None else value
+                yield full_key(architecture, cell.key), value
+
+
+def _other(mine: Any, meant: Any) -> bool:
+    if isinstance(mine, list | tuple) and isinstance(meant, list | tuple):
+        return len(mine) != len(meant) or any(map(differ, mine, meant))
+    return differ(mine, meant)
+
+
+# -- Statements of an adapter ------------------------------------------------------------------------------------------
+
+# A copy says what its source does. An adapter that is made for another program says what ``needed.toml`` has, and what
+# follows from the source's modules and its base; ranks and scales are compared with the matrices.
+
+_ENDING = re.compile(r"\.(lora_(embedding_)?[ABab](\.weight)?|lora_magnitude_vector|m)$")
+_INNER = ".base_layer"
+
+#: Instead of a value: no such key is written.
+_NOTHING = object()
+
+
+def adapter_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Everything that an adapter says otherwise than its source."""
+    assert source.adapter is not None
+    typed = out.metadata_kind is MetadataKind.TYPED
+    file, mine = "" if typed else ADAPTER_CONFIG, _said(out)
+    heads = _head_counts(source, out.architecture) if typed else {}
+    copied = out.format == source.format and bool(source.metadata)  # not of a task within a checkpoint
+    meant = {**(_said(source) if copied else _made(out, source)), **heads}
+    counted = tuple(key.format(arch=out.architecture) for key in HEAD_KEYS.values())
+    free = counted if copied else tuple(needed()["adapters"][out.format]["numbers"])
+    for key in sorted(mine.keys() | meant.keys()):
+        if key not in meant:
+            if key not in free:
+                yield Fact(key, shown(mine[key]), None, file)
+        elif key not in mine:
+            yield Fact(key, None, shown(meant[key]) or "null", file)
+        elif type(mine[key]) is not type(meant[key]) or unequal(mine[key], meant[key]):
+            yield Fact(key, shown(mine[key]), shown(meant[key]), file)
+    for key in () if copied or typed else free:
+        if key not in mine:
+            yield Fact(key, None, "one", file)
+
+
+def _said(index: TensorIndex) -> dict[str, Any]:
+    """Keys of a header, or of a configuration with inner ones of MLX."""
+    if index.metadata_kind is MetadataKind.TYPED:
+        return {key: stored_value(index, key) for key in index.metadata}
+    said = document_of(index.metadata)
+    inner = said.get("lora_parameters")
+    if isinstance(inner, dict):
+        said |= {f"lora_parameters.{key}": value for key, value in inner.items()}
+        del said["lora_parameters"]
+    return said
+
+
+def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
+    """Statements that follow from the source and from what is stored."""
+    adapter = source.adapter
+    assert adapter is not None
+    name, base, said = adapter.base_name, adapter.base, document_of(out.metadata)
+    weighed = any(Role.MAGNITUDE in module.roles for module in adapter.modules.values())
+    paths = {_ENDING.sub("", stored.name.removeprefix(PEFT_PREFIX)) for stored in out.stored}
+    parameters = said.get("target_parameters")
+    if isinstance(parameters, list):  # the paths are those of their modules, one inside the other where there are two
+        parents = [str(path).rpartition(".")[0] for path in parameters]
+        inside = {parent + _INNER * number for parent in parents for number in range(parents.count(parent))}
+        parameters = parameters if inside <= paths else sorted(paths)
+        paths -= inside
+    seen = tower_of_document(base.raw) if base else None
+    whole = seen is not None and MLX_VLM.row in seen.engines
+    family = FAMILIES[base.family] if base else family_named(source.architecture)
+    families = [family.name] if family else families_of(module.path for module in adapter.modules.values())
+    task, prompt = adapter.task or (None, None)
+    known: dict[str, Any] = {
+        "architecture": family.gguf if family else out.architecture,
+        "base": name or _NOTHING,
+        "base or null": name or None,
+        "bases": 1 if name else _NOTHING,
+        "layers": base.num_layers if base else -1,  # mlx-lm takes the last ones, and below 1 all
+        "local paths": sorted({path if whole else local_path(path) or path for path in paths}),
+        "method": "dora" if weighed else "lora",
+        "null": None,
+        "parameters": parameters if isinstance(parameters, list) else _NOTHING,
+        "paths": sorted(paths),
+        "prompt": prompt or _NOTHING,
+        "task": task or _NOTHING,
+        "turned": bool(families) and transposing().issuperset(families),
+        "weighed": weighed,
+    }
+    table = needed()["adapters"][out.format]
+    meant = {key: known[word] for key, word in table["follows"].items()}
+    return {**table["plain"], **{key: value for key, value in meant.items() if value is not _NOTHING}}
+
+
+def _head_counts(source: TensorIndex, architecture: str) -> Mapping[str, int]:
+    """Keys of a GGUF by which rows of Q and K are put in order."""
+    assert source.adapter is not None
+    base = source.adapter.base
+    family = FAMILIES[base.family] if base else None
+    if base is None or family is None or not interleaves(family):
+        return {}
+    fields = {FIELD_OF.get(heads_of(family, weight_pattern(name)) or "") for name in source.adapter.modules}
+    return {HEAD_KEYS[field].format(arch=architecture): getattr(base, field) for field in fields if field}
