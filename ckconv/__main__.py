@@ -77,7 +77,7 @@ class _Imports:
 
             if limits().keys() & {"-v", "-d"}:
                 require_memory(_NUMPY)
-        spec = PathFinder.find_spec(name) if name in _WAITING else None
+        spec = PathFinder.find_spec(name) if name in _WAITING and name not in sys.modules else None
         if spec is not None:
             _LOADERS[name], spec.loader = spec.loader, self  # type: ignore[assignment]
         return spec
@@ -94,22 +94,16 @@ class _Imports:
 class _Waiting(ModuleType):
     def __getattr__(self, name: str) -> Any:
         with _LOCK:
-            loader = None if name.startswith("__") else _LOADERS.pop(self.__name__, None)
+            loader = None if name.startswith("__") and name != "__all__" else _LOADERS.pop(self.__name__, None)
             if loader is not None:
-                self.__loader__ = loader
-                loader.exec_module(self)
+                self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
+                try:
+                    loader.exec_module(self)
+                except BaseException:  # a signal, or too little memory: the next use tries again
+                    _LOADERS[self.__name__] = loader
+                    raise
                 self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
-
-
-class _Logger:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        import logging
-
-        return getattr(logging.getLogger(self._name), name)
 
 
 def _cleandoc(text: str) -> str:
@@ -121,12 +115,11 @@ def _cleandoc(text: str) -> str:
     return f"{first.lstrip()}\n{rest}".strip("\n")
 
 
-#: What is imported and hardly used (``inspect`` and ``logging`` by click, dataclasses and concurrent.futures), and what
-#: is called of it for each flag, and when those are imported: all of it takes a fifth of the time until work begins.
+#: What is imported and hardly used (``inspect`` by click and dataclasses), and what is called of it for each flag: all
+#: of it takes a sixth of the time until work begins.
 _WAITING: dict[str, dict[str, Callable[[str], object]]] = {
     "inspect": {"cleandoc": _cleandoc},
-    "logging": {"getLogger": _Logger},
-    **{name: {} for name in ("base64", "difflib", "numbers", "shlex")},
+    **{name: {} for name in ("base64", "difflib", "logging", "numbers", "shlex")},
 }
 
 

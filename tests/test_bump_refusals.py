@@ -56,8 +56,8 @@ FAMILIES_RUN = {
 
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
-    "afmoe", "bailing_hybrid", "bert", "bert_classifier", "camembert", "dflash", "distilbert", "dspark", "eagle3", "exaone",
-    "falcon_h1",
+    "afmoe", "bailing_hybrid", "bert", "bert_classifier", "camembert", "dflash", "distilbert", "dspark", "eagle3",
+    "exaone", "falcon_h1",
     "falcon_mamba", "gemma4_dspark", "gemma_embedding", "granite4", "granite_swa", "granitehybrid",
     "granitemoehybrid",
     "grovemoe", "internlm2",

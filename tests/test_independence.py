@@ -1038,14 +1038,22 @@ def test_a_gguf_pools_as_the_modules_say(number: int, value: Sequence[int], tmp_
         assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 5
 
 
-@pytest.mark.parametrize("key", ["tokens", "merges"])
-def test_a_gguf_has_the_words_of_two_files(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["a b--c", "models--org--Name", "Qwen--Qwen2-7B", "---", "_", "org--", "\xdfmodel", "\ufb01ne"]
+)
+def test_a_name_out_of_any_directory_is_no_fault(name: str, tmp_path: Path) -> None:
+    source = shutil.copytree(FIXTURES / HF, tmp_path / name)
+    assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+
+
+@pytest.mark.parametrize(("key", "end"), [("tokens", "\n"), ("merges", "\n"), ("merges", "\r\n")])
+def test_a_gguf_has_the_words_of_two_files(key: str, end: str, tmp_path: Path) -> None:
     source = Path(shutil.copytree(FIXTURES / HF, tmp_path / "source"))
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     (source / "tokenizer.json").unlink()
     (source / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
-    (source / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (source / "merges.txt").write_text(end.join(["#version: 0.2", *merges, ""]), newline="")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "Qwen2Tokenizer"}))
     arguments = "convert", str(source), f"{tmp_path}/m.gguf", "--force"

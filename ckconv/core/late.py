@@ -76,7 +76,11 @@ else:
     NamedTuple = type.__new__(_Named, "NamedTuple", (), {})
 
     class _Initializer:
-        def __get__(self, it: object, kind: type) -> Any:
+        def __init__(self, kind: type) -> None:
+            self.kind = kind
+
+        def __get__(self, it: object, _: type) -> Any:
+            kind = self.kind
             heads, lines, known = ["self"], [], {"setattr": object.__setattr__}
             for each in dataclasses.fields(kind):
                 value = name = each.name
@@ -105,14 +109,14 @@ else:
 
         def decorated(kind: type) -> type:
             found = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
-            found.__init__ = _Initializer()
+            found.__init__ = _Initializer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]
                 found.__repr__ = lambda it: _written(it, {name: getattr(it, name) for name in shown})
             if eq:
                 key = attrgetter(*(each.name for each in dataclasses.fields(found) if each.compare))
                 found.__eq__ = lambda it, other: key(it) == key(other) if type(it) is type(other) else NotImplemented
-                found.__hash__ = lambda it: hash(key(it))
+                found.__hash__ = (lambda it: hash(key(it))) if frozen else None
             if frozen:
                 found.__setattr__ = found.__delattr__ = _refuse
             if frozen and slots:

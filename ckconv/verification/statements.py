@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from ckconv.adapters.model import families_of, family_named, local_path, weight_pattern
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
@@ -534,10 +535,10 @@ def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> I
     name, names = stored_value(out, _NAME), [*_names(source)]
     if name is None:
         words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
-        if not words:  # llama.cpp takes such a name for Phi 3's tokenizer, and it may not be that
-            yield Fact(_NAME, None, shown(names[0]) if names else "one")
+        if not words and _letters(names[0]):  # words with which llama.cpp takes a tokenizer for Phi 3's
+            yield Fact(_NAME, None, shown(names[0]))
     elif _letters(str(name)) not in map(_letters, names):
-        yield Fact(_NAME, shown(name), shown(names[0]) if names else None)
+        yield Fact(_NAME, shown(name), shown(names[0]))
     yield from _file_type(out, options)
 
 
@@ -550,11 +551,12 @@ def _names(source: TensorIndex) -> Iterator[str]:
     said = document_of(source.metadata).get("_name_or_path")
     yield from filter(None, [str(said or "").rstrip("/").rpartition("/")[2]])
     for part in chain(reversed(source.path.absolute().parts), reversed(source.path.resolve().parts)):
-        yield part.rpartition("--")[2]
+        yield from (part, part.rpartition("--")[2])
 
 
 def _letters(text: str) -> str:
-    return re.sub(r"[\W_]", "", text.encode("utf-8", "replace").decode().lower())
+    folded = normalize("NFKC", text.encode("utf-8", "replace").decode()).casefold()  # of ligatures titles have letters
+    return re.sub(r"[\W_]", "", normalize("NFKC", folded))
 
 
 def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:

@@ -371,7 +371,7 @@ def _of_two_files(files: Mapping[str, Any]) -> dict[str, Any]:
     words = _json(files, "vocab.json")
     if not words or "merges.txt" not in files or _FILE in files or not _MODELS.keys().isdisjoint(files):
         return {}
-    lines = read_whole(files["merges.txt"]).decode("utf-8", "replace").split("\n")
+    lines = read_whole(files["merges.txt"]).decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     first = 1 if lines[0].startswith("#version") else 0
     merges = [line for line in lines[first:] if line]
     added = {**words, **_json(files, "added_tokens.json")}
