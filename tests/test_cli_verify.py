@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from bump_broken import Bump
 from gguf import GGMLQuantizationType as Q
+from gguf_copies import gguf_copy
 from models import Model
 
 FLOAT = Model(hidden=48, heads=4, kv_heads=2, ffn=72, vocab=33, context=7, qkv_bias=True)
@@ -473,6 +474,26 @@ def test_an_output_that_is_not_there_is_no_failed_verification(made: Case, name:
 
     assert result.code == 3
     assert f"error[{code}]" in result.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "said"),
+    [
+        ((), "Hf_Llama-Tied_BF16", ""),
+        (("add_bos_token", "add_eos_token"), "Hf Llama Tied Bf16", ""),
+        ((), "Hf_Llama-Tied", "general.name is 'Hf_Llama-Tied'"),
+        (("eos_token_id",), "Hf Llama Tied Bf16", "tokenizer.ggml.eos_token_id is missing"),
+    ],
+)
+def test_of_what_another_program_made_spellings_and_its_readers_defaults_pass(
+    fixtures: Path, flags: tuple[str, ...], name: str, said: str, tmp_path: Path, ckconv
+) -> None:
+    source = shutil.copytree(fixtures / "hf" / "llama-tied-bf16", tmp_path / "hf-llama-tied-bf16")
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    keys = [f"tokenizer.ggml.{key}" for key in flags]
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys={"general.name": name}, without=keys)
+    result = ckconv("verify", tmp_path / "n.gguf", source)
+    assert (result.code, said in result.err) == (5 if said else 0, True)
 
 
 def test_a_damaged_source_proves_nothing(tmp_path: Path, ckconv) -> None:

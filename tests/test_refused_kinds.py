@@ -66,7 +66,7 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("gemma3", "m.gguf", {"rope_parameters.full_attention.rope_type": "x"}, "of which transformers knows nothing"),
     # what is made of a number is read back before anything is written
-    ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "ssm_head_dim (mamba_d_head) is 3, and would be read as 4"),
+    ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "mamba_d_head = 3, mamba_d_ssm = 28"),
     ("granitemoehybrid", "m.gguf", {"mamba_d_head": 0}, "(mamba_d_head)"),
     (
         "glm4_moe",

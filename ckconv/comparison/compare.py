@@ -11,11 +11,11 @@ from dataclasses import field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckconv.comparison.verify import content_of_plan, plan_again, wants_model
+from ckconv.comparison.verify import LABELS, OF_THE_PLACE, content_of_plan, plan_again, wants_model, with_flags
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.late import Floats, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
-from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, document_of, scalar, text_key
+from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key
 from ckconv.core.tensors import (
     HEAD,
     PREFIX,
@@ -46,7 +46,6 @@ from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options
 from ckconv.quant.convert import Conversion, convertible, decodable, decode, shifted, way_between
 from ckconv.quant.packed import NOT_WEIGHTS
-from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import (
     COVERED,
     SPELLING,
@@ -210,7 +209,7 @@ class Comparison:
     @property
     def same(self) -> bool:
         """Whether the two are the same model, as far as was asked for."""
-        facts = [fact for fact in self.facts if fact.key not in _LABELS]
+        facts = [fact for fact in self.facts if fact.key not in LABELS]
         return self.same_weights and not (self.config or facts or self.unknown)
 
 
@@ -419,12 +418,6 @@ _SCALING = r"rope\.scal(ing\..+|e_linear)$"
 #: How far a layer of a GGUF sees that slides.
 _WINDOW = ".attention.sliding_window"
 
-#: A GGUF is called after the place of its source, where that has no name of its own.
-_OF_THE_PLACE = "general.name"
-
-#: What converters take from the name of the source's directory: it is shown, and no difference of the model.
-_LABELS = frozenset({_OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
-
 #: The library that a safetensors file says it was written for, and the names that its tensors have.
 _WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
 
@@ -521,7 +514,7 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     """Compare what is no tensor of two models."""
     if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)
-        one, other = _with_flags(a, one, other), _with_flags(b, other, one)
+        one, other = with_flags(a, one, other), with_flags(b, other, one)
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         overruled, places = _overruled(a) | _overruled(b), _places(a, b)
         counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
@@ -541,13 +534,6 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     told = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
     uncompared = (told[0] | told[1]) - ({_TOKENS} if not all(told) else set())  # one way compares the words
     return fewer._replace(different=(*lacking, *fewer.different), uncompared=tuple(sorted(uncompared)))
-
-
-def _with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
-    """Content with flags that only another GGUF says, by their defaults."""
-    taken = adds_by_default(index.metadata) if index.metadata_kind is MetadataKind.TYPED else {}
-    flags = {key: scalar("bool", value) for key, value in taken.items() if key in other.keys}
-    return content._replace(keys={**flags, **content.keys})
 
 
 def _overruled(index: TensorIndex) -> set[str]:
@@ -635,7 +621,7 @@ def _facts_of_plan(source: TensorIndex, other: TensorIndex) -> Facts:
         meant = content_of_plan(plan.contents())
     except CkconvError as error:
         return Facts(unknown=error.message)
-    mine = _with_flags(other, content_of_index(other), meant)
+    mine = with_flags(other, content_of_index(other), meant)
     places = _places(source, other)
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     facts = differences(mine, meant, people=False, spelled=False, defaults=format_of(other.format).class_defaults)
@@ -666,7 +652,7 @@ def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
         return worded
     said_by_both = fact.mine is not None and fact.meant is not None
     document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
-    return fact.key != _OF_THE_PLACE and (said_by_both or document)
+    return fact.key != OF_THE_PLACE and (said_by_both or document)
 
 
 def _is_lacking(fact: Fact, index: TensorIndex) -> bool:

@@ -19,7 +19,7 @@ from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in
 from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
-from ckconv.core.metadata import Content, beside
+from ckconv.core.metadata import Content, beside, scalar
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.catalog import asks_target, drafter_of, own_files
@@ -40,6 +40,7 @@ from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
+from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import check_documents, check_json, content_of_index, differences
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
 #
 # The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
 # change the model (a context length, metadata, dropped tensors but a whole tower) must be given again.
+
+#: A GGUF is called after the place of its source, where that has no name of its own.
+OF_THE_PLACE = "general.name"
+
+#: What converters take from the name of the source's directory: it is shown, and no difference of the model.
+LABELS = frozenset({OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
@@ -428,11 +435,23 @@ def verify_whole(
     check_documents(out, asked.named)
     meant = content_of_plan(plan.contents())
     said = islice(faults_of(out, source, options, asked.named), ENOUGH)
-    planned = islice(differences(content_of_index(out, asked.named), meant), ENOUGH)
-    faults = [*dict.fromkeys(str(fact) for fact in (*said, *planned))]
+    planned = islice(differences(with_flags(out, content_of_index(out, asked.named), meant), meant), ENOUGH)
+    made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
+    texts = {fact.name: str(fact) for fact in said}
+    for fact in planned:
+        if not (made and fact.key in LABELS):  # programs spell a directory in ways of their own
+            texts.setdefault(fact.name, str(fact))
+    faults = [*texts.values()]
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found
+
+
+def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
+    """Content with flags that only another GGUF says, by their defaults."""
+    taken = adds_by_default(index.metadata) if index.metadata_kind is MetadataKind.TYPED else {}
+    flags = {key: scalar("bool", value) for key, value in taken.items() if key in other.keys}
+    return content._replace(keys={**flags, **content.keys})
 
 
 def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
