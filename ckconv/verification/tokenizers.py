@@ -226,7 +226,7 @@ def _of_checkpoint(
         yield Fact("tokenizer.ggml.model", shown(name), " or ".join(map(repr, kinds)))
     if stored_value(out, "tokenizer.ggml.model") in {one for several in needed()["models"].values() for one in several}:
         own = {name for name, _ in keys.kind.get("flags", {}).values()}
-        ending = {number for name in (_GENERATION, "config.json") for number in _ends_in(_json(files, name))}
+        ending = [number for name in (_GENERATION, "config.json") for number in _ends_in(_json(files, name))]
         for name in needed()["strays"]["flags"]:
             if f"tokenizer.ggml.{name}" in out.metadata and name not in own:
                 yield Fact(f"tokenizer.ggml.{name}", shown(stored_value(out, f"tokenizer.ggml.{name}")), None)
