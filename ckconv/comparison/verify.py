@@ -49,16 +49,16 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# Plan the source again as it was converted, to know what an output should hold.
-#
-# The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
-# change the model (a context length, metadata, dropped tensors but a whole tower) must be given again.
-
 #: A GGUF is called after the place of its source, where that has no name of its own.
 OF_THE_PLACE = "general.name"
 
 #: What converters take from the name of the source's directory: it is shown, and no difference of the model.
 LABELS = frozenset({OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
+
+# Plan the source again as it was converted, to know what an output should hold.
+#
+# The storage options (types, names, fused and tied tensors, files, versions) are read from the output. Options that
+# change the model (a context length, metadata, dropped tensors but a whole tower) must be given again.
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 

@@ -55,7 +55,7 @@ class TooManyPieces(Malformed):
 
 
 class Piece(NamedTuple):
-    """One token."""
+    """Token of a SentencePiece model, with its score and its type."""
 
     text: str
     score: float

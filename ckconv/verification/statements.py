@@ -406,7 +406,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             family.model_type,
             *family.in_huggingface.names,
         }
-        if said not in known | {family.model_type, *((row.model_type, row.wrapped) if row is not None else ())}:
+        if said not in known | {*((row.model_type, row.wrapped) if row is not None else ())}:
             yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
     one, other = QUANTIZATION_KEYS[:2]
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
