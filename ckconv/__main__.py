@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from _thread import RLock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -66,7 +66,7 @@ class _Imports:
     Those run when something of them is used.
     """
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Find modules that wait.
 
         Raises:
@@ -77,7 +77,7 @@ class _Imports:
 
             if limits().keys() & {"-v", "-d"}:
                 require_memory(_NUMPY)
-        spec = PathFinder.find_spec(name) if name in _WAITING and name not in sys.modules else None
+        spec = PathFinder.find_spec(name, path) if name in _WAITING and name not in sys.modules else None
         if spec is not None:
             _LOADERS[name], spec.loader = spec.loader, self  # type: ignore[assignment]
         return spec
@@ -115,10 +115,25 @@ def _cleandoc(text: str) -> str:
     return f"{first.lstrip()}\n{rest}".strip("\n")
 
 
-#: What is imported and hardly used (``inspect`` by click and dataclasses), and what is called of it for each flag: all
-#: of it takes a sixth of the time until work begins.
-_WAITING: dict[str, dict[str, Callable[[str], object]]] = {
+def _quoted(text: bytes, safe: str = "/") -> str:
+    from urllib.parse import quote  # which of bytes is the same, and runs the module
+
+    return quote(text, safe)
+
+
+def _system() -> str:
+    from ckconv.system import system_name
+
+    return system_name()
+
+
+#: What is imported and hardly used (``inspect`` by click and dataclasses, ``urllib.parse`` by pathlib, ``platform`` by
+#: uuid), and what is called of it meanwhile; click's words have no translations.
+_WAITING: dict[str, dict[str, Callable[..., object]]] = {
     "inspect": {"cleandoc": _cleandoc},
+    "gettext": {"gettext": str, "ngettext": lambda one, more, count: one if count == 1 else more},
+    "platform": {"system": _system},
+    "urllib.parse": {"quote_from_bytes": _quoted},
     **{name: {} for name in ("base64", "difflib", "logging", "numbers", "shlex")},
 }
 

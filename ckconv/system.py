@@ -29,6 +29,11 @@ def _has(*names: str) -> bool:
     return not _FORCED and all(hasattr(os, name) for name in names)
 
 
+def system_name() -> str:
+    """Name of the system, as ``platform.system`` has it."""
+    return os.uname().sysname if hasattr(os, "uname") else "Windows"
+
+
 #: A file that is open can be renamed and removed, as everywhere but on Windows.
 MOVES_OPEN = _has("fork")
 

@@ -161,8 +161,8 @@ def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -
 @pytest.mark.parametrize(
     ("verb", "out", "signs"),
     [
-        ("inspect", (), {"dis", "tokenize", "traceback", "difflib"}),
-        ("convert", ("-", "--to", "gguf"), {"dis", "difflib"}),  # concurrent.futures logs
+        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "subprocess"}),
+        ("convert", ("-", "--to", "gguf"), {"ast", "dis", "difflib", "ipaddress"}),  # concurrent.futures logs
     ],
 )
 def test_modules_that_are_hardly_used_wait(fixtures: Path, verb: str, out: tuple[str, ...], signs: set[str]) -> None:
@@ -172,6 +172,23 @@ def test_modules_that_are_hardly_used_wait(fixtures: Path, verb: str, out: tuple
     names = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
     assert (done.returncode, names & signs) == (0, set())
     assert names >= {"click", "inspect", "dataclasses"}
+
+
+def test_waiting_modules_answer_as_they_would() -> None:
+    code = """
+import sys
+from ckconv.__main__ import _Imports
+if sys.argv[1:]:
+    sys.meta_path.insert(0, _Imports())
+import gettext, pathlib, platform, uuid
+print(pathlib.Path("/a b/\\udcff\xe4%~").as_uri(), platform.system(), "ipaddress" in sys.modules)
+print(*(gettext.gettext("a"), *(gettext.ngettext("one", "more", n) for n in range(3))), platform.python_version())
+"""
+    runs = [
+        subprocess.run([sys.executable, "-c", code, *it], capture_output=True, text=True, cwd=ROOT, check=True)
+        for it in ((), "w")
+    ]
+    assert runs[0].stdout == runs[1].stdout
 
 
 def test_a_waiting_module_becomes_the_one_that_it_stands_for() -> None:

@@ -215,23 +215,27 @@ def round_to(values: Floats, dtype: DType) -> None:
     bits = values.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
     if dtype is F16:
-        # Integer rounding is right from 2**-14, the first normal float16, to below 65,520, which rounds to infinity.
-        magnitude -= np.uint32(0x38800000)
-        special = magnitude >= np.uint32(0x477FF000 - 0x38800000)
-        with np.errstate(all="ignore"):
-            kept = values[special].astype(np.float16).astype(np.float32)
-        dropped = 13
-    else:
-        # Rounding a NaN's payload could carry into its exponent and sign.
-        special = magnitude > np.uint32(0x7F800000)
-        kept = np.full(1, np.nan, np.float32)
-        dropped = 16
-    odd = np.right_shift(bits, np.uint32(dropped), out=magnitude)
+        if magnitude.max(initial=0) >= 0x477FF000:  # 65,520 becomes infinite
+            with np.errstate(all="ignore"):
+                values[...] = values.astype(np.float16)
+            return
+        # A power of two is added of which the last bit of the sum is the last one that a float16 of this size has.
+        power = np.maximum(magnitude, np.uint32(0x38800000))  # below 2**-14 all have the same last bit
+        power &= np.uint32(0x7F800000)
+        power += np.uint32(13 << 23)
+        total = magnitude.view(np.float32)
+        total += power.view(np.float32)
+        total -= power.view(np.float32)
+        np.copysign(total, values, out=values)
+        return
+    # Rounding a NaN's payload could carry into its exponent and sign.
+    special = magnitude > np.uint32(0x7F800000)
+    odd = np.right_shift(bits, np.uint32(16), out=magnitude)
     odd &= np.uint32(1)
-    odd += np.uint32((1 << dropped - 1) - 1)
+    odd += np.uint32(0x7FFF)
     bits += odd
-    bits &= np.uint32(0xFFFFFFFF >> dropped << dropped)
-    values[special] = kept
+    bits &= np.uint32(0xFFFF0000)
+    values[special] = np.nan
 
 
 def holds(values: Floats, dtype: DType) -> Flags:

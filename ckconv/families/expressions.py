@@ -7,7 +7,7 @@ are constants. Allowed besides: numbers, strings, lists, tables, ``+ - * / // % 
 
 from __future__ import annotations
 
-import ast
+import _ast as ast  # the nodes alone: to import ast takes longer than to parse a family's expressions
 import math
 import operator
 from collections import ChainMap
@@ -364,14 +364,14 @@ class Expression(NamedTuple):
     @property
     def asked(self) -> list[str]:
         """Metadata keys in calls of ``has``: ``has('expert_count')``."""
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        calls = [node for node in _nodes(self.tree) if isinstance(node, ast.Call)]
         of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]
         return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]
 
     @property
     def of_lists(self) -> bool:
         """Whether it makes or takes a list."""
-        nodes = [*ast.walk(self.tree)]
+        nodes = _nodes(self.tree)
         called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         return any(isinstance(node, ast.List | ast.Subscript) for node in nodes) or not called.isdisjoint(
             {*BY_NAME, "len"}
@@ -407,28 +407,37 @@ def parse(text: str) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression of {len(text)} characters; at most {MAX_LENGTH} are allowed")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree: ast.expr = compile(text.strip(), "", "eval", ast.PyCF_ONLY_AST).body  # type: ignore[attr-defined]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ExpressionError(f"{text!r} is not an expression") from None
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         _check(node, text, names)
     return Expression(text, frozenset(names - _own_names(tree, text)), tree)
 
 
+def _nodes(tree: ast.AST) -> list[ast.AST]:
+    """A node and all below it."""
+    found = [tree]
+    for node in found:  # which becomes longer
+        parts = (getattr(node, field) for field in node._fields)
+        found += (it for part in parts for it in (part if type(part) is list else (part,)) if isinstance(it, ast.AST))
+    return found
+
+
 def _own_names(tree: ast.expr, text: str) -> set[str]:
     """Names that lists give to the items that they are made of."""
-    made = [node for node in ast.walk(tree) if isinstance(node, ast.ListComp)]
+    made = [node for node in _nodes(tree) if isinstance(node, ast.ListComp)]
     for node in made:
-        one, inner = node.generators[0], [*ast.walk(node.elt)]
+        one, inner = node.generators[0], _nodes(node.elt)
         plain = len(node.generators) == 1 and isinstance(one.target, ast.Name) and not one.ifs
         calls = (call.func for call in inner if isinstance(call, ast.Call))
         quick = all(isinstance(called, ast.Name) and called.id in _OF_ITEMS for called in calls)
         if not plain or not quick or any(isinstance(one, ast.ListComp) for one in inner):
             raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
     items = {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
-    inner = [one for node in made for part in (node.elt, node.generators[0].target) for one in ast.walk(part)]
-    outer = (one for one in ast.walk(tree) if isinstance(one, ast.Name) and not any(one is each for each in inner))
+    inner = [one for node in made for part in (node.elt, node.generators[0].target) for one in _nodes(part)]
+    outer = (one for one in _nodes(tree) if isinstance(one, ast.Name) and not any(one is each for each in inner))
     if twice := next((name.id for name in outer if name.id in items), ""):
         raise ExpressionError(
             f"{text!r}: {twice!r} is the name of an item, and of something else; another name expected"
