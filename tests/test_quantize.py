@@ -291,6 +291,58 @@ def test_blocks_are_quantized_again_only_where_they_are_decoded_on_purpose(tmp_p
     assert tensors(tmp_path / "c.gguf")[name] == ("Q8_0", digest(q8.tobytes()).hexdigest())
 
 
+def decoded(shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that blocks held before."""
+    rows = np.random.default_rng(3).standard_normal(shape, np.float32)
+    kind = gguf.GGMLQuantizationType.Q4_1
+    return gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+
+
+def drawn(kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers as matrices hold them that are not of a normal distribution around 0."""
+    rng = np.random.default_rng(5)
+    normal = rng.standard_normal(shape)
+    made = {
+        "decoded": lambda: decoded(shape),
+        "pruned": lambda: normal * (rng.random(shape) < 0.05),
+        "ternary": lambda: rng.integers(-1, 2, shape) * 0.03,
+        "powers": lambda: np.exp2(rng.integers(-8, 3, shape)),
+        "heavy tails": lambda: rng.standard_t(2, shape),
+        "positive": lambda: np.abs(normal),
+        "far from 0": lambda: 5 + 0.01 * normal,
+        "constant": lambda: np.full(shape, 0.37),
+        "columns": lambda: normal * np.exp(3 * rng.standard_normal(shape[1])),
+        "too small": lambda: normal * 1e-9,
+        "denormal": lambda: normal * 1e-40,
+        "diagonal": lambda: np.eye(*shape),
+        "groups": lambda: np.repeat(rng.standard_normal((shape[0], shape[1] // 32)), 32, axis=1),
+        "two values": lambda: np.where(normal < 0, -1, 1),
+    }[kind]()
+    return made.astype(np.float32)
+
+
+DRAWN = (
+    "decoded", "pruned", "ternary", "powers", "heavy tails", "positive", "far from 0", "constant", "columns", "too small",
+    "denormal", "diagonal", "groups", "two values",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "word", ["q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "affine:2:32", "affine:8:128"]
+)
+def test_matrices_of_any_distribution_are_quantized_and_verified(word: str, tmp_path: Path) -> None:
+    tensors = WIDE.tensors()
+    matrices = [name for name in sorted(tensors) if "layers" in name and tensors[name].ndim > 1]
+    assert len(matrices) >= len(DRAWN)
+    tensors |= {name: drawn(kind, tensors[name].shape) for name, kind in zip(matrices, DRAWN, strict=False)}
+    source = save(tmp_path / "hf", WIDE.config(), tensors)
+
+    out = tmp_path / ("m.gguf" if ":" not in word else "m-mlx")
+    made = ckconv.convert(source, out, to="gguf" if ":" not in word else "mlx", options=Options(quantize=word))
+
+    assert made.verified == len(tensors)
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
 def test_values_that_no_block_holds_are_refused(value: float, tmp_path: Path) -> None:
     tensors = SMALL.tensors()

@@ -50,10 +50,31 @@ _ELEMENTS = 1 << 18
 #: Blocks that gguf makes of values as llama-quantize does, where no importance matrix is used.
 _QUANTIZED_BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 
-#: Blocks with a scale (and minimum) for so many elements, and the bits of a code.
+
+class Codes(NamedTuple):
+    """Evenly spaced codes of a group of numbers.
+
+    Attributes:
+        group: numbers that share a scale.
+        bits: bits of a code.
+        scale_bits: bits of a scale, as a multiple of that of 256 numbers; 0 is a float of its own.
+        minimum: whether the codes begin at a stored number (K-quants: at 0 or below), else they lie around 0.
+        zero: whether 0 is one of them (``affine_quantize`` of MLX's ``quantized.h``).
+    """
+
+    group: int
+    bits: int
+    scale_bits: int = 0
+    minimum: bool = True
+    zero: bool = False
+
+
+#: ggml's types of such codes (block_q4_0 to block_q6_K of ggml-common.h).
 _LINEAR = {
-    "Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 5), "Q5_1": (32, 5), "Q8_0": (32, 8),
-    "Q2_K": (16, 2), "Q3_K": (16, 3), "Q4_K": (32, 4), "Q5_K": (32, 5), "Q6_K": (16, 6),
+    "Q4_0": Codes(32, 4, minimum=False), "Q4_1": Codes(32, 4), "Q5_0": Codes(32, 5, minimum=False),
+    "Q5_1": Codes(32, 5), "Q8_0": Codes(32, 8, minimum=False), "Q2_K": Codes(16, 2, 4),
+    "Q3_K": Codes(16, 3, 6, minimum=False), "Q4_K": Codes(32, 4, 6), "Q5_K": Codes(32, 5, 6),
+    "Q6_K": Codes(16, 6, 8, minimum=False),
 }  # fmt: skip
 
 #: Rounding to nearest is off by a step / sqrt(12), rounding in one direction by twice that.
@@ -646,7 +667,8 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
         from gguf import GGMLQuantizationType, quants
 
         kind = GGMLQuantizationType(out.dtype.ggml)
-        again = np.asarray(quants.dequantize(quants.quantize(meant.astype(np.float32), kind), kind), np.float64)
+        with np.errstate(all="ignore"):  # of the reciprocal of a scale near 0
+            again = np.asarray(quants.dequantize(quants.quantize(meant.astype(np.float32), kind), kind), np.float64)
         wrong = found != again
         if wrong.any():
             row, column = (int(n) for n in np.argwhere(wrong)[0])
@@ -656,32 +678,60 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     triple = triple_of(out.dtype) if out.planes else None
     if triple is not None and not triple.quantization.has_biases:
         return _nearest(sample, files, rows, meant)
-    linear = (triple.quantization.group_size, triple.quantization.bits) if triple else _LINEAR.get(out.dtype.name)
-    if linear is None:
+    codes = _LINEAR.get(out.dtype.name)
+    if triple is not None:
+        codes = Codes(triple.quantization.group_size, triple.quantization.bits, zero=triple.quantization.bits > 1)
+    if codes is None:
         return ""
-    (naive, usual), error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
+    number = triple.number if triple else F16
+    naive, error = _linearly(meant, codes, number), float(np.sqrt(np.mean((found - meant) ** 2)))
     # Half of the last place of a scale and of a bias, of which a value of a group may have the largest one.
-    digits = 24 - _DROPPED.get(triple.number if triple else F16, 0)
-    largest = np.abs(meant[:, : len(meant[0]) // linear[0] * linear[0]]).reshape(-1, linear[0]).max(axis=1)
+    digits = 24 - _DROPPED.get(number, 0)
+    largest = np.abs(meant.reshape(-1, codes.group)).max(axis=1)
     least = float(np.sqrt(np.mean(largest**2))) * 2.0 ** -(digits + 1)
-    # Values that stand on a grid already are met better by the naive codes than by those of a quantizer, or exactly.
-    on_grid = bool(sample.source.planes or sample.source.packed or sample.source.dtype.kind is Kind.BLOCK)
-    naive = max(naive, usual) if on_grid else naive
     if error <= _WORSE * (1.5 if sample.importance else 1.0) * naive + least:
         return ""
     return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
 
 
-def _linearly(values: Doubles, group: int, bits: int) -> tuple[float, float]:
-    """The root mean square error of evenly spaced codes of a group.
+def _linearly(values: Doubles, codes: Codes, number: DType) -> float:
+    """The root mean square error of codes that reach as far as a group.
 
-    Then that of values between the codes.
+    Scales are as a simple quantizer of the type makes and stores them.
+
+    Of values that stand on such a grid (a model that was decoded), that of values between the codes: the naive codes
+    meet them exactly, and a quantizer, which rounds its scales, does not.
     """
-    grouped = values.reshape(len(values), -1, group)
-    low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
-    step = np.maximum((high - low) / ((1 << bits) - 1), 1e-30)
-    error = low + np.rint((grouped - low) / step) * step - grouped
-    return float(np.sqrt(np.mean(error**2))), float(np.sqrt(np.mean(step**2) / 12))
+    grouped = values.reshape(len(values), -1, codes.group)
+    low, high = grouped.min(axis=-1), grouped.max(axis=-1)
+    last = (1 << codes.bits) - 1
+    if not codes.minimum:  # of the codes around 0, the negative ones reach one further
+        step = -np.where(high > -low, high, low) * 2 / (last + 1)
+    else:
+        low = np.minimum(low, 0) if codes.scale_bits else low
+        step = (high - low) / last
+    with np.errstate(all="ignore"):
+        if codes.zero:
+            below = np.abs(low) > np.abs(high)
+            edge, step = np.where(below, low, high), np.maximum(step, 1e-7) * np.where(below, 1, -1)
+            at = np.rint(edge / step)
+            step, low = np.where(at, edge / at, step), np.where(at, edge, 0)
+        unit = _stored(step, codes, codes.scale_bits - (not codes.minimum), number)
+        least = _stored(low, codes, codes.scale_bits, number) if codes.minimum else -unit * (last + 1) / 2
+        if codes.scale_bits:  # codes are of the scales as they are stored; of others, as they were before
+            step, low = unit, least
+        code = np.nan_to_num(np.clip(np.rint((grouped - low[..., None]) / step[..., None]), 0, last))
+        error = least[..., None] + code * unit[..., None] - grouped
+        return float(np.sqrt(max(np.mean(error**2), np.mean(unit**2) / 12)))
+
+
+def _stored(scales: Doubles, codes: Codes, bits: int, number: DType) -> Doubles:
+    """Scales as floats, or as multiples of a float for 256 numbers."""
+    if not codes.scale_bits:
+        return rounded(scales, number)
+    groups = scales.reshape(len(scales), -1, 256 // codes.group)
+    unit = np.abs(groups).max(axis=-1, keepdims=True) / ((1 << bits) - 1)
+    return (np.rint(groups / np.where(unit == 0, 1, unit)) * rounded(unit, number)).reshape(scales.shape)
 
 
 def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
