@@ -322,8 +322,8 @@ def drawn(kind: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 DRAWN = (
-    "decoded", "pruned", "ternary", "powers", "heavy tails", "positive", "far from 0", "constant", "columns", "too small",
-    "denormal", "diagonal", "groups", "two values",
+    "decoded", "pruned", "ternary", "powers", "heavy tails", "positive", "far from 0", "constant", "columns",
+    "too small", "denormal", "diagonal", "groups", "two values",
 )  # fmt: skip
 
 
