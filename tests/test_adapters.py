@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from consumers import Consumer
 from gguf_copies import finish
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from tower_cases import checkpoint, recordings
 
 from ckconv.api import convert
 
@@ -28,6 +30,8 @@ LORA = FIXTURES / "lora"
 LLAMA = FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf"
 QWEN2 = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
 GPT2 = FIXTURES / "gguf" / "gpt2-f32.f32.gguf"
+RECORDED = recordings()
+TEXT_OUTPUT = re.compile(r"(model\.|language_model\.|text_model\.)*layers\.1\.self_attn\.o_proj\.weight")
 PHI3 = FIXTURES / "gguf" / "phi3-bf16.auto.gguf"
 
 
@@ -122,6 +126,35 @@ def test_a_square_matrix_is_not_mistaken_for_its_transpose(tmp_path: Path, ckcon
     for middle in ("mlx", "a.gguf"):
         assert ckconv("convert", tmp_path / middle, tmp_path / f"{middle}-back", "--to", "peft").code == 0
         assert np.allclose(deltas(tmp_path / f"{middle}-back")[module], theirs, atol=1e-6)
+
+
+#: Tower -> what its class of transformers 5 calls the text model in memory, as peft names what it adapts.
+IN_MEMORY = {
+    **dict.fromkeys(
+        [
+            "gemma3-f16", "llava-f16", "pixtral-f16", "mistral3-f16", "qwen2_vl-f16", "qwen2_5_vl-f32",
+            "qwen3_vl-f16", "paddleocr_vl-f16", "voxtral-bf16", "qwen2_audio-bf16", "audioflamingo3-bf16",
+        ],
+        "model.language_model",
+    ),
+    "smolvlm-f16": "model.text_model",
+    "llama4-f16": "language_model.model",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_an_adapter_of_a_class_that_sees_comes_back_under_its_names(name: str, tmp_path: Path, ckconv: Any) -> None:
+    base = checkpoint(RECORDED[name], tmp_path / "base")
+    module = f"{IN_MEMORY[name]}.layers.1.self_attn.o_proj"
+    stored = next(kind for key, kind in RECORDED[name]["tensors"].items() if TEXT_OUTPUT.fullmatch(key))
+    rows, cols = stored[1]
+    source = build.peft(tmp_path / "a", pair(module, rows=rows, cols=cols), target_modules=["o_proj"])
+
+    assert ckconv("convert", source, tmp_path / "a.gguf", "--base", base).code == 0
+    assert ckconv("convert", tmp_path / "a.gguf", tmp_path / "b", "--to", "peft", "--base", base).code == 0
+
+    with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:
+        assert sorted(file.keys()) == [f"base_model.model.{module}.lora_{part}.weight" for part in "AB"]
 
 
 # ---- scales that a target has no place for

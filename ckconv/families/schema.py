@@ -572,8 +572,8 @@ class Match(NamedTuple):
     """Models of the family: architectures, types, classes, a condition.
 
     Attributes:
-        text: of a tower: families of text models that see with it, any where there are none, and what stands in a
-            checkpoint before the names of their tensors.
+        text: of a tower: families of text models that see with it, any where there are none, what stands in a
+            checkpoint before the names of their tensors, and in memory before those of their modules.
         tokens: of a tower: key of ``config.json`` -> the token whose id it is.
         embeddings: of a tower: canonical tensor -> the token whose embedding in the text model it is; of a reranker:
             -> the tokens whose rows of the head it is.
@@ -583,7 +583,7 @@ class Match(NamedTuple):
     names: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     condition: Expression | None = None
-    text: tuple[tuple[str, ...], str] = ((), "")
+    text: tuple[tuple[str, ...], str, str] = ((), "", "")
     tokens: Mapping[str, str] = {}
     embeddings: Mapping[str, str | list[str]] = {}
     modules: Mapping[str, str] = {}
@@ -764,13 +764,14 @@ class _Reader(Fields):
             self.table.get(section, {}),
             frozenset({word, "class", "match", "over", "text", "tokens", "elsewhere"}),
         )
-        text, elsewhere = self.fields(row.get("text", {}), frozenset({"of", "prefix"})), row.get("elsewhere", {})
+        text, elsewhere = row.get("text", {}), row.get("elsewhere", {})
+        prefix = str(self.fields(text, frozenset({"of", "prefix", "module"})).get("prefix", ""))
         modules = {name: place[:-1] for name, place in elsewhere.items() if str(place).endswith("/")}
         return Match(
             texts(row.get(word)),
             texts(row.get("class")),
             self._condition(row.get("match")),
-            (texts(text.get("of")), str(text.get("prefix", ""))),
+            (texts(text.get("of")), prefix, str(text.get("module", prefix))),
             row.get("tokens", {}),
             {name: place for name, place in elsewhere.items() if name not in modules},
             modules,

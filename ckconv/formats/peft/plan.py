@@ -79,9 +79,9 @@ class PeftPlanner(AdapterPlanner):
         """A text model's path within the class of both, if the base is that."""
         base = self.adapter.base if self.index.format != "peft" else None
         tower = tower_of_document(base.raw) if base else None
-        prefix = tower.in_huggingface.text[1] if tower else ""
-        inner = dict(NESTED).get(prefix)  # empty for language_model.*, which is called otherwise in memory by most
-        return f"{prefix}{path.removeprefix(inner)}" if inner and path.startswith(inner) else path
+        prefix = tower.in_huggingface.text[2] if tower else ""
+        inner = dict(NESTED).get(prefix)
+        return path if inner is None or not path.startswith(inner) else f"{prefix}{path.removeprefix(inner)}"
 
     def _one_change(self, modules: Sequence[AdapterModule]) -> bool:
         """Whether parts share ``lora_a`` and scale."""
