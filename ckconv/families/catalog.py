@@ -466,7 +466,7 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
 
     Args:
         has: the metadata has this key, after the architecture's prefix, and it says something; behind ``=``: there is a
-            tensor of this name.
+            tensor of this name; behind ``!``: the key says false.
     """
     named = _named(architecture, "arch")
     if named is not None:

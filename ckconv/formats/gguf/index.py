@@ -638,6 +638,8 @@ def _family(file: GgufFile, architecture: str) -> Family | None:
     def has(name: str) -> bool:
         if name.startswith("="):
             return any(tensor.name == name[1:] for tensor in file.tensors)
+        if name.startswith("!"):
+            return any(value_of(file.metadata, key) is False for key in keys_of(architecture, name[1:]))
         return any(value_of(file.metadata, key) for key in keys_of(architecture, name))
 
     return family_of_gguf(architecture, has)
