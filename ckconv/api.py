@@ -355,16 +355,20 @@ def prepare(
 
 def _kept_blocks(plan: Plan) -> Iterator[str]:
     """A type of values was asked for, and matrices are quantized all the same."""
+    if plan.options.dtype not in ("f32", "f16", "bf16"):
+        return
     kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
-    if kept and plan.options.dtype in ("f32", "f16", "bf16"):
+    if kept:
         what = counted(len(kept), "tensor")
         yield f"--dtype {plan.options.dtype} leaves {what} quantized: --dequantize decodes them"
 
 
 def _tiny_shards(plan: Plan) -> Iterator[str]:
     """Note a shard size below the largest tensor: a unit is missing."""
-    asked, largest = plan.options.max_shard_bytes, max((step.nbytes for step in plan.steps), default=0)
-    if 0 < asked < largest and len(plan.files) > 1:
+    asked = plan.options.max_shard_bytes
+    if asked <= 0 or len(plan.files) < 2:
+        return
+    if asked < (largest := max((step.nbytes for step in plan.steps), default=0)):
         what = f"--max-shard-size {asked:,} bytes is less than the largest tensor ({largest:,} bytes)"
         yield f"{what}, so there are {len(plan.files):,} files: 5GB, 500MB and the like have a unit"
 

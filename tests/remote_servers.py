@@ -77,7 +77,7 @@ def serving(server: Server) -> Iterator[Server]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(server.certificate)
         http.socket = context.wrap_socket(http.socket, server_side=True)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     server.url = f"http{'s' if server.certificate else ''}://127.0.0.1:{http.server_address[1]}"
     try:
         yield server

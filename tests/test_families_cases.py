@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 import consumers
+import mlx_cases
 import numpy as np
 import pytest
 from conftest import FIXTURES
@@ -56,8 +58,23 @@ def test_every_direction_is_right_or_refused_as_the_case_says(
     case: Case, engines: dict[str, consumers.Consumer], tmp_path: Path
 ) -> None:
     running = run(case, tmp_path)
+    outcomes = running.outcomes(engines)
 
-    assert running.unexpected(running.outcomes(engines)) == {}
+    assert running.unexpected(outcomes) == {}
+    assert quantized_otherwise(running, outcomes, engines) == []
+
+
+def quantized_otherwise(
+    running: Run, outcomes: Mapping[str, str], engines: Mapping[str, consumers.Consumer]
+) -> list[tuple[str, str, str]]:
+    """Modules of mlx-lm's class that ``--quantize`` would quantize otherwise than the class asks for."""
+    if "mlx_lm" not in engines or running.convert("hf->mlx"):
+        return []
+    try:
+        return mlx_cases.quantized_otherwise(running.result("hf->mlx"))
+    except ValueError:  # of another program than mlx-lm
+        assert "mlx_lm hf->mlx" not in outcomes or not outcomes["mlx_lm hf->mlx"].startswith("right")
+        return []
 
 
 @pytest.mark.parametrize("adapter", LORAS)

@@ -272,13 +272,14 @@ def test_a_broken_header_is_refused_whatever_the_window(
             safetensors_header._WINDOW = before
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.text(),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=10,
         ),
         min_size=1,
     )

@@ -6,7 +6,7 @@ Where mlx is not installed, digests that scripts/record_mlx_quantize.py recorded
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
 from conftest import FIXTURES, Result
-from family_cases import cases, checkpoint as checkpoint_of, families
+from family_cases import cases, checkpoint as checkpoint_of
 from mlx_cases import CASES, by_mlx, digest, weights
 from safetensors_builder import tensors_of
 
 import ckconv
 from ckconv import Options
 from ckconv.core.layouts import DTYPES
-from ckconv.errors import CkconvError, UnsupportedError, UsageError
-from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
+from ckconv.errors import UnsupportedError, UsageError
 from ckconv.quant.convert import planes_of
 from ckconv.quant.mlx import Quantization, Triple
 
@@ -103,55 +102,6 @@ def test_a_model_is_what_mlx_lm_makes_of_it(model: str, word: str, tmp_path: Pat
     assert tensors_of(tmp_path / "ours") == tensors_of(theirs)
     for key in ("quantization", "quantization_config"):
         assert settings(tmp_path / "ours")[key] == settings(theirs)[key]
-
-
-def quantized_otherwise(model: Any, name: str) -> Iterator[tuple[str, str, str]]:
-    """Modules of a loaded class that ckconv quantizes otherwise: path, what ckconv makes of it, what is asked for.
-
-    A matrix that is no ``nn.Linear`` is quantized by nobody; of others ``quant_predicate`` says what is asked for.
-
-    Args:
-        name: of the class, as ckconv has it.
-    """
-    general = quantization_of("affine:4:32", "")
-    asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
-    for path, module in model.named_modules():
-        matrix = module.get("weight")
-        if matrix is None or matrix.ndim < 2 or "Conv" in type(module).__name__:
-            continue
-        said = hasattr(module, "to_quantized") and asked(path, module)
-        theirs = EIGHT if isinstance(said, dict) else general if said else None
-        ours = default_of(path, name, general, 64)
-        if ours != theirs:
-            yield path, str(ours), str(theirs)
-
-
-#: Modules of a class that leaves them out in some layers: they have codes in every layer here.
-_IN_SOME_LAYERS = ("attention.q_proj", "attention.g_proj")
-
-
-@pytest.mark.parametrize("part", range(8))
-def test_single_modules_get_what_their_class_asks_for(part: int, tmp_path: Path) -> None:
-    """Of every class that recorded models have: matrices that are no ``nn.Linear``, and its ``quant_predicate``."""
-    utils = pytest.importorskip("mlx_lm.utils")
-    wrong, seen = list[tuple[str, ...]](), 0
-    for family in families()[part::8]:
-        for case in cases(family):
-            hf, dense = tmp_path / f"{family}-{case.name}", tmp_path / f"{family}-{case.name}-mlx"
-            try:
-                ckconv.convert(checkpoint_of(case.recorded, hf), f"{dense}/", to="mlx", verify=False)
-            except CkconvError:
-                continue
-            try:
-                model, config = utils.load_model(dense, lazy=True)
-            except ValueError:  # of another program than mlx-lm
-                continue
-            seen += 1
-            for path, *both in quantized_otherwise(model, config["model_type"]):
-                if not (config["model_type"] == "bailing_moe_v3" and path.endswith(_IN_SOME_LAYERS)):
-                    wrong.append((family, case.name, path, *both))
-    assert seen > 10
-    assert sorted(set(wrong)) == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ckconv.conversion.write import (
 from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.io.files import Files
-from ckconv.io.tiles import Tiles, at_once, made_at_once, threads, tiles_for
+from ckconv.io.tiles import Tiles, any_slow, at_once, made_at_once, threads
 from ckconv.plan.steps import Container, Plan
 from ckconv.publish.files import close_unwritten, close_written
 from ckconv.signals import check
@@ -114,6 +114,7 @@ class Pipeline:
             # Two threads that import modules of one package in two orders wait for each other.
             import_module("ckconv.io.stored")
         self._pool = threads(4 * count)
+        self._slow = {number: self._has_slow(number) for number in numbers}
         self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
         waiting, flights = deque(numbers), list[_Flight]()
         found, errors, told = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)
@@ -172,21 +173,21 @@ class Pipeline:
         file, frame, path = self._parts[number]
         leads = {"digest": LEAD}
         if self._verify:
-            leads["compare"] = SHORT_LEAD if self._on_server or self._tiles(number) else LEAD
+            leads["compare"] = SHORT_LEAD if self._on_server or self._slow.get(number) else LEAD
         progress = Progress(leads if self._pool is not None else {})
         _, progress.written, nbytes = payload(file, frame, path)
         progress.end = progress.written + nbytes
         return progress
 
-    def _tiles(self, number: int) -> Tiles | None:
-        """The cache of converted rows for the comparison, if there is one."""
+    def _has_slow(self, number: int) -> bool:
+        """Say whether converted rows of a file are cached for its comparison."""
         if self._pool is None or not self._verify:
-            return None
-        return tiles_for((step.action for step in self._plan.files[number].steps), made_at_once())
+            return False
+        return any_slow(step.action for step in self._plan.files[number].steps)
 
     def _begin(self, number: int, fd: int) -> _Flight:
         file, frame, path = self._parts[number]
-        progress, tiles = self._progress[path], self._tiles(number)
+        progress, tiles = self._progress[path], Tiles(made_at_once()) if self._slow[number] else None
         return _Flight(
             number,
             fd,

@@ -371,11 +371,7 @@ class Expression(NamedTuple):
     @property
     def of_lists(self) -> bool:
         """Whether it makes or takes a list."""
-        nodes = _nodes(self.tree)
-        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        return any(isinstance(node, ast.List | ast.Subscript) for node in nodes) or not called.isdisjoint(
-            {*BY_NAME, "len"}
-        )
+        return _of_lists(self)
 
     def value(self, names: Mapping[str, Any]) -> Any:
         """The value, with the parameters looked up in ``names``.
@@ -393,6 +389,13 @@ class Expression(NamedTuple):
 
     def __str__(self) -> str:
         return self.text
+
+
+@lru_cache(maxsize=1024)
+def _of_lists(expression: Expression) -> bool:
+    nodes = _nodes(expression.tree)
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return any(isinstance(node, ast.List | ast.Subscript) for node in nodes) or not called.isdisjoint({*BY_NAME, "len"})
 
 
 @lru_cache(maxsize=1024)
@@ -470,45 +473,30 @@ _ALLOWED = (
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return _name(node.id, names)
-        case ast.List():
-            return [_value(item, names) for item in node.elts]
-        case ast.Dict():
-            return {
-                _value(key, names): _value(item, names) for key, item in zip(node.keys, node.values, strict=True) if key
-            }
-        case ast.ListComp():
-            return _made_of(node, names)
-        case ast.UnaryOp():
-            return _UNARY[type(node.op)](_value(node.operand, names))
-        case ast.BinOp():
-            return _binary(node, names)
-        case ast.BoolOp():
-            stop = isinstance(node.op, ast.Or)
-            result: Any = not stop
-            for part in node.values:
-                result = _value(part, names)
-                if bool(result) is stop:
-                    break
-            return result
-        case ast.Compare():
-            return _compare(node, names)
-        case ast.IfExp():
-            return _value(node.body if _value(node.test, names) else node.orelse, names)
-        case ast.Subscript():
-            return _value(node.value, names)[_value(node.slice, names)]
-        case ast.Call():
-            assert isinstance(node.func, ast.Name)
-            function = FUNCTIONS.get(node.func.id) or _name(node.func.id, names)
-            arguments = [_value(argument, names) for argument in node.args]
-            if node.func.id in BY_NAME and arguments and isinstance(arguments[0], int) and arguments[0] > MAX_LAYERS:
-                raise ExpressionError(f"a list of {arguments[0]:,} items; {MAX_LAYERS:,} are allowed")
-            return function(*arguments)
-    raise AssertionError(type(node).__name__)
+    return _OF_NODES[type(node)](node, names)
+
+
+def _dictionary(node: ast.Dict, names: Mapping[str, Any]) -> dict[Any, Any]:
+    return {_value(key, names): _value(item, names) for key, item in zip(node.keys, node.values, strict=True) if key}
+
+
+def _either(node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
+    stop = isinstance(node.op, ast.Or)
+    result: Any = not stop
+    for part in node.values:
+        result = _value(part, names)
+        if bool(result) is stop:
+            break
+    return result
+
+
+def _called(node: ast.Call, names: Mapping[str, Any]) -> Any:
+    assert isinstance(node.func, ast.Name)
+    function = FUNCTIONS.get(node.func.id) or _name(node.func.id, names)
+    arguments = [_value(argument, names) for argument in node.args]
+    if node.func.id in BY_NAME and arguments and isinstance(arguments[0], int) and arguments[0] > MAX_LAYERS:
+        raise ExpressionError(f"a list of {arguments[0]:,} items; {MAX_LAYERS:,} are allowed")
+    return function(*arguments)
 
 
 def _made_of(node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
@@ -550,3 +538,20 @@ def _compare(node: ast.Compare, names: Mapping[str, Any]) -> bool:
             return False
         left = right
     return True
+
+
+#: How the value of a node of each class is found: of many thousands in a conversion.
+_OF_NODES: dict[type[ast.expr], Callable[[Any, Mapping[str, Any]], Any]] = {
+    ast.Constant: lambda node, names: node.value,
+    ast.Name: lambda node, names: _name(node.id, names),
+    ast.List: lambda node, names: [_value(item, names) for item in node.elts],
+    ast.Dict: _dictionary,
+    ast.ListComp: _made_of,
+    ast.UnaryOp: lambda node, names: _UNARY[type(node.op)](_value(node.operand, names)),
+    ast.BinOp: _binary,
+    ast.BoolOp: _either,
+    ast.Compare: _compare,
+    ast.IfExp: lambda node, names: _value(node.body if _value(node.test, names) else node.orelse, names),
+    ast.Subscript: lambda node, names: _value(node.value, names)[_value(node.slice, names)],
+    ast.Call: _called,
+}

@@ -260,9 +260,9 @@ def is_handed_over(tensor: Tensor, conversion: Conversion) -> bool:
     return conversion.action in _SLOW and whole and tensor.merge is None
 
 
-def tiles_for(actions: Iterable[Action], made_at_once: int) -> Tiles | None:
-    """A cache of converted rows; ``None`` if no action takes long."""
-    return Tiles(made_at_once) if any(action in _SLOW for action in actions) else None
+def any_slow(actions: Iterable[Action]) -> bool:
+    """Say whether rows of any of these actions take long to make."""
+    return any(action in _SLOW for action in actions)
 
 
 def _values(conversion: Conversion) -> Conversion:

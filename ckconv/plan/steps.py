@@ -469,6 +469,10 @@ class Plan:
 # Arrays of an output that have no place in its files yet.
 
 
+#: The path of an output whose place is not known while it is planned.
+_UNKNOWN = Path()
+
+
 class Piece(NamedTuple):
     """One array of the output that has no place yet.
 
@@ -500,7 +504,7 @@ class Piece(NamedTuple):
 
     def step(self, offset: int) -> Step:
         """The piece at ``offset`` bytes into its file."""
-        extent = Extent(Path(), offset, self.nbytes)
+        extent = Extent(_UNKNOWN, offset, self.nbytes)
         target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
         return Step(self.name, target, self.source, self.conversion, self.content, self.runs)
 

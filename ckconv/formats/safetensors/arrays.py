@@ -119,8 +119,9 @@ PLANES = ("weight", "scales", "biases")
 BLOCKS = ("_blocks", "_scales")
 
 
-def copied_piece(canonical: str, stored: StoredTensor, dtype: DType) -> Piece:
+def copied_piece(stored: StoredTensor, dtype: DType, canonical: str = "") -> Piece:
     """A stored tensor under its own name, in its own order."""
+    canonical = canonical or stored.name
     tensor = plain_tensor(canonical, stored)
     conversion = Conversion(stored.dtype, dtype)
     return Piece(stored.name, canonical, dtype, stored.shape, tensor.layout, tensor, conversion)
@@ -198,7 +199,7 @@ def spare_of(
         shape = tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
         found = next((one for called, one in own.items() if called == name or called.endswith(f".{name}")), None)
         if found is not None and found.shape == shape:
-            yield (copied_piece(found.name, found, typed(found.name, found.dtype))._replace(name=name),)
+            yield (copied_piece(found, typed(found.name, found.dtype))._replace(name=name),)
             continue
         layout = plain(*matrix_of(shape, dtype))
         yield (Piece(name, row.name, dtype, shape, layout, None, None),)

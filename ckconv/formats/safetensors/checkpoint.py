@@ -149,7 +149,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
     if not (index.canonical_of or left or arrays or quantized or planner.options.drop):
         types = [_kept_type(planner, stored) for stored in index.stored]
         planner.tied = HEAD not in index.tensors
-        return made(len(types), lambda at: (copied_piece(index.stored[at].name, index.stored[at], types[at]),))
+        return made(len(types), lambda at: (copied_piece(index.stored[at], types[at]),))
     gone: list[str] = []
     for stored in index.stored:
         canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
@@ -176,7 +176,7 @@ def kept_modules(planner: CheckpointPlanner) -> Sequence[Module]:
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
         dtype = stored.dtype if grouped else _kept_type(planner, stored)
-        piece = copied_piece(name, stored, dtype)
+        piece = copied_piece(stored, dtype, name)
         if index.config is None and index.format not in CHECKPOINTS and name in index.tensors:
             piece = piece._replace(shape=index.tensors[name].shape)  # that of a matrix before its rows were cut anew
         modules.setdefault(module if grouped else stored.name, []).append(piece)

@@ -104,9 +104,10 @@ def lay_out(
         for piece in ordered:
             places.append(place(at))
             at += piece.nbytes
+            if indexed:
+                weight_map[piece.name] = name
         files.append(OutputFile(name, at, made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
-        weight_map |= {piece.name: name for piece in ordered} if indexed else {}
     return Shards(
         tuple(files),
         tuple(headers),
@@ -146,8 +147,12 @@ def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
 
     So every tensor is aligned to its own type, as safetensors' writer has it.
     """
-    order = sorted(range(len(pieces)), key=lambda at: pieces[at].name)
-    order.sort(key=lambda at: -pieces[at].dtype.size)
+    names, sizes = list[str](), array("q")
+    for piece in pieces:
+        names.append(piece.name)
+        sizes.append(piece.dtype.size)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    order.sort(key=lambda at: -sizes[at])
     return reordered(pieces, order)
 
 
