@@ -172,6 +172,16 @@ def test_tensors_that_are_not_kept_are_written_and_compared_as_those_that_are(
     assert len(trees[0]) > 6
 
 
+def test_the_item_that_was_asked_for_last_is_not_made_again() -> None:
+    asked = list[int]()
+    inner = made.Made(3, lambda at: asked.append(at) or f"{at}")
+    outer = made.Made(3, lambda at: inner[at] + inner[at])
+    assert [outer[0], outer[0], outer[2], outer[-1], outer[0], *outer[1:]] == ["00", "00", "22", "22", "00", "11", "22"]
+    assert asked == [0, 2, 0, 1, 2]
+    with pytest.raises(IndexError):
+        outer[3]
+
+
 def test_a_million_and_one_tensors_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ckconv.formats.safetensors.container as reader
 

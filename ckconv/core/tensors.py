@@ -292,9 +292,12 @@ KEPT = 1 << 17
 
 
 class Made(Sequence[T]):
-    """``count`` items, each made anew whenever it is asked for."""
+    """``count`` items, each made when it is asked for; the last one is kept.
 
-    __slots__ = ("_count", "_make")
+    Who asks for an item asks for it several times, and making it asks other sequences.
+    """
+
+    __slots__ = ("_count", "_last", "_make")
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         """Make nothing yet.
@@ -303,6 +306,7 @@ class Made(Sequence[T]):
             make: the item of a place, the same each time.
         """
         self._count, self._make = count, make
+        self._last: tuple[int, T] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -317,7 +321,10 @@ class Made(Sequence[T]):
     def __getitem__(self, at: int | slice) -> T | Sequence[T]:
         if isinstance(at, slice):
             return tuple(map(self._make, range(self._count)[at]))
-        return self._make(at if 0 <= at < self._count else range(self._count)[at])
+        last = self._last
+        if last is None or last[0] != at:
+            last = self._last = at, self._make(at if 0 <= at < self._count else range(self._count)[at])
+        return last[1]
 
 
 def made(count: int, make: Callable[[int], T]) -> Sequence[T]:
@@ -418,7 +425,10 @@ def stored_tensors(
 
     def tensor(at: int) -> StoredTensor:
         form = forms[at]
-        return StoredTensor(names[at], form.dtype, form.shape, Extent(path, begin + offsets[at], form.nbytes))
+        new = tuple.__new__  # a constructor's own call takes as long as the rest
+        return new(
+            StoredTensor, (names[at], form.dtype, form.shape, new(Extent, (path, begin + offsets[at], form.nbytes)))
+        )
 
     return made(len(names), tensor)
 

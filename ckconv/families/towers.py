@@ -435,10 +435,13 @@ def diffusion_in(index: TensorIndex) -> Diffusion | None:
 
 def _prefix(stored: Collection[StoredTensor]) -> str:
     """Prefix of the names of the model itself."""
-    table = _table()
-    whole = str(table["whole_prefix"])
-    found = next((p for p in table["prefixes"] if any(one.name.startswith(p) for one in stored)), "")
-    return found or (whole if stored and all(one.name.startswith(whole) for one in stored) else "")
+    prefixes, whole = tuple(_table()["prefixes"]), str(_table()["whole_prefix"])
+    found, everywhere = set[str](), bool(stored)
+    for one in stored:
+        if one.name.startswith(prefixes):
+            found.update(filter(one.name.startswith, prefixes))
+        everywhere = everywhere and one.name.startswith(whole)
+    return next(filter(found.__contains__, prefixes), whole if everywhere else "")
 
 
 def is_of_diffusion(stored: Collection[StoredTensor]) -> bool:
