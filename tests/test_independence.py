@@ -612,8 +612,8 @@ def documented(key: str, *value: Any) -> Bug:
 
     def wrong(data: bytes) -> bytes:
         document = json.loads(data)
-        assert key in document
-        document.pop(key)
+        assert key in document or value
+        document.pop(key, None)
         return json.dumps(document | ({key: value[0]} if value else {}), indent=2).encode()
 
     return touched(wrong)
@@ -734,6 +734,12 @@ ADAPTERS: list[tuple[str, str, Bug, tuple[str, Sequence[str]], str]] = [
     ),
 ]
 
+#: Keys of config.json that are no hyper-parameter, or are told by tensors -> another value.
+OF_CLASSES = [
+    *[("hidden_act", "another"), ("use_cache", False), ("attention_bias", True), ("mlp_bias", True)],
+    *[("dtype", "float64"), ("architectures", []), ("attention_dropout", 1.0), ("no_such_key", 1)],
+]
+
 BUMP, QWEN3 = ("--to", "bump", "--bump-version", "5"), "hf/qwen3-tied-bf16"
 BUMP_CONFIG, ENTRIES = "bump.write:_config", "tokenizer.vocabulary:tokenizer_entries"
 ENGINE = ("embed_dim", "attn_out_dim", "vocab_size", "rotary_dim", "rms_eps", "rope_scaling_type", "head_dim")
@@ -785,6 +791,7 @@ CONTENT = [
         for key, value, source in (
             ("model_type", "another", HF),
             ("quantization_config", {"group_size": 32, "bits": 8}, KQUANTS),
+            *((key, value, source) for source in (HF, AUTO) for key, value in OF_CLASSES),
         )
     ),
     Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain, islice, zip_longest
@@ -21,22 +21,24 @@ from unicodedata import normalize
 from ckconv.adapters.model import families_of, family_named, local_path, weight_pattern
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, Content, beside, document_of, text_key
-from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
+from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, parse, stored_value
 from ckconv.errors import VerifyError, listed
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
-from ckconv.families.keys import full_key
+from ckconv.families.keys import BOTH, CONSUMERS, Kind, Parameter, full_key
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
-from ckconv.families.parameters import differ
+from ckconv.families.parameters import differ, scope_of
 from ckconv.families.schema import MLX_VLM
+from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
 from ckconv.io.files import own_texts
 from ckconv.options import Options
 from ckconv.verification.content import (
+    TABLES_OF_ROPE,
     Fact,
     content_of_index,
     engine_row,
@@ -95,7 +97,7 @@ CARRIED = (
 #: Of these, those without which a copy of a directory generates otherwise.
 _REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 
-_TIED = "tie_word_embeddings"
+_TIED, _TYPES, _CLASSES = "tie_word_embeddings", ("dtype", "torch_dtype"), "architectures"
 
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
@@ -396,6 +398,12 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
+    if out.format != source.format and not (out.config is None or sees(out) or sees(source)):
+        pair = _flat(mine), _flat(meant)
+        for fact in (*_besides(*pair, out, source), *_of_stored(*pair, out)):
+            if not _is_asked(fact.key, options):
+                yield fact
+    yield from _of_total(out)
     row = engine_row(out)
     told = source.metadata_kind is MetadataKind.DOCUMENT  # a class may be wrapped in one that a GGUF does not name
     if out.config is not None and told and not _is_asked("model_type", options):
@@ -464,6 +472,88 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
                 if not any(_is_asked(word, options) for word in (fact.key.partition(".")[0], *whole)):
                     yield fact
+
+
+def _besides(
+    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex
+) -> Iterator[Fact]:
+    """Faults of keys of a document that was made for another library.
+
+    Each says what the source says; of another kind of source, what rows of the family and its constants say.
+    """
+    assert out.config is not None
+    assert source.config is not None
+    family, consumer, row = FAMILIES[out.config.family], CONSUMERS[out.format], engine_row(out)
+    typed, kinds = source.metadata_kind is not MetadataKind.DOCUMENT, family.document.keys.keys
+    alike = {name: key for name, key in kinds.items() if key.kind is Kind.MODIFIER}
+    constants = {name: key.neutral[0] for name, key in alike.items() if key.written} | {**family.document.written}
+    wanted = {**(row.written if row is not None else {}), **constants}
+    cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
+    words = {cell.head: {one.head for one in several} for several in cells for cell in several}
+    foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
+    if typed:
+        by_tensors = {"tied", *switches(family)}
+        rows = (one for one in family.parameters.values() if one.name not in by_tensors)
+        keys = _said_by_rows(rows, scope_of(family, source.config), "hf")
+        meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
+    for key in sorted(mine.keys() | meant.keys()):
+        if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config"):
+            continue
+        there, value, known = key in mine, mine.get(key), key in words and not typed  # compared by their readers
+        neutral = [key in alike and alike[key].is_neutral(document.get(key)) for document in (mine, meant)]
+        if not there:
+            endless = "Infinity" in str(shown(meant[key]))  # which a strict document leaves to the class
+            elsewhere = (known and not words[key].isdisjoint(mine)) or (typed and key in foreign)
+            of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
+            if not (meant[key] is None or endless or elsewhere or of_one):
+                yield Fact(key, None, shown(meant[key]), CONFIG_NAME)
+        elif known:
+            continue
+        elif key in meant:
+            if unequal(value, meant[key]) and not all(neutral):
+                yield Fact(key, shown(value), shown(meant[key]), CONFIG_NAME)
+        elif not (value is None or neutral[0] or (typed and key in kinds)) and unequal(value, wanted.get(key)):
+            yield Fact(key, shown(value), None, CONFIG_NAME)
+
+
+def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex) -> Iterator[Fact]:
+    """Faults of what a document made for another library says of tensors, and of its class.
+
+    Args:
+        meant: the source's, empty for none.
+    """
+    assert out.config is not None
+    family, consumer, table = FAMILIES[out.config.family], CONSUMERS[out.format], needed()["documents"]
+    patterns = {parse(name).pattern for name in out.tensors}
+    headed = "output.weight" in out.tensors and "output" in family.tensors
+    told = {word: not headed for word in document_words(family, "tied") if headed}
+    for name, biases in switches(family).items():
+        cells = (cell for cell in family.parameters[name].key_cells("hf") if consumer in cell.readers)
+        told |= {cell.key: not biases.isdisjoint(patterns) for cell in cells}
+    for key, there in told.items():
+        if type(value := mine.get(key)) is bool and value != there:
+            yield Fact(key, shown(value), shown(there), CONFIG_NAME)
+    floats = {table["types"][stored.dtype.name] for stored in out.stored if stored.dtype.name in table["types"]}
+    for key in _TYPES:
+        value = mine.get(key)
+        if value not in {meant.get(key), *floats, table["types"]["F32"]} or (value is None and not meant):
+            yield Fact(key, shown(value), shown(" or ".join(sorted(floats))), CONFIG_NAME)
+    value, classes = mine.get(_CLASSES), family.in_huggingface.classes
+    if not (value and {*value} <= {*classes}) and not (meant and value == meant.get(_CLASSES)):
+        yield Fact(_CLASSES, shown(value), shown([classes[0]]), CONFIG_NAME)
+
+
+def _of_total(out: TensorIndex) -> Iterator[Fact]:
+    """The fault of an index that says another size.
+
+    No loader asks for it.
+    """
+    if out.shard_index is None:
+        return
+    said = json.loads(read_whole(out.shard_index)).get("metadata")
+    size, key = sum(stored.extent.nbytes for stored in out.stored), "total_size"
+    if isinstance(said, dict) and said.get(key) not in (size, None):
+        yield Fact(f"metadata.{key}", shown(said.get(key)), shown(size), out.shard_index.name)
 
 
 def sees(index: TensorIndex) -> bool:
@@ -575,7 +665,8 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
 
 def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
     """Faults of a tower's numbers, for which its family has keys."""
-    meant = {key: value for key, value in _keys(tower, out.architecture) if value is not None}
+    said = _said_by_rows(tower_family(tower.family).parameters.values(), tower.parameters, "gguf")
+    meant = {full_key(out.architecture, key): value for key, value in said if value is not None}
     for key in sorted(meant.keys() | {key for key in out.metadata if key.startswith(f"{out.architecture}.")}):
         mine = stored_value(out, key)
         if key not in meant:
@@ -584,20 +675,19 @@ def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
             yield Fact(key, shown(mine), shown(meant[key]))
 
 
-def _keys(tower: Tower, architecture: str) -> Iterator[tuple[str, Any]]:
-    values = tower.parameters
-    for name, row in tower_family(tower.family).parameters.items():
-        for cell in row.key_cells("gguf"):
+def _said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: str) -> Iterator[tuple[str, Any]]:
+    """Keys of a format, and what rows of a family make of parameters."""
+    for row in rows:
+        for cell in row.key_cells(format):
             with suppress(ExpressionError):
                 if cell.alias or (cell.when is not None and not cell.when.value({**values, "stated": []})):
                     continue
-                value, words = values[name], {theirs: own for own, theirs in cell.words.items()}
+                value, words = values[row.name], {theirs: own for own, theirs in cell.words.items()}
                 if isinstance(value, list | tuple):
                     value = [words.get(item, item) if isinstance(item, str) else item for item in value]
                 elif isinstance(value, str):
                     value = words.get(value, value)
-                value = cell.write.value({**values, "it": value}) if cell.write is not None else value
-                yield full_key(architecture, cell.key), value
+                yield cell.key, cell.write.value({**values, "it": value}) if cell.write is not None else value
 
 
 def _other(mine: Any, meant: Any) -> bool:
