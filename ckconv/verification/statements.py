@@ -517,7 +517,7 @@ def _besides(
 
 
 def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex) -> Iterator[Fact]:
-    """Faults of what a document made for another library says of tensors, and of its class.
+    """Faults of what a document says of tensors, and of its class.
 
     Args:
         meant: the source's, empty for none.
