@@ -206,6 +206,14 @@ def fixtures() -> Path:
     return FIXTURES
 
 
+@pytest.fixture(scope="module")
+def no_collection() -> Iterator[None]:
+    """No garbage is looked for in a file of tests that makes very many small objects."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
 def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
     """The work of reading and writing rows in pieces of other sizes."""

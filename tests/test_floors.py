@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "ckconv"
 
 #: From the ground up. What stands on one floor does not import each other, so there is no circle; of the formats,
@@ -102,16 +104,20 @@ def name_of(path: Path) -> str:
 FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+#: Nodes are many and stay: to look through them again and again takes two thirds of the time.
+pytestmark = pytest.mark.usefixtures("no_collection")
+
+
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(FILES[module].read_text())
+def nodes_of(module: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(FILES[module].read_text())))
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
     """The modules of the package that a module imports, anywhere in it, by name or by a string with its name."""
     found = set()
-    for node in ast.walk(tree(module)):
+    for node in nodes_of(module):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -151,7 +157,7 @@ def arrows() -> Iterator[tuple[str, str]]:
 def strings(module: str) -> Iterator[str]:
     """The strings of a module that are no docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = list(ast.walk(tree(module)))
+    nodes = nodes_of(module)
     told = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
@@ -199,7 +205,7 @@ def test_what_compares_has_of_what_writes_what_plans_again() -> None:
 def test_a_second_implementation_has_nothing_of_the_first() -> None:
     found = set()
     for module in (module for module in FILES if box(module) == "verification" and module not in COMPUTED_TWICE):
-        for node in ast.walk(tree(module)):
+        for node in nodes_of(module):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("ckconv.quant"):
                 found |= {(module, alias.name) for alias in node.names if alias.name not in WORDS_OF_TYPES}
     assert found == set()
@@ -252,7 +258,7 @@ def test_formats_are_named_in_their_folder_and_in_the_command_line_only() -> Non
 def test_what_differs_between_systems_is_called_in_its_two_modules() -> None:
     found = set()
     for module in FILES:
-        for node in ast.walk(tree(module)):
+        for node in nodes_of(module):
             if isinstance(node, ast.Import):
                 found |= {(module, alias.name) for alias in node.names if alias.name in SYSTEM_MODULES}
             elif isinstance(node, ast.ImportFrom) and node.module in {"os", "signal", *SYSTEM_MODULES}:

@@ -7,7 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "ckconv"
+
+#: Looking through the nodes of a file again and again takes two thirds of the time.
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 MOST_COLUMNS = 72
 
