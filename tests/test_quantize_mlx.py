@@ -214,6 +214,16 @@ def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tm
     assert report.verified
 
 
+def test_rows_that_are_no_whole_groups_stay_floats_and_a_note_says_so(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", Decoder(hidden=128, head_dim=32, ffn=192), "llama")
+
+    report = ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="affine:4:128"))
+
+    said = "rows of 192 are not whole groups of 128 and stay floats: model.layers.0.mlp.down_proj.weight (2 tensors)"
+    assert said in report.to_dict()["notes"]
+    assert report.verified
+
+
 def test_blocks_that_are_decoded_and_quantized_at_once_are_as_in_two_steps(tmp_path: Path) -> None:
     """Q4_0 has an exact form in MLX, which is not asked for."""
     ckconv.convert(FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "blocks.gguf", options=Options(quantize="q4_0,*=q4_0"))

@@ -16,7 +16,7 @@ from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_sc
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
-from ckconv.errors import InputError, UsageError, an
+from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families.catalog import FAMILIES
 from ckconv.families.keys import ROPE_KEYS
 from ckconv.families.parameters import nested, scope_of
@@ -193,6 +193,7 @@ class MlxPlanner(CheckpointPlanner):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         self._named: set[str] = set()
+        self._unfit: dict[str, list[str]] = {}
 
     def keeps_names(self) -> bool:
         """Whether names are MLX's already, and are copied."""
@@ -269,6 +270,8 @@ class MlxPlanner(CheckpointPlanner):
         """Put the types that ``--quantize`` asks for in the place of others."""
         for entry in entries:
             types |= self._quantized_to(entry, [self.tensors[name] for name in entry.parts])
+        for text, left in self._unfit.items():
+            self.notes.append(f"{text}: {left[0]} ({counted(len(left), 'tensor')})")
 
     def _quantized_to(self, entry: Entry, parts: Sequence[Tensor]) -> dict[str, DType]:
         """Types that ``--quantize`` asks for a matrix's parts; may be empty."""
@@ -283,6 +286,10 @@ class MlxPlanner(CheckpointPlanner):
         if word:
             self._named.update(glob for glob, _ in asked.rules if any(names(glob, entry.name, part) for part in parts))
             chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
+        elif not general.divides(columns) and columns > (least := general.group_size):  # a convolution's are shorter
+            text = f"rows of {columns:,} are not whole groups of {least:,} and stay floats"
+            if default_of(module, self._class, general, least, tied=self.tied):
+                self._unfit.setdefault(text, []).append(entry.name)
         if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
             if word:
                 self._fault(why, self._but(parts[0]), entry.name)
