@@ -65,6 +65,24 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
         "rope_parameters.beta_slow=1 makes them 32 and 1, and llama.cpp's --yarn-beta-fast 8 --yarn-beta-slow 2",
     ),
     ("gemma3", "m.gguf", {"rope_parameters.full_attention.rope_type": "x"}, "of which transformers knows nothing"),
+    # lists over layers of another length: classes stop at load
+    ("gemma3n", "m/", {"activation_sparsity_pattern": [0.95] * 10}, "activation_sparsity_pattern has 10 entries, num_"),
+    ("gemma3n", "m/", {"intermediate_size": [1200] * 10}, "intermediate_size has 10 entries, num_hidden_layers is 11"),
+    ("granite4", "m/", {"layer_types": ["attention"] * 4}, "layer_types has 4 entries, num_hidden_layers is 3"),
+    ("lfm2", "m/", {"layer_types": ["conv", "full_attention", "conv"]}, "layer_types has 3 entries, num_hidden_lay"),
+    ("minimax", "m.gguf", {"layer_types": ["full_attention"]}, "layer_types has 1 entries, num_hidden_layers is"),
+    ("minimax_m3", "m/", {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types has 2 entries, num_hidden_lay"),
+    ("smollm3", "m/", {"no_rope_layers": [1, 1, 1]}, "no_rope_layers has 3 entries, num_hidden_layers is 4"),
+    # what is divided by
+    *(
+        (family, "m/", {"logits_scaling": 0}, "logits_scaling = 0: no logit_scale follows from it")
+        for family in ("granite", "granite4", "granitehybrid", "granitemoe", "granitemoehybrid")
+    ),
+    ("gemma4_text", "m.gguf", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0.0: no logit_cap follows"),
+    ("recurrent_gemma", "m/", {"logits_soft_cap": 0.0}, "logits_soft_cap = 0.0: no logit_cap follows from it"),
+    ("gemma4_text", "m/", {"rope_parameters.full_attention.rope_theta": 0.0}, "full_attention.rope_theta is 0"),
+    ("gemma4_text", "m/", {"rope_parameters.sliding_attention.rope_theta": -1e4}, "sliding_attention.rope_theta must"),
+    ("plamo3", "m/", {"rope_local_theta": -1e4}, "rope_local_theta must be 0 or more, got -10000.0"),
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "mamba_d_head = 3, mamba_d_ssm = 28"),
     ("granitemoehybrid", "m.gguf", {"mamba_d_head": 0}, "(mamba_d_head)"),
@@ -109,6 +127,73 @@ def test_a_configuration_that_no_class_computes_is_refused_by_its_key(
     if "--to safetensors copies it as it is" in done.err:
         done = ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors")
         assert done.code == 0, done.err
+
+
+#: Family, case, changes of config.json, target, flags, what a refusal says (nothing of what is right, and verified).
+TOGETHER: list[tuple[str, str, dict[str, Any], str, list[str], str]] = [
+    # a head that was left out is the embedding, also where the target's class wants one of its own
+    ("helium", "biases", {}, "m/", ["--drop", "lm_head.weight"], ""),
+    ("qwen", "released", {}, "m/", ["--drop", "lm_head.weight"], ""),
+    ("olmo2", "untied", {}, "m.gguf", ["--drop", "lm_head.weight"], ""),
+    ("bailing_moe_v2", "sigmoids", {}, "m.gguf", ["--drop", "lm_head.weight"], ""),
+    # tensors tell a GLM 4.1V from a GLM-OCR
+    ("glm4v", "untied", {}, "m.gguf", ["--drop", "*_proj.bias"], "'glm4v', and would be read as 'glm_ocr'"),
+    # values of JSON that a report or a proof took for others
+    ("llama", "", {}, "m.gguf", ["--set-meta", "temperature=NaN", "--json"], ""),
+    ("llama", "", {"model_type": []}, "hf/", ["--to", "hf"], ""),
+    ("umt5_encoder", "relu", {"pad_token_id": True}, "m.gguf", [], ""),
+    # keys that mlx-lm's class wants, and the source's does not read
+    ("gemma3n", "", {"altup_coef_clip": 0.0}, "m/", [], ""),
+    ("deepseek", "linear", {"rope_parameters": {"rope_type": "linear", "factor": 1, "rope_theta": 1e4}}, "m/", [], ""),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "changes", "target", "flags", "said"), TOGETHER)
+def test_what_commands_make_of_chance_keys_and_flags_is_right_or_refused(
+    tmp_path: Path,
+    ckconv: Any,
+    family: str,
+    name: str,
+    changes: dict[str, Any],
+    target: str,
+    flags: list[str],
+    said: str,
+) -> None:
+    case = next(one for one in family_cases.cases(family) if one.name == name or not name)
+    made = {**case.recorded, "config": case.recorded["config"] | changes}
+    source = family_cases.checkpoint(made, tmp_path / "source", case.tokenizer)
+    to = ("--to", "mlx") if target == "m/" else ()
+
+    done = ckconv("convert", source, f"{tmp_path}/{target}", *to, *flags)
+
+    assert (done.code, said in done.err) == (4 if said else 0, True), done.err
+    if said:
+        assert "hint: leave out --drop" in done.err
+    else:
+        asked = [flag for flag in flags if flag != "--json"]
+        assert ckconv("verify", tmp_path / target, source, *(() if "--to" in flags else asked)).code == 0
+
+
+@pytest.mark.parametrize(("target", "flags"), [("m.gguf", []), ("m.gguf", ["--dequantize"]), ("m/", ["--dequantize"])])
+def test_a_vector_of_fp8_is_refused(tmp_path: Path, ckconv: Any, target: str, flags: list[str]) -> None:
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+    raw = (source / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data, at = json.loads(raw[8 : 8 + size]), b"", 0
+    for key, entry in header.items():
+        if key != "__metadata__":
+            start, end = entry["data_offsets"]
+            part = raw[8 + size :][start:end]
+            if key == "model.norm.weight":
+                part, entry["dtype"] = part[: len(part) // 4], "F8_E4M3"
+            data, entry["data_offsets"], at = data + part, [at, at + len(part)], at + len(part)
+    text = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+    done = ckconv("convert", source, f"{tmp_path}/{target}", *(("--to", "mlx") if target == "m/" else ()), *flags)
+
+    assert (done.code, "a vector of FP8 is no matrix" in done.err) == (4, True), done.err
 
 
 def damaged(path: Path, key: str, value: bytes) -> None:

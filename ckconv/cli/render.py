@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -364,6 +365,8 @@ def json_text(value: Any, line: str = "\n") -> str:
         return f"[{inner}{f',{inner}'.join(json_text(v, inner) for v in value)}{line}]"
     if type(value) is int:
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no word for it
+        return json.dumps(str(value))
     return json.dumps(value, allow_nan=False, default=lambda other: valid(str(other)))
 
 

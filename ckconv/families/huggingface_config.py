@@ -101,6 +101,14 @@ def _listed(kinds: object, layers: int, fail: Fail) -> tuple[str, ...]:
 
 # -- RoPE of a ``config.json``: base, scaling, rotated part, conflicts -------------------------------------------------
 
+#: Keys that, where they are lists, have an item for each layer: classes of transformers or mlx-lm stop at fewer or more
+#: (``validate_layer_type`` of its configurations, ``IndexError`` at load).
+_OF_LAYERS = frozenset({
+    "layer_types", "layers_block_type", "mlp_layer_types", "indexer_types", "attn_type_list", "hybrid_layer_pattern",
+    "activation_sparsity_pattern", "block_configs", "intermediate_size", "layer_rope_theta", "moe_layer_freq",
+    "no_rope_layers", "num_attention_heads_per_layer",
+})  # fmt: skip
+
 #: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")
 
@@ -859,6 +867,9 @@ def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any]
     """Check that layers turn pairs of a head, and no more than it has."""
     for name, value in values.items():
         for cell in family.parameters[name].key_cells("hf"):
+            base = source.value(cell.key) if cell.key.endswith(".rope_theta") else None
+            if base is not None and checked_number(cell.key, base, REAL, fail) == 0:
+                raise fail(f"{cell.key} is 0")
             part = source.value(cell.key) if cell.key.endswith(".partial_rotary_factor") else None
             if part is None:
                 continue
@@ -866,6 +877,18 @@ def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any]
                 raise fail(f"{cell.key} must be above 0 and at most 1, got {part:g}")
             if name == "local_dim" and (value < 2 or value % 2):
                 raise fail(f"{cell.key} is {part:g}, which turns {value} elements of a head, not pairs")
+
+
+def _check_lengths(source: ConfigSource, family: Family, layers: int, fail: Fail) -> None:
+    """Check that lists over layers have an item for each.
+
+    One for each layer that predicts further tokens, too, where the family has such.
+    """
+    most = math.inf if "extra_layers" in family.parameters else layers
+    for key in {cell.key for row in family.parameters.values() for cell in row.key_cells("hf")} & _OF_LAYERS:
+        value = source.value(key)
+        if isinstance(value, list) and value and not layers <= len(value) <= most:
+            raise fail(f"{key} has {len(value):,} entries, num_hidden_layers is {layers:,}")
 
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
@@ -908,8 +931,8 @@ def _completed(
         if "local_theta" in rows:
             words = [*document_words(family, "local_theta"), "rope_parameters.sliding_attention.rope_theta"]
             key = words[-1] if local is not None else words[0]
-            local = values["local_theta"] if local is None else checked_number(key, local, REAL, fail)
-            if local == 0:
+            local = values["local_theta"] if local is None else local
+            if local is not None and checked_number(key, local, REAL, fail) == 0:
                 raise fail(f"{key} is 0")
     except (ParameterError, ExpressionError) as error:
         raise fail(str(error)) from None
@@ -918,6 +941,7 @@ def _completed(
         if value is not None and checked_number(key, value, REAL, fail) == 0 and name == "query_scalar":
             raise fail(f"{key} is 0")
     _check_parts(source, family, extra, fail)
+    _check_lengths(source, family, config.num_layers, fail)
     if "local_theta" in rows:
         base: float = local if isinstance(local, float) and local else _default(rows["local_theta"], reader)
         found["local_rope_theta"] = shortest_float32(float(base))

@@ -408,13 +408,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     told = source.metadata_kind is MetadataKind.DOCUMENT  # a class may be wrapped in one that a GGUF does not name
     if out.config is not None and told and not _is_asked("model_type", options):
         family, said = FAMILIES[out.config.family], mine.get("model_type")
-        known = {
-            meant.get("model_type"),
-            _flat(meant).get("model_type"),
-            family.model_type,
-            *family.in_huggingface.names,
-        }
-        if said not in known | {*((row.model_type, row.wrapped) if row is not None else ())}:
+        known = [meant.get("model_type"), _flat(meant).get("model_type"), family.model_type]
+        known += [*family.in_huggingface.names, *((row.model_type, row.wrapped) if row is not None else ())]
+        if said not in known:
             yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
     one, other = QUANTIZATION_KEYS[:2]
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):

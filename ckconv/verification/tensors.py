@@ -434,7 +434,7 @@ class TensorComparison:
 
         The next array of the matrix may be far away in the file.
         """
-        twin = self._theirs.get(key)
+        twin = self._twin(key)
         if twin is None or tensor.shape != twin.shape or not writable(twin.dtype, tensor.dtype):
             return
         conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))._replace(
@@ -446,12 +446,17 @@ class TensorComparison:
             found = wrong_rows(tensor.planes[array], twin, conversion, self.files, told, tiles=self.tiles)
             self._arrays.setdefault(key, []).append(found)
 
+    def _twin(self, key: str) -> Tensor | None:
+        """The source's tensor of this name; none for a head that was left out."""
+        twin = self._theirs.get(key)
+        return None if twin is not None and key == "output.weight" and self._may_be_left_out(twin) else twin
+
     def _tensor(self, key: str, tensor: Tensor) -> Iterator[Fault]:
         """Look at one tensor of the output."""
         yield from self._padding(tensor)
         if key in self._no_part or key in self._derived:
             return
-        twin = self._theirs.get(key)
+        twin = self._twin(key)
         self._found += twin is not None
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
             twin = self._theirs.get("token_embedding.weight")

@@ -528,7 +528,7 @@ def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, st
         said = settings.get(f"{role}_token")
         text = said.get("content") if isinstance(said, dict) else said
         number = numbers.get(text) if isinstance(text, str) else config.get(f"{role}_token_id")
-        if isinstance(number, int):
+        if type(number) is int:
             found[role] = number
     return found
 

@@ -168,6 +168,8 @@ def config_of_keys(
 ) -> ModelConfig:
     """Read the hyper-parameters of a GGUF that is not written yet.
 
+    Its ``family`` is the one that keys and tensors tell, or the given one where they tell none or a tokenizer tells.
+
     Args:
         path: what errors name.
         tensors: name, shape and, of numbers that no tensor of the source is, content.
@@ -179,7 +181,11 @@ def config_of_keys(
         data += content
     source = Unwritten(path, data)
     shard = read_header(Unwritten(path, header(metadata, ())))._replace(tensors=stored, source=source, size=source.size)
-    return gguf_config(GgufFile(path, (shard,)), family.gguf, family)
+    file = GgufFile(path, (shard,))
+    config = gguf_config(file, family.gguf, family)
+    asked = family.in_gguf.condition.asked if family.in_gguf.condition is not None else ()
+    told = _family(file, family.gguf) if any(key.startswith("=") for key in asked) else None
+    return replace(config, family=told.name) if told is not None else config
 
 
 def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:

@@ -190,6 +190,8 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     asked, source = planner.dtype, tensor.dtype
     if entry.table and not same_format:
         return _table(planner, tensor, entry.layout.shift == COUNTED)
+    if side_by_side(source) and len(tensor.shape) < 2:  # FP8 is read as rows of a matrix, with their scales
+        return _Choice(source, f"a vector of {source} is no matrix, and llama.cpp wants F32 here", ORIGINAL)
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
@@ -532,8 +534,10 @@ class GgufPlanner(Planner):
             self.refuse(f"{keys} would not be read back: {error.message}", copied_by(self.index.format))
             return
         factors = any(entry.canonical == ROPE_FREQUENCIES for entry in entries)
+        another = self.options.drop and read.family != config.family  # tensors tell the two apart
+        hint = "leave out --drop" if another else copied_by(self.index.format)
         for text in read_otherwise(read, config, of=self.index.format, factors=factors):
-            self.refuse(text, copied_by(self.index.format))
+            self.refuse(text, hint)
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
         """A flag names no token that is not there."""

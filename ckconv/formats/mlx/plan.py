@@ -30,7 +30,7 @@ from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
-from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values
+from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values, side_by_side
 from ckconv.quant.mlx import MODES, Quantization, Triple, quantization, triple_of, triple_type
 from ckconv.quant.packed import is_scaled, nearest
 from ckconv.quant.repack import BY_BLOCK, SCATTERED, SUPERBLOCKS, is_fp8, scattered, triple_for
@@ -210,6 +210,12 @@ class MlxPlanner(CheckpointPlanner):
         if dtype.kind is Kind.OPAQUE or dtype.name == "F64":
             self._fault(f"mlx loads no {dtype} tensors", "--dtype f32" if dtype.name == "F64" else "", name)
         return dtype
+
+    def decoded_type(self, tensor: Tensor) -> DType:
+        """As for any checkpoint, of matrices."""
+        if side_by_side(tensor.dtype) and len(tensor.shape) < 2:  # FP8 is read as rows of a matrix, with their scales
+            self._fault(f"a vector of {tensor.dtype} is no matrix", ORIGINAL, tensor.source)
+        return super().decoded_type(tensor)
 
     def _block_type(self, tensor: Tensor) -> DType:
         """The triple that holds every number of the blocks.

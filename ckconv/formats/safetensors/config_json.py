@@ -559,6 +559,8 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
             document = fitting(document, built, config)
         if built:
             document = agreeing(document, config, built, said.format, index.format)
+        if said.format == "mlx":
+            _add_needed(document, config, built)
         if CONSUMERS[said.format] == TRANSFORMERS:
             check_fit(document, config)
     return document
@@ -661,11 +663,18 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
             document[key] = built[key]  # null is said where a class has no default
     if config.rope_scaling and not document.get("rope_scaling") and "rope_scaling" in built:
         document["rope_scaling"] = built["rope_scaling"]
-    if "rope_scaling.type" in needs and config.rope_scaling:  # rope_type is the word since transformers 4.43
-        document["rope_scaling"] = {**document["rope_scaling"], "type": config.rope_scaling["rope_type"]}
     for key in row.reads if row else ():
         if key in built:
             document[key] = built[key]
+
+
+def _add_needed(document: dict[str, Any], config: ModelConfig, built: Mapping[str, Any]) -> None:
+    """Add keys that mlx-lm's class asks for, and the source's does not."""
+    row = engine_of(FAMILIES[config.family], MLX_LM)
+    needs = row.needs if row else ()
+    document |= {key: built[key] for key in needs if key in built and key not in document}
+    if "rope_scaling.type" in needs and config.rope_scaling:  # rope_type is the word since transformers 4.43
+        document["rope_scaling"] = {**document["rope_scaling"], "type": config.rope_scaling["rope_type"]}
 
 
 def _text(document: Mapping[str, Any]) -> str:
