@@ -398,7 +398,8 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
-    if out.format != source.format and not (out.config is None or sees(out) or sees(source)):
+    made = out.format in CONSUMERS and out.format != source.format
+    if made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         for fact in (*_besides(*pair, out, source), *_of_stored(*pair, out)):
             if not _is_asked(fact.key, options):
