@@ -488,6 +488,8 @@ def _besides(
     cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
     words = {cell.head: {one.head for one in several} for several in cells for cell in several}
     foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
+    told_to = CONSUMERS.get(source.format, consumer)
+    unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
     if typed:
         by_tensors = {"tied", *switches(family)}
         rows = (one for one in family.parameters.values() if one.name not in by_tensors)
@@ -500,13 +502,13 @@ def _besides(
         neutral = [key in alike and alike[key].is_neutral(document.get(key)) for document in (mine, meant)]
         if not there:
             endless = "Infinity" in str(shown(meant[key]))  # which a strict document leaves to the class
-            elsewhere = (known and not words[key].isdisjoint(mine)) or (typed and key in foreign)
+            elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
             if not (meant[key] is None or endless or elsewhere or of_one):
                 yield Fact(key, None, shown(meant[key]), CONFIG_NAME)
         elif known:
             continue
-        elif key in meant:
+        elif meant.get(key) is not None:
             if unequal(value, meant[key]) and not all(neutral):
                 yield Fact(key, shown(value), shown(meant[key]), CONFIG_NAME)
         elif not (value is None or neutral[0] or (typed and key in kinds)) and unequal(value, wanted.get(key)):
