@@ -879,13 +879,14 @@ def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any]
                 raise fail(f"{cell.key} is {part:g}, which turns {value} elements of a head, not pairs")
 
 
-def _check_lengths(source: ConfigSource, family: Family, layers: int, fail: Fail) -> None:
-    """Check that lists over layers have an item for each.
+def _check_lengths(source: ConfigSource, family: Family, reader: str, layers: int, fail: Fail) -> None:
+    """Check that lists over layers that are read have an item for each.
 
     One for each layer that predicts further tokens, too, where the family has such.
     """
     most = math.inf if "extra_layers" in family.parameters else layers
-    for key in {cell.key for row in family.parameters.values() for cell in row.key_cells("hf")} & _OF_LAYERS:
+    cells = [cell for row in family.parameters.values() for cell in row.key_cells("hf") if not cell.unread]
+    for key in {cell.key for cell in cells if READERS[reader][0] in cell.readers} & _OF_LAYERS:
         value = source.value(key)
         if isinstance(value, list) and value and not layers <= len(value) <= most:
             raise fail(f"{key} has {len(value):,} entries, num_hidden_layers is {layers:,}")
@@ -941,7 +942,7 @@ def _completed(
         if value is not None and checked_number(key, value, REAL, fail) == 0 and name == "query_scalar":
             raise fail(f"{key} is 0")
     _check_parts(source, family, extra, fail)
-    _check_lengths(source, family, config.num_layers, fail)
+    _check_lengths(source, family, reader, config.num_layers, fail)
     if "local_theta" in rows:
         base: float = local if isinstance(local, float) and local else _default(rows["local_theta"], reader)
         found["local_rope_theta"] = shortest_float32(float(base))

@@ -25,8 +25,8 @@ from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, parse, s
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of
-from ckconv.families.keys import BOTH, CONSUMERS, Kind, Parameter, full_key
+from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of, unaccepted
+from ckconv.families.keys import BOTH, CONSUMERS, TRANSFORMERS, Kind, Parameter, full_key
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
 from ckconv.families.parameters import differ, scope_of
@@ -483,6 +483,9 @@ def _besides(
     family, consumer, row = FAMILIES[out.config.family], CONSUMERS[out.format], engine_row(out)
     typed, kinds = source.metadata_kind is not MetadataKind.DOCUMENT, family.document.keys.keys
     alike = {name: key for name, key in kinds.items() if key.kind is Kind.MODIFIER}
+    told = CONSUMERS.get(source.format, consumer)
+    strict = consumer == TRANSFORMERS and not typed  # the class takes no such values
+    untaken = {*unaccepted(meant, str(mine.get("model_type")))} if strict else set()
     constants = {name: key.neutral[0] for name, key in alike.items() if key.written} | {**family.document.written}
     wanted = {**(row.written if row is not None else {}), **constants}
     cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
@@ -496,10 +499,13 @@ def _besides(
         keys = _said_by_rows(rows, scope_of(family, source.config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     for key in sorted(mine.keys() | meant.keys()):
-        if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config"):
+        if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:
             continue
         there, value, known = key in mine, mine.get(key), key in words and not typed  # compared by their readers
         neutral = [key in alike and alike[key].is_neutral(document.get(key)) for document in (mine, meant)]
+        neutral[1] = neutral[1] or (
+            key in alike and told not in alike[key].readers
+        )  # its own class does not look at it
         if not there:
             endless = "Infinity" in str(shown(meant[key]))  # which a strict document leaves to the class
             elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
