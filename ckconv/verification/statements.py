@@ -483,7 +483,6 @@ def _besides(
     family, consumer, row = FAMILIES[out.config.family], CONSUMERS[out.format], engine_row(out)
     typed, kinds = source.metadata_kind is not MetadataKind.DOCUMENT, family.document.keys.keys
     alike = {name: key for name, key in kinds.items() if key.kind is Kind.MODIFIER}
-    told = CONSUMERS.get(source.format, consumer)
     strict = consumer == TRANSFORMERS and not typed  # the class takes no such values
     untaken = {*unaccepted(meant, str(mine.get("model_type")))} if strict else set()
     constants = {name: key.neutral[0] for name, key in alike.items() if key.written} | {**family.document.written}
@@ -503,9 +502,7 @@ def _besides(
             continue
         there, value, known = key in mine, mine.get(key), key in words and not typed  # compared by their readers
         neutral = [key in alike and alike[key].is_neutral(document.get(key)) for document in (mine, meant)]
-        neutral[1] = neutral[1] or (
-            key in alike and told not in alike[key].readers
-        )  # its own class does not look at it
+        neutral[1] = neutral[1] or (key in alike and told_to not in alike[key].readers)
         if not there:
             endless = "Infinity" in str(shown(meant[key]))  # which a strict document leaves to the class
             elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
