@@ -184,7 +184,10 @@ def config_of_keys(
     file = GgufFile(path, (shard,))
     config = gguf_config(file, family.gguf, family)
     asked = family.in_gguf.condition.asked if family.in_gguf.condition is not None else ()
-    told = _family(file, family.gguf) if any(key.startswith("=") for key in asked) else None
+    tells = any(key.startswith("=") for key in asked) and not any(key.startswith("/tokenizer.") for key in asked)
+    told = _family(file, family.gguf) if tells else None
+    if told is not None and told.in_gguf.condition == family.in_gguf.condition:
+        told = None  # nothing in a GGUF tells the two apart
     return replace(config, family=told.name) if told is not None else config
 
 
