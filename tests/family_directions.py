@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from safetensors_builder import numbers, tensors_of
 
 import ckconv
 from ckconv.errors import CkconvError
+from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 
 #: Engine -> the directions whose outputs it computes.
 ENGINES = {"llama_cpp": ("hf->gguf",), "mlx_lm": ("hf->mlx", "gguf->mlx")}
@@ -276,3 +277,37 @@ class Run:
             except CkconvError as error:
                 refusal = said(error)
         return " ".join(held) or refusal
+
+
+#: Modules of a class that leaves them out in some layers: they have codes in every layer here.
+_IN_SOME_LAYERS = ("attention.q_proj", "attention.g_proj")
+
+
+def otherwise_than_the_class(folder: Path) -> list[tuple[str, str, str]]:
+    """Modules of the class that ckconv quantizes otherwise: path, what ckconv makes of it, what is asked for.
+
+    A matrix that is no ``nn.Linear`` is quantized by nobody; of others ``quant_predicate`` says what is asked for.
+
+    Raises:
+        ValueError: the class is of another program than mlx-lm.
+    """
+    from mlx_lm import utils
+
+    model, config = utils.load_model(folder, lazy=True)
+    name = config["model_type"]
+    found = _otherwise(model, name)
+    return [one for one in found if not (name == "bailing_moe_v3" and one[0].endswith(_IN_SOME_LAYERS))]
+
+
+def _otherwise(model: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    general = quantization_of("affine:4:32", "")
+    asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+    for path, module in model.named_modules():
+        matrix = module.get("weight")
+        if matrix is None or matrix.ndim < 2 or "Conv" in type(module).__name__:
+            continue
+        said = hasattr(module, "to_quantized") and asked(path, module)
+        theirs = EIGHT if isinstance(said, dict) else general if said else None
+        ours = default_of(path, name, general, 64)
+        if ours != theirs:
+            yield path, str(ours), str(theirs)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-
-from ckconv.formats.mlx.plan import EIGHT, default_of, quantization_of
 
 KINDS = [("affine", bits, group) for bits in (1, 2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 KINDS += [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
@@ -47,37 +43,3 @@ def by_mlx(name: str) -> list[np.ndarray]:
 
 def digest(arrays: Sequence[np.ndarray]) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
-
-
-#: Modules of a class that leaves them out in some layers: they have codes in every layer here.
-_IN_SOME_LAYERS = ("attention.q_proj", "attention.g_proj")
-
-
-def quantized_otherwise(folder: Path) -> list[tuple[str, str, str]]:
-    """Modules of the class that ckconv quantizes otherwise: path, what ckconv makes of it, what is asked for.
-
-    A matrix that is no ``nn.Linear`` is quantized by nobody; of others ``quant_predicate`` says what is asked for.
-
-    Raises:
-        ValueError: the class is of another program than mlx-lm.
-    """
-    from mlx_lm import utils
-
-    model, config = utils.load_model(folder, lazy=True)
-    name = config["model_type"]
-    found = _otherwise(model, name)
-    return [one for one in found if not (name == "bailing_moe_v3" and one[0].endswith(_IN_SOME_LAYERS))]
-
-
-def _otherwise(model: Any, name: str) -> Iterator[tuple[str, str, str]]:
-    general = quantization_of("affine:4:32", "")
-    asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
-    for path, module in model.named_modules():
-        matrix = module.get("weight")
-        if matrix is None or matrix.ndim < 2 or "Conv" in type(module).__name__:
-            continue
-        said = hasattr(module, "to_quantized") and asked(path, module)
-        theirs = EIGHT if isinstance(said, dict) else general if said else None
-        ours = default_of(path, name, general, 64)
-        if ours != theirs:
-            yield path, str(ours), str(theirs)

@@ -56,15 +56,14 @@ FAMILIES_RUN = {
 
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
-    "afmoe", "bailing_hybrid", "bert", "bert_classifier", "camembert", "dflash", "distilbert", "dspark", "eagle3",
-    "exaone", "falcon_h1",
-    "falcon_mamba", "gemma4_dspark", "gemma_embedding", "granite4", "granite_swa", "granitehybrid",
-    "granitemoehybrid",
-    "grovemoe", "internlm2",
-    "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "lille", "mamba", "mamba2", "mimo",
-    "minimax_m2", "modernbert", "modernbert_classifier", "nanochat", "nomic_bert", "nomic_bert_moe",
-    "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1", "roberta", "roberta_classifier", "solar_open",
-    "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder", "xlm_roberta", "xlm_roberta_classifier", "xverse",
+    "afmoe", "bailing_hybrid", "bert", "bert_classifier", "camembert", "dflash", "distilbert",
+    "distilbert_classifier", "dspark", "eagle3", "exaone", "falcon_h1", "falcon_mamba", "gemma4_dspark",
+    "gemma_embedding", "granite4", "granite_swa", "granitehybrid", "granitemoe_swa", "granitemoehybrid", "grovemoe",
+    "internlm2", "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "kormo",
+    "lfm2_bidirectional", "lille", "mamba", "mamba2", "mimo", "minimax_m2", "modernbert", "modernbert_classifier",
+    "nanochat", "nomic_bert", "nomic_bert_moe", "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1",
+    "roberta", "roberta_classifier", "solar_open", "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder",
+    "xlm_roberta", "xlm_roberta_classifier", "xverse",
 }  # fmt: skip
 
 

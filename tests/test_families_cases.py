@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import consumers
-import mlx_cases
 import numpy as np
 import pytest
 from conftest import FIXTURES
 from family_adapters import DIRECTIONS as USED, AdapterRun
 from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families
-from family_directions import Run
+from family_directions import Run, otherwise_than_the_class
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
 LORAS = [pytest.param(one, id=str(one)) for one in adapters()]
@@ -71,7 +70,7 @@ def quantized_otherwise(
     if "mlx_lm" not in engines or running.convert("hf->mlx"):
         return []
     try:
-        return mlx_cases.quantized_otherwise(running.result("hf->mlx"))
+        return otherwise_than_the_class(running.result("hf->mlx"))
     except ValueError:  # of another program than mlx-lm
         assert "mlx_lm hf->mlx" not in outcomes or not outcomes["mlx_lm hf->mlx"].startswith("right")
         return []

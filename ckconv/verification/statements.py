@@ -512,10 +512,15 @@ def _besides(
         elif known:
             continue
         elif meant.get(key) is not None:
-            if unequal(value, meant[key]) and not all(neutral):
+            if unequal(value, meant[key]) and unequal(value, _strict(meant[key])) and not all(neutral):
                 yield Fact(key, shown(value), shown(meant[key]), CONFIG_NAME)
         elif not (value is None or neutral[0] or (typed and key in kinds)) and unequal(value, wanted.get(key)):
             yield Fact(key, shown(value), None, CONFIG_NAME)
+
+
+def _strict(value: Any) -> Any:
+    """A value as strict JSON says it: transformers 5 has objects for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda word: {"__float__": word})
 
 
 def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex) -> Iterator[Fact]:

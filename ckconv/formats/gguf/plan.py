@@ -190,7 +190,8 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     asked, source = planner.dtype, tensor.dtype
     if entry.table and not same_format:
         return _table(planner, tensor, entry.layout.shift == COUNTED)
-    if side_by_side(source) and len(tensor.shape) < 2:  # FP8 is read as rows of a matrix, with their scales
+    # A language model's FP8 is read as rows of a matrix, with their scales.
+    if planner.index.config is not None and side_by_side(source) and len(tensor.shape) < 2:
         return _Choice(source, f"a vector of {source} is no matrix, and llama.cpp wants F32 here", ORIGINAL)
     if source.kind is Kind.BLOCK and planner.decoded(tensor):
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
