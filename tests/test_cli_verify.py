@@ -483,6 +483,7 @@ def test_an_output_that_is_not_there_is_no_failed_verification(made: Case, name:
         (("add_bos_token", "add_eos_token"), "Hf Llama Tied Bf16", ""),
         ((), "Hf_Llama-Tied", "general.name is 'Hf_Llama-Tied'"),
         (("eos_token_id",), "Hf Llama Tied Bf16", "tokenizer.ggml.eos_token_id is missing"),
+        (("/general.file_type",), "Hf Llama Tied Bf16", ""),
     ],
 )
 def test_of_what_another_program_made_spellings_and_its_readers_defaults_pass(
@@ -490,10 +491,20 @@ def test_of_what_another_program_made_spellings_and_its_readers_defaults_pass(
 ) -> None:
     source = shutil.copytree(fixtures / "hf" / "llama-tied-bf16", tmp_path / "hf-llama-tied-bf16")
     assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
-    keys = [f"tokenizer.ggml.{key}" for key in flags]
+    keys = [key.removeprefix("/") if key.startswith("/") else f"tokenizer.ggml.{key}" for key in flags]
     gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys={"general.name": name}, without=keys)
     result = ckconv("verify", tmp_path / "n.gguf", source)
     assert (result.code, said in result.err) == (5 if said else 0, True)
+
+
+def test_no_piece_of_a_word_asks_for_an_unknown_token(fixtures: Path, tmp_path: Path, ckconv) -> None:
+    """llama.cpp's converter names none where a SentencePiece model alone says it: its tokenizer has bytes instead."""
+    source, key = tmp_path / "hf", "tokenizer.ggml.unknown_token_id"
+    assert ckconv("convert", fixtures / "gguf/gemma3-text-bf16.auto.gguf", f"{source}/").code == 0
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", without=[key])
+    assert [ckconv("verify", tmp_path / f"{name}.gguf", source).code for name in "mn"] == [0, 0]
+    assert key in ckconv("diff", tmp_path / "m.gguf", tmp_path / "n.gguf").out
 
 
 def test_a_damaged_source_proves_nothing(tmp_path: Path, ckconv) -> None:

@@ -667,7 +667,8 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
     fits = {name for name, count in counts.items() if count == most} | ({"F32"} if floats >= most else set())
     meant = {recipe} if recipe is not None else {types["plain"].get(name, 0) for name in fits}
     if number not in meant:
-        yield Fact(_FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))))
+        # llama.cpp counts types itself where no key says it (llama_model_loader), and shows the number to people
+        yield Fact(_FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))), idle=number is None)
 
 
 def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:

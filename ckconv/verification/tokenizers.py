@@ -139,7 +139,7 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
         yield from _of_checkpoint(out, ours, beside(source), document)
     if ours is None or theirs is None:
         return
-    yield from _of_words(ours, theirs, typed=typed)
+    yield from _of_words(ours, theirs, typed=typed, model=stored_value(out, "tokenizer.ggml.model") if typed else None)
     if made:
         keys = _Keys(source, theirs)
         yield from _of_documents(files, documents, keys)
@@ -533,7 +533,7 @@ def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, st
     return found
 
 
-def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
+def _of_words(ours: Words, theirs: Words, *, typed: bool, model: Any) -> Iterator[Fact]:
     prefix, kinds = "tokenizer.ggml." if typed else DOCUMENT, ours.types or theirs.types
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
@@ -564,7 +564,8 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         if role == "unk" and said is None and theirs.types.get(number, _UNKNOWN) not in _ADDED:
             continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
         if said != number and number in theirs.tokens:
-            yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number))
+            idle = said is None and role == "unk" and model in needed()["unread"]["unknown"]
+            yield Fact(f"{prefix}{_ROLES[role]}_token_id", shown(said), shown(number), idle=idle)
 
 
 def _is_spelled_alike(found: str, meant: str, number: int, theirs: Words) -> bool:
