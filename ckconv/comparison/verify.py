@@ -435,14 +435,14 @@ def verify_whole(
     check_documents(out, asked.named)
     meant = content_of_plan(plan.contents())
     said = [*islice(faults_of(out, source, options, asked.named), ENOUGH)]
-    planned = islice(differences(with_flags(out, content_of_index(out, asked.named), meant), meant), ENOUGH)
+    mine = content_of_index(out, asked.named)
+    planned = islice(differences(with_flags(out, mine, meant), with_flags(out, meant, mine)), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
     for fact in planned:
-        if fact.name not in idle and not (
-            made and fact.key in LABELS
-        ):  # programs spell a directory in ways of their own
+        of_the_place = made and fact.key in LABELS  # programs spell a directory in ways of their own
+        if not (of_the_place or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
     if faults:

@@ -49,6 +49,9 @@ class PreTokenizer(NamedTuple):
 #: Kind of a tokenizer that has no pre-tokenizer -> what llama.cpp adds (``impl::load`` of ``llama-vocab.cpp``).
 _ADDED_BY_KIND: Mapping[str, Collection[str]] = {"llama": ("bos",), "bert": ("bos", "sep"), "t5": ("eos",), "rwkv": ()}
 
+#: The kind that puts a space before a text.
+_SPACED = "llama"
+
 #: Names under which it puts a separator between two texts.
 _SEPARATES = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 
@@ -376,7 +379,7 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
-    """Key -> whether llama.cpp adds a token around texts by default.
+    """Key -> whether llama.cpp adds a token, or a space, by default.
 
     Where the file does not say; empty where it is not known.
     """
@@ -386,7 +389,8 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
         if pre is None:
             return {}
         added = {name for name, adds in (("bos", pre.adds_bos), ("sep", pre.name in _SEPARATES)) if adds}
-    return {f"tokenizer.ggml.add_{name}_token": name in added for name in ("bos", "eos", "sep")}
+    flags = {f"tokenizer.ggml.add_{name}_token": name in added for name in ("bos", "eos", "sep")}
+    return flags | {"tokenizer.ggml.add_space_prefix": kind == _SPACED}
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:

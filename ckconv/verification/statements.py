@@ -543,10 +543,11 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
     floats = {table["types"][stored.dtype.name] for stored in out.stored if stored.dtype.name in table["types"]}
     for key in _TYPES:
         value = mine.get(key)
-        if value not in {meant.get(key), *floats, table["types"]["F32"]} or (value is None and not meant):
+        if value not in [meant.get(key), *floats, table["types"]["F32"]] or (value is None and not meant):
             yield Fact(key, shown(value), shown(" or ".join(sorted(floats))), CONFIG_NAME)
     value, classes = mine.get(_CLASSES), family.in_huggingface.classes
-    if not (value and {*value} <= {*classes}) and not (meant and value == meant.get(_CLASSES)):
+    known = isinstance(value, list) and value and all(one in classes for one in value)
+    if not known and not (meant and value == meant.get(_CLASSES)):
         yield Fact(_CLASSES, shown(value), shown([classes[0]]), CONFIG_NAME)
 
 
