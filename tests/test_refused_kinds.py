@@ -141,6 +141,7 @@ TOGETHER: list[tuple[str, str, dict[str, Any], str, list[str], str]] = [
     # values of JSON that a report or a proof took for others
     ("llama", "", {}, "m.gguf", ["--set-meta", "temperature=NaN", "--json"], ""),
     ("llama", "", {"model_type": []}, "hf/", ["--to", "hf"], ""),
+    ("llama", "", {"torch_dtype": []}, "m/", ["--dtype", "f16", "--allow-lossy"], ""),
     ("umt5_encoder", "relu", {"pad_token_id": True}, "m.gguf", [], ""),
     # keys that mlx-lm's class wants, and the source's does not read
     ("gemma3n", "", {"altup_coef_clip": 0.0}, "m/", [], ""),
