@@ -16,8 +16,15 @@ from ckconv.families.merge import FOLDER
 #: What scripts/record_config_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())
 
-#: ``model_type`` -> keys of the family that has it.
-KEYS = {name: family.document.keys for family in FAMILIES.values() for name in family.in_huggingface.names}
+#: Whether mlx-lm computes a family.
+COMPUTED = {name: "mlx_lm" in one.engines and not one.engines["mlx_lm"].absent for name, one in FAMILIES.items()}
+
+#: ``model_type`` -> keys of the family that has it; of several, of one that mlx-lm computes.
+KEYS = {
+    name: FAMILIES[family].document.keys
+    for family in sorted(FAMILIES, key=COMPUTED.__getitem__)
+    for name in FAMILIES[family].in_huggingface.names
+}
 
 TABLES = [*KEYS.values(), *ROPE_KEYS.values()]
 
