@@ -547,6 +547,20 @@ TENSORS = [
         HF,
         (*GGUF, "--quantize", "q5_1"),
     ),
+    Case(
+        "Q8_0 of merged values rounded down",
+        "_by_library",
+        rounded_down(32, 255),
+        HF,
+        (*GGUF, *LORA, "--quantize", "q8_0"),
+    ),
+    Case(
+        "Q4_0 of merged values rounded down",
+        "_by_library",
+        rounded_down(32, 15),
+        HF,
+        (*GGUF, *LORA, "--quantize", "q4_0"),
+    ),
     Case("MLX's affine rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "affine:4:32")),
     Case("MLX's mxfp4 rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "mxfp4")),
     Case(

@@ -720,6 +720,8 @@ def _linearly(values: Doubles, codes: Codes, number: DType) -> float:
         least = _stored(low, codes, codes.scale_bits, number) if codes.minimum else -unit * (last + 1) / 2
         if codes.scale_bits:  # codes are of the scales as they are stored; of others, as they were before
             step, low = unit, least
+        elif not codes.minimum:
+            low = -step * (last + 1) / 2
         code = np.nan_to_num(np.clip(np.rint((grouped - low[..., None]) / step[..., None]), 0, last))
         error = least[..., None] + code * unit[..., None] - grouped
         return float(np.sqrt(max(np.mean(error**2), np.mean(unit**2) / 12)))
