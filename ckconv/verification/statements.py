@@ -519,7 +519,10 @@ def _besides(
 
 
 def _strict(value: Any) -> Any:
-    """A value as strict JSON says it: transformers 5 has objects for numbers that are not finite."""
+    """A value as strict JSON says it.
+
+    transformers 5 has objects for numbers that are not finite.
+    """
     return json.loads(json.dumps(value), parse_constant=lambda word: {"__float__": word})
 
 
