@@ -295,11 +295,12 @@ def otherwise_than_the_class(folder: Path) -> list[tuple[str, str, str]]:
 
     model, config = utils.load_model(folder, lazy=True)
     name = config["model_type"]
-    found = _otherwise(model, name)
+    found = quantized_otherwise(model, name)
     return [one for one in found if not (name == "bailing_moe_v3" and one[0].endswith(_IN_SOME_LAYERS))]
 
 
-def _otherwise(model: Any, name: str) -> Iterator[tuple[str, str, str]]:
+def quantized_otherwise(model: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    """The same of a loaded class, of the name that ckconv has for it."""
     general = quantization_of("affine:4:32", "")
     asked = getattr(model, "quant_predicate", None) or (lambda path, module: True)
     for path, module in model.named_modules():

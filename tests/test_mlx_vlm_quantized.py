@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 from conftest import Result
+from family_directions import quantized_otherwise
 from test_mlx_vlm import raw
-from test_quantize_mlx import quantized_otherwise
 from test_towers_back import arrays
 from tower_cases import recordings, seen_by_mlx_vlm, with_tokens
 
