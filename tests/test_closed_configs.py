@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import pytest
 from checkpoints import Decoder, save
-from family_cases import checkpoint, document_text, recording, tensors
+from family_cases import cases, checkpoint, document_text, recording, tensors
 from gguf_copies import gguf_copy
 
 import ckconv
@@ -206,6 +206,22 @@ def test_the_same_keys_with_what_llama_cpp_computes_make_the_same_file(
     ckconv.convert(of_a_repository(tmp_path / "unsaid", family), tmp_path / "unsaid.gguf")
 
     assert (tmp_path / "said.gguf").read_bytes() == (tmp_path / "unsaid.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "to"),
+    [
+        *((family, "mlx") for family in ("mimo", "longcat_flash", "gear")),
+        *((family, "gguf") for family in ("rwkv6", "maple", "codeshell", "arctic", "deepseek_v4")),
+    ],
+)
+def test_keys_of_training_and_of_kernels_are_nobodys(tmp_path: Path, family: str, to: str) -> None:
+    recorded, keys = next(cases(family)).recorded, {"use_flash_attn": True, "hidden_dropout": 0.1, "bf16": True}
+    for place, more in (("said", keys), ("unsaid", {})):
+        source = checkpoint({**recorded, "config": {**recorded["config"], **more}}, tmp_path / place / "model")
+        ckconv.convert(source, tmp_path / f"{place}.{to}", to=to)
+    file = "" if to == "gguf" else "model.safetensors"
+    assert (tmp_path / f"said.{to}" / file).read_bytes() == (tmp_path / f"unsaid.{to}" / file).read_bytes()
 
 
 @pytest.mark.parametrize("family", [family for family in CODE_OF_REPOSITORIES if family != "smallthinker"])

@@ -38,3 +38,18 @@ def test_the_text_of_kimi_k25_is_a_deepseek_to_mlx(form: str, tmp_path: Path) ->
 
     assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "alone/model.safetensors").read_bytes()
     assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "deepseek_v3"
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "llama4"])
+def test_keys_beside_the_text_part_stay_where_its_class_does_not_read_them(family: str, tmp_path: Path) -> None:
+    case = next(family_cases.cases(family))
+    ckconv.convert(family_cases.checkpoint(case.recorded, tmp_path / "hf"), tmp_path / "mlx", to="mlx")
+    beside = {"rope_scaling": {"type": "proportional", "factor": 0}, "rope_theta": 5.0, "hidden_act": "gelu"}
+    document = json.loads((tmp_path / "mlx/config.json").read_text()) | beside
+    (tmp_path / "mlx/config.json").write_text(json.dumps(document))
+
+    ckconv.convert(tmp_path / "mlx", tmp_path / "out", to="mlx")
+
+    made = json.loads((tmp_path / "out/config.json").read_text())
+    assert {**made, "text_config": 0} == {**document, "text_config": 0}
+    assert not made["text_config"].get("rope_scaling")

@@ -319,3 +319,20 @@ def test_matrices_that_a_family_does_not_have_are_not_fused(family: str, what: s
     said = f"--fuse {what}: a {family} has no matrix that holds them under these names"
     assert (refused.code, said in refused.err, f"hint: leave out --fuse {what}" in refused.err) == (4, True, True)
     assert ckconv(*to).code == 0
+
+
+@pytest.mark.parametrize("start", ["hf", "gguf", "mlx"])
+@pytest.mark.parametrize("names", ["gguf", "canonical"])
+def test_names_of_ckconv_want_tensors_and_a_family(start: str, names: str, tmp_path: Path, ckconv) -> None:
+    source = recorded("phi", tmp_path / "hf")
+    if start != "hf":
+        source = tmp_path / {"gguf": "m.gguf", "mlx": "m"}[start]
+        ckconv("convert", tmp_path / "hf", source, "--to", start)
+    command = ("convert", source, f"{tmp_path}/out/", "--to", "mlx", "--names", names)
+
+    found = ckconv(*command, "--drop", "*weight*", "--drop", "*bias*")
+    assert (found.code, "--drop leaves out every tensor" in found.err) == (4, True), found.err
+    found = ckconv(*command, "--set-meta", "model_type=1e-6")
+    assert (found.code, "--set-meta of model_type would make a model of no known family" in found.err) == (2, True)
+
+    assert ckconv(*command).code == 0  # the way out

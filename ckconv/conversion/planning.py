@@ -269,6 +269,10 @@ def _check_edits(plan: Plan) -> None:
     misfit, alike = out.misfit, out.format == index.format
     if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
         raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
+    kept = alike and {stored.name for stored in out.stored} <= {stored.name for stored in index.stored}
+    if index.config is not None and out.config is None and not kept:
+        message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
+        raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
     known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
     if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
         hint = "without it they are as in the source"

@@ -429,6 +429,8 @@ class CheckpointPlanner(Planner):
             self.reasons += option_reasons(self.index, self.config, self.options)
         modules = kept_modules(self) if kept else self._renamed()
         self._refuse_faults()
+        if not (modules or self.reasons):
+            self.refuse("--drop leaves out every tensor")
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
     def _refuse_faults(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
@@ -446,7 +447,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     if source:
         document = _changed(source, index, said)
         document |= {key: value for key, value in wanted.items() if not document.get(key)}
-        return _encoded(_wrapped(document, config, said), index)
+        return _encoded(_wrapped(document, config, said, _around(source, index, said)), index)
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
@@ -466,13 +467,25 @@ def _quantized(said: Said) -> dict[str, Any]:
     return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
 
 
-def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -> dict[str, Any]:
+def _around(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
+    """Keys beside the text part, which its class does not read.
+
+    Empty where no class around it is written again.
+    """
+    key, alike = text_key(source), said.format == index.format == "mlx"
+    row = engine_of(FAMILIES[index.config.family], MLX_LM) if index.config and alike and not said.kept else None
+    return {word: it for word, it in source.items() if word != key} if key and row and row.wrapped else {}
+
+
+def _wrapped(
+    document: dict[str, Any], config: ModelConfig | None, said: Said, around: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Document with types of blocks, in the one of a multimodal class."""
     loader = MLX_LM if said.format == "mlx" else None if text_key(document) else OF_CLASSES
     row = engine_of(FAMILIES[config.family], loader) if config and loader and not said.kept else None
     if row is not None and row.wrapped:
         outer = {key: document[key] for key in (*_OUTER, *TAKEN) if key in document}
-        document = {**outer, "model_type": row.wrapped, "text_config": document}
+        document = {**unquantized(around), **outer, "model_type": row.wrapped, "text_config": document}
     return document | _quantized(said)
 
 
@@ -525,7 +538,8 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
     if not said.kept and config and family and isinstance(nested, dict) and not of_both:
-        kept = {key: value for key, value in document.items() if not key.endswith("_config")}
+        beside = _around(source, index, said).keys() - {*_OUTER, *TAKEN}
+        kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
         document |= _of_tower(family, config)
     if not said.kept:
