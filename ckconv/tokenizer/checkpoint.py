@@ -43,7 +43,13 @@ SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+#: Keys of a piece's fields.
+_TEXT, _SCORE, _TYPE = 1 << 3 | _BYTES, bytes((2 << 3 | _FIXED32,)), 3 << 3 | _VARINT
 _MAX_PIECES = 1 << 24
+
+_float = struct.Struct("<f").unpack_from
+#: Varints of one byte.
+_SMALL = [bytes((value,)) for value in range(0x80)]
 
 
 class Malformed(ValueError):
@@ -124,6 +130,11 @@ def parse_sentencepiece(data: bytes, limit: int = _MAX_PIECES) -> SentencePiece:
 
 
 def _piece(data: bytes) -> Piece:
+    end = 2 + data[1] if len(data) > 1 and data[0] == _TEXT and data[1] < 0x80 else len(data)
+    tail = data[end:]
+    if tail[:1] == _SCORE and (len(tail) == 5 or (len(tail) == 7 and tail[5] == _TYPE and NORMAL <= tail[6] <= BYTE)):
+        # as the library writes nearly all of the hundreds of thousands of pieces: a short text, a score, a type
+        return Piece(_utf8(data[2:end]), _float(tail, 1)[0], tail[6] if len(tail) == 7 else NORMAL)
     fields = dict(_fields(data))
     score = fields.get(2, bytes(4))
     if not isinstance(score, bytes) or len(score) != 4:
@@ -218,7 +229,7 @@ def encode_sentencepiece(
     wanted = frozenset(special.values())
     count = 0
     for count, piece in enumerate(pieces, 1):
-        message = _field(1, piece.text.encode()) + bytes((2 << 3 | _FIXED32,)) + struct.pack("<f", piece.score)
+        message = _field(1, piece.text.encode()) + _SCORE + struct.pack("<f", piece.score)
         if piece.type != NORMAL:
             message += _field(3, piece.type)
         out += _field(1, message)
@@ -244,6 +255,8 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 def _encoded(value: int) -> bytes:
     """A varint."""
+    if value < 0x80:
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

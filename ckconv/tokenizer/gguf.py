@@ -6,11 +6,13 @@ Only where llama.cpp then does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, scalar
-from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, unmade
+from ckconv.core.tensors import TensorIndex
+from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, tokenizer_files, unmade
 from ckconv.tokenizer.gguf_words import (
     Words,
     chat_templates,
@@ -21,8 +23,8 @@ from ckconv.tokenizer.gguf_words import (
     from_model,
     from_unigram,
     is_sentencepiece,
+    model_of_same_words,
     numbers_of,
-    of_same_words,
     put_around,
     special_ids,
     words_of,
@@ -53,6 +55,12 @@ class TokenizerKeys(NamedTuple):
     tokens: frozenset[str] = frozenset()
 
 
+@lru_cache(maxsize=1)  # one model may be planned in several ways, and each time it has the same words
+def keys_of_index(index: TensorIndex, vocab_size: int) -> TokenizerKeys:
+    """As :func:`tokenizer_keys`, of the files beside a model."""
+    return tokenizer_keys(tokenizer_files(index), vocab_size)
+
+
 def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """Make the tokenizer keys of a model of ``vocab_size`` rows.
 
@@ -75,8 +83,8 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     Raises:
         LeftOut: there are none, or none that can be said faithfully.
     """
-    if files.model is not None and of_same_words(files, vocab_size):
-        return _made(files, from_model(files, files.model, vocab_size), vocab_size)
+    if (pieces := model_of_same_words(files, vocab_size)) is not None:
+        return _made(files, from_model(files, pieces, vocab_size), vocab_size)
     files = files._replace(model=None)  # of other words
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))

@@ -402,24 +402,30 @@ PIECES_FOR_BYTES = "has pieces for bytes, which llama.cpp does not take in unigr
 Rows = list[tuple[str, float, int]]
 
 
-def of_same_words(files: TokenizerFiles, vocab_size: int) -> bool:
-    """Whether ``tokenizer.model`` has the words of ``tokenizer.json``.
+def model_of_same_words(files: TokenizerFiles, vocab_size: int) -> SentencePiece | None:
+    """``tokenizer.model``, where it has the words of ``tokenizer.json``.
 
     But for tokens that are added to them.
 
     transformers takes ``tokenizer.json``; the model says how likely pieces are.
+
+    Raises:
+        LeftOut: it is malformed, and there is no ``tokenizer.json``.
     """
+    if files.model is None:
+        return None
     words = words_of_document(files.tokenizer)
-    if not words or files.model is None:
-        return files.model is not None
+    if not words:
+        return _parsed(files, files.model, vocab_size)
     try:
         model = _parsed(files, files.model, vocab_size)
     except LeftOut:
-        return False
+        return None
     added = added_tokens(files, words)
     numbers = {token.number for token in added.values()}
     pieces = {piece.text: n for n, piece in enumerate(model.pieces) if n not in numbers and piece.text not in added}
-    return pieces == {word: n for word, n in words.items() if n not in numbers and word not in added}
+    kept = {word: n for word, n in words.items() if n not in numbers and word not in added}
+    return model if pieces == kept else None
 
 
 def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiece:
@@ -436,13 +442,12 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
     return model
 
 
-def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
+def from_model(files: TokenizerFiles, model: SentencePiece, vocab_size: int) -> Words:
     """Words of a ``tokenizer.model`` and tokens that files beside it add.
 
     Raises:
-        LeftOut: it is malformed, or neither BPE with byte fallback nor unigram without.
+        LeftOut: it is neither BPE with byte fallback nor unigram without.
     """
-    model = _parsed(files, data, vocab_size)
     unigram = model.model_type == UNIGRAM
     if not unigram and model.model_type != BPE:
         raise LeftOut("tokenizer.model is of neither the BPE nor the unigram type")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from json import JSONEncoder
 from math import isnan
 from typing import Any
+from zlib import compress, decompress
 
 from ckconv.core.metadata import array, scalar
 from ckconv.errors import is_text
@@ -184,12 +185,9 @@ def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
 
 
 def byte_level(
-    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Callable[[], Iterable[str]]
+    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Iterable[str]
 ) -> SideFile:
     """``tokenizer.json`` of byte-level BPE.
-
-    Args:
-        merges: gives them, one after the other.
 
     Raises:
         NotFaithful: a merge is not of tokens; a token has a type that byte-level BPE does not have.
@@ -216,7 +214,7 @@ def byte_level(
         "byte_fallback": False,
         "ignore_merges": pre.ignore_merges,
     }
-    return written(document, model, vocab, lambda: _of_tokens(merges(), vocab))
+    return written(document, model, vocab, _of_tokens(merges, vocab))
 
 
 def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]:
@@ -272,8 +270,8 @@ def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         "ignore_merges": False,
     }
     if scores:
-        return written(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
-    return written(document, model, vocab, lambda: _of_tokens(vocabulary.merges.each(), vocab))
+        return written(document, model, vocab, merges_of(vocab, tokens, types, scores))
+    return written(document, model, vocab, _of_tokens(vocabulary.merges.each(), vocab))
 
 
 def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
@@ -323,16 +321,17 @@ def written(
     document: dict[str, Any],
     model: dict[str, Any],
     vocab: Mapping[str, int] | Sequence[tuple[str, float]],
-    merges: Callable[[], Iterable[str]],
+    merges: Iterable[str],
 ) -> SideFile:
-    """The document in pieces.
+    """The document in pieces, compressed: merges of a large vocabulary take seconds to make.
 
     The whole as one object in memory would be ten times the file.
 
     Raises:
         NotFaithful: it would be larger than what ckconv, or anybody, reads.
     """
-    return side_file(lambda: _in_pieces(_texts(document, model, vocab, merges())))
+    pieces = [compress(piece, 1) for piece in _in_pieces(_texts(document, model, vocab, merges))]
+    return side_file(lambda: map(decompress, pieces))
 
 
 def _texts(
@@ -435,7 +434,7 @@ def wordpiece(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int
         "continuing_subword_prefix": _CONTINUED,
         "max_input_chars_per_word": _LONGEST,
     }
-    return written(document, model, vocab, lambda: ())
+    return written(document, model, vocab, ())
 
 
 def _theirs(token: str) -> str:
@@ -518,7 +517,7 @@ def unigram(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int],
     least = min((score for score, kind in zip(scores, types, strict=True) if kind == NORMAL), default=0.0)
     vocab = [(token, max(score, least)) for token, score in zip(tokens, scores, strict=True)]
     model = {"type": "Unigram", "unk_id": unknown_token(vocabulary, tokens, types), "byte_fallback": False}
-    return written(document, model, vocab, lambda: ())
+    return written(document, model, vocab, ())
 
 
 # The small documents beside a ``tokenizer.json``: ``tokenizer_config.json``, ``generation_config.json``.

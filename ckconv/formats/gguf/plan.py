@@ -470,10 +470,9 @@ class GgufPlanner(Planner):
         config = self._config
         assert config is not None
         family = FAMILIES[config.family]
-        from ckconv.tokenizer.checkpoint import tokenizer_files
-        from ckconv.tokenizer.gguf import tokenizer_keys
+        from ckconv.tokenizer.gguf import keys_of_index
 
-        tokenizer = tokenizer_keys(tokenizer_files(self.index), config.vocab_size)
+        tokenizer = keys_of_index(self.index, config.vocab_size)
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)

@@ -368,7 +368,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
     tokenizer_json.check_words(vocabulary, tokens, types)
     if vocabulary.pre is not None:
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
-        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
+        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each())
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode()[: len(tokens)] if vocabulary.scores else ()
     made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
