@@ -184,9 +184,7 @@ def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
     return number < len(tokens) and types[number] in ADDED and not fills(tokens[number], types[number], number)
 
 
-def byte_level(
-    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Iterable[str]
-) -> SideFile:
+def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Iterable[str]) -> SideFile:
     """``tokenizer.json`` of byte-level BPE.
 
     Raises:
