@@ -321,9 +321,9 @@ def written(
     vocab: Mapping[str, int] | Sequence[tuple[str, float]],
     merges: Iterable[str],
 ) -> SideFile:
-    """The document in pieces, compressed: merges of a large vocabulary take seconds to make.
+    """The document in pieces, made once and held compressed.
 
-    The whole as one object in memory would be ten times the file.
+    Merges of a large vocabulary take seconds to make. The whole as one object in memory would be ten times the file.
 
     Raises:
         NotFaithful: it would be larger than what ckconv, or anybody, reads.
