@@ -143,6 +143,10 @@ TOGETHER: list[tuple[str, str, dict[str, Any], str, list[str], str]] = [
     ("llama", "", {"model_type": []}, "hf/", ["--to", "hf"], ""),
     ("llama", "", {"torch_dtype": []}, "m/", ["--dtype", "f16", "--allow-lossy"], ""),
     ("umt5_encoder", "relu", {"pad_token_id": True}, "m.gguf", [], ""),
+    # lists of which classes look up the item of each layer: more are of layers that are not there
+    ("smollm3", "", {"no_rope_layers": [1, 1, 1, 0, 1, 1]}, "m/", [], ""),
+    ("llama4", "", {"no_rope_layers": [1, 1, 1, 0, 1, 1, 0, 0]}, "m.gguf", [], ""),
+    ("granite_swa", "", {"layer_rope_theta": [1e4] * 7}, "m.gguf", [], ""),
     # keys that mlx-lm's class wants, and the source's does not read
     ("gemma3n", "", {"altup_coef_clip": 0.0}, "m/", [], ""),
     ("deepseek", "linear", {"rope_parameters": {"rope_type": "linear", "factor": 1, "rope_theta": 1e4}}, "m/", [], ""),

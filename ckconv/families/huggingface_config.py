@@ -101,13 +101,16 @@ def _listed(kinds: object, layers: int, fail: Fail) -> tuple[str, ...]:
 
 # -- RoPE of a ``config.json``: base, scaling, rotated part, conflicts -------------------------------------------------
 
-#: Keys that, where they are lists, have an item for each layer: classes of transformers or mlx-lm stop at fewer or more
-#: (``validate_layer_type`` of its configurations, ``IndexError`` at load).
+#: Keys that, where they are lists, have an item for each layer: classes of transformers or mlx-lm stop at fewer, and at
+#: more (``validate_layer_type`` of its configurations, ``IndexError`` at load).
 _OF_LAYERS = frozenset({
     "layer_types", "layers_block_type", "mlp_layer_types", "indexer_types", "attn_type_list", "hybrid_layer_pattern",
     "activation_sparsity_pattern", "block_configs", "intermediate_size", "layer_rope_theta", "moe_layer_freq",
     "no_rope_layers", "num_attention_heads_per_layer",
 })  # fmt: skip
+
+#: Of these, lists that may be longer, as of a model that layers were taken from: each layer looks its own item up.
+_LOOKED_UP = frozenset({"layer_rope_theta", "no_rope_layers"})
 
 #: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")
@@ -884,11 +887,11 @@ def _check_lengths(source: ConfigSource, family: Family, reader: str, layers: in
 
     One for each layer that predicts further tokens, too, where the family has such.
     """
-    most = math.inf if "extra_layers" in family.parameters else layers
+    more = _OF_LAYERS if "extra_layers" in family.parameters else _LOOKED_UP
     cells = [cell for row in family.parameters.values() for cell in row.key_cells("hf") if not cell.unread]
     for key in {cell.key for cell in cells if READERS[reader][0] in cell.readers} & _OF_LAYERS:
         value = source.value(key)
-        if isinstance(value, list) and value and not layers <= len(value) <= most:
+        if isinstance(value, list) and value and (len(value) < layers or (len(value) > layers and key not in more)):
             raise fail(f"{key} has {len(value):,} entries, num_hidden_layers is {layers:,}")
 
 
