@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
 from conftest import FIXTURES
+from family_cases import cases, checkpoint
 
 import ckconv
 from ckconv import Options
@@ -114,7 +115,6 @@ MIXTRAL = as_mixtral(SPARSE.tensors())
     ("options", "matrices", "vectors", "file_type"),
     [
         (Options(), "BF16", "F32", 32),
-        (Options(dtype="keep"), "BF16", "BF16", 32),
         (Options(dtype="f32"), "F32", "F32", 0),
         (Options(dtype="f16", allow_lossy=True), "F16", "F32", 1),
     ],
@@ -129,13 +129,21 @@ def test_matrices_have_the_type_asked_for(
     assert fields(tmp_path / "m.gguf")["general.file_type"] == (["UINT32"], file_type)
 
 
-def test_kept_vectors_that_llama_cpp_does_not_compute_with_are_noted(tmp_path: Path) -> None:
-    report = ckconv.convert(TIED, tmp_path / "m.gguf", options=Options(dtype="keep"))
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma3n", "bert"])
+def test_kept_types_that_llama_cpp_aborts_at_are_refused(family: str, tmp_path: Path) -> None:
+    """Vectors, routers and what else its kernels add or multiply in FP32."""
+    recorded = next(cases(family)).recorded
+    vectors = "F16" if family == "llama" else "F32"
+    types = {name: ["F16" if len(row[1]) > 1 else vectors, *row[1:]] for name, row in recorded["tensors"].items()}
+    source = checkpoint({**recorded, "tensors": types}, tmp_path / "hf")
 
-    assert (
-        "llama.cpp computes with vectors of FP32 only: it loads this file, and aborts when it computes"
-        in report.plan.notes
-    )
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(dtype="keep"))
+    assert "llama.cpp computes with F32 here, and aborts at F16" in str(caught.value)
+    assert "leave out --dtype keep" in str(caught.value.hint)
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "n.gguf", options=Options(dtype="keep"))
 
 
 def test_a_value_that_would_change_stops_the_conversion(tmp_path: Path) -> None:

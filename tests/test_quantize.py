@@ -343,14 +343,21 @@ def test_matrices_of_any_distribution_are_quantized_and_verified(word: str, tmp_
     assert made.verified == len(tensors)
 
 
-@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
-def test_values_that_no_block_holds_are_refused(value: float, tmp_path: Path) -> None:
-    tensors = SMALL.tensors()
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (np.inf, "q8_0"), (np.nan, "q8_0"), (3e38, "q8_0"), (1e37, "q6_k"), (1e30, "q3_k"), (1e37, "iq4_xs"),
+        (1e4, "nvfp4"),
+    ],
+)  # fmt: skip
+def test_values_that_no_block_holds_are_refused(value: float, word: str, tmp_path: Path) -> None:
+    model = SMALL if word == "q8_0" else WIDE
+    tensors = model.tensors()
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = value
-    source = save(tmp_path / "hf", SMALL.config(), tensors)
+    source = save(tmp_path / "hf", model.config(), tensors)
 
     with pytest.raises(UnsupportedError) as caught:
-        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q8_0"))
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word))
 
     assert caught.value.code == "quantize.value"
     assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight"

@@ -106,6 +106,11 @@ def noted_aside() -> Iterator[list[Callable[[], None]]]:
         _aside.notes = None
 
 
+#: Values that no block holds: of float16 scales times the scales of Q6_K, which reach furthest; of other scales.
+_END = 65504.0 * 128 * 32
+_ENDS = {"NVFP4": 448.0 * 6, "MXFP4": float("inf")}
+
+
 class Errors:
     """Adds up how far values moved, by type, while a plan is carried out."""
 
@@ -121,8 +126,8 @@ class Errors:
             if largest and not _SQUARED[0] < largest < _SQUARED[1]:
                 moved = after.astype(np.float64) - before
                 largest, square = float(np.abs(moved).max()), float(np.square(moved).sum())
-        if not np.isfinite(largest):
-            beyond = float(np.abs(before).max())
+        beyond = float(np.abs(before).max(initial=0))
+        if not np.isfinite(largest) or beyond > _ENDS.get(dtype.name, _END):
             raise UnsupportedError(
                 "quantize.value", f"values up to {beyond:g} are beyond the range of {dtype}", found=beyond
             )

@@ -197,7 +197,10 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, "" if decodable(source) else f"no decoder for {source}", ORIGINAL)
     if asked == "keep":
-        return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
+        why = "" if source.ggml is not None else f"GGUF has no type for {source}"
+        if entry.fp32 and source is not F32 and not same_format:
+            return _Choice(source, why or f"llama.cpp computes with F32 here, and aborts at {source}", _WIDENED)
+        return _Choice(source, why)
     if is_scaled(source):
         return _nvfp4(planner, entry, source)
     if side_by_side(source):
@@ -208,6 +211,10 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     if entry.fp32:
         return _floats(source, F64 if source is F64 and asked == "engine" else F32, same_format)
     return _floats(source, DTYPES[asked.upper()] if asked != "engine" else source, same_format)
+
+
+#: Hint where a kept type is none that llama.cpp computes with.
+_WIDENED = "leave out --dtype keep: F32 holds every value of a narrower type"
 
 
 def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
