@@ -19,14 +19,14 @@ from ckconv.families.catalog import FAMILIES, said_of
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
-from ckconv.families.schema import TOWER
+from ckconv.families.schema import OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.detect import open_index
 from ckconv.io import as_path
 from ckconv.io.files import Unwritten
 from ckconv.options import Options
-from ckconv.plan.planner import Planner, foreign_names, unknown_architecture
+from ckconv.plan.planner import Planner, engine_of, foreign_names, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
 from ckconv.publish.files import pieces_of
@@ -73,7 +73,7 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
                 f"--drop leaves out {len(gone):,} of {counted(len(beside), 'tensor')} beside the text model ({gone[0]})"
             )
             text = f"{said}, and config.json says all of it"
-            return Plan(index, to, 0, options, refusals=(Reason(text, "--drop tower writes the text model alone"),))
+            return Plan(index, to, 0, options, refusals=(Reason(text, _text_alone(index)),))
         unread = (f"the tower is left out, as {why}",) if why else ()
     if index.merged:
         plan = _plan_model(index, to, options)
@@ -130,9 +130,15 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
         return joined(index, tower_index(index)), ""
     except (InputError, UnsupportedError) as error:
         if error.tensor:  # the tower of another text model
-            error.hint = error.hint or "--drop tower writes the text model alone"
+            error.hint = error.hint or _text_alone(index)
             raise
         return index, "" if error.code == "tower.unknown" else f"it cannot be read: {error.message}"  # there is none
+
+
+def _text_alone(index: TensorIndex) -> str:
+    """Hint at the text model without its tower; empty where no class is one."""
+    row = engine_of(FAMILIES[index.config.family], OF_FORMAT.get(index.format, TRANSFORMERS)) if index.config else None
+    return "" if row is not None and row.absent else "--drop tower writes the text model alone"
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:

@@ -489,10 +489,15 @@ class TensorComparison:
         if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
         for name, pair in parameter_differences(self.out, self.source).items():
-            if name not in chosen:
+            if name not in chosen and not (pair[0] is None and self.left_out and self._by_shape(name)):
                 config = self.out.config
                 key = said_of(config, self.out.format)(name) if config is not None and name in config.own else ""
                 yield Fault("verify.config", f"{name}{key} is {pair[0]}, {pair[1]} in the source", None)
+
+    def _by_shape(self, name: str) -> bool:
+        """Whether the shape of a tensor, which may be left out, says it."""
+        row = FAMILIES[self.source.config.family].parameters.get(name) if self.source and self.source.config else None
+        return row is not None and any(cell.kind == "shape" for cells in row.cells.values() for cell in cells)
 
     def _absent(self) -> Iterator[Fault]:
         """Source tensors that the output lacks, though no rule left them out."""

@@ -389,11 +389,15 @@ def _type_faults(age: Age, made: Made) -> Iterator[str]:
         beside = f" beside {other} of {made.types[other]}" if other else ""
         more = f" ({counted(len(pairs), 'layer')})" if len(pairs) > 1 else ""
         yield f"the engine of {age.title} does not compute {one} of {made.types[one]}{beside} right{more}"
-    floats = [slot for slot, dtype in made.types.items() if dtype.block == 1]
-    doubled = [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
-    if doubled:
+    if doubled := doubled_biases(age, made):
         more = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
         yield f"the engine of {age.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
+
+
+def doubled_biases(age: Age, made: Made) -> list[str]:
+    """Biases that an age adds twice, as their matrices are floats."""
+    floats = (slot for slot, dtype in made.types.items() if dtype.block == 1)
+    return [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
 
 
 def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:

@@ -423,8 +423,18 @@ class Bump5Planner(BumpPlanner):
 
     def _computed_by(self, fault: Callable[[Age], object]) -> str:
         """Hint at ages without a fault whose templates fit the model."""
-        made = self._to_judge({})
-        return ages.elsewhere(self.age, lambda age: fault(age) or [*ages.conditions(age, made)])
+        made, there = self._to_judge({}), self._to_judge(self._stay_floats())._replace(biased=self._biased())
+        faults = (fault, lambda age: [*ages.conditions(age, made)], lambda age: ages.doubled_biases(age, there))
+        return ages.elsewhere(self.age, lambda age: any(one(age) for one in faults))
+
+    def _stay_floats(self) -> dict[str, DType]:
+        """Slot -> type of the source, of matrices whose rows are no blocks."""
+        parts = {
+            with_layer(slot.name, n): self.tensors.get(with_layer(slot.parts[0].canonical, n))
+            for slot, n in slots_of(self.table, self.config.num_layers)
+            if slot.parts
+        }
+        return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
     def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
         scope = {**scope_of(self.own, replace(self.config, family=self.own.name)), "context": self.geometry.context}

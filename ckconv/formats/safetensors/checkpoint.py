@@ -79,6 +79,7 @@ from ckconv.plan.planner import (
     ORIGINAL,
     Planner,
     drop_hint,
+    engine_of,
     modifier_reason,
     no_epsilon,
     row_notes,
@@ -793,7 +794,8 @@ class WholePlanner(CheckpointPlanner):
     def text_alone(self) -> str:
         """Flag that writes the text model without the tower."""
         way = "--drop tower writes" if self.index.format in CHECKPOINTS else "leave MMPROJ out to write"
-        return f"{way} the text model alone"
+        row = engine_of(FAMILIES[self.config.family], self.loader.alike) if self.config else None
+        return "" if row is not None and row.absent else f"{way} the text model alone"
 
     def keeps_names(self) -> bool:
         """Whether tensors are copied: a copy is none of a text model and a tower."""
@@ -875,8 +877,7 @@ class WholePlanner(CheckpointPlanner):
         there, all_there = (Counter(PREFIX + parse(name).pattern for name in names) for names in (tensors, own))
         wanted = {PREFIX + name: count for name, count in expected(family, scheme, self._tower.parameters).items()}
         missing = {name: count - there[name] for name, count in wanted.items()}
-        alone = "--drop tower writes" if self.index.format in CHECKPOINTS else "leave MMPROJ out to write"
-        hint = f"{alone} the text model alone" if all_there != there else ""
+        hint = self.text_alone if all_there != there else ""
         self.reasons += [one._replace(hint=hint) for one in missing_tensors(missing, dropped=all_there - there)]
         modules = []
         for entry in entries:
