@@ -83,6 +83,9 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("recurrent_gemma", "m/", {"logits_soft_cap": 0.0}, "logits_soft_cap = 0.0: no logit_cap follows from it"),
     ("gemma4_text", "m/", {"rope_parameters.full_attention.rope_theta": 0.0}, "full_attention.rope_theta is 0"),
     ("gemma4_text", "m/", {"rope_parameters.sliding_attention.rope_theta": -1e4}, "sliding_attention.rope_theta must"),
+    ("step3p5", "m.gguf", {"rope_theta": 0}, "rope_theta is 0"),
+    ("step3p5", "m/", {"rope_theta": [-1e4] * 4}, "rope_theta must be 0 or more, got -10000.0"),
+    ("olmo_hybrid", "m/", {"rope_parameters": None, "rope_theta": 0}, "rope_theta is 0"),
     ("plamo3", "m/", {"rope_local_theta": -1e4}, "rope_local_theta must be 0 or more, got -10000.0"),
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "mamba_d_head = 3, mamba_d_ssm = 28"),

@@ -867,12 +867,13 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
 
 
 def _check_parts(source: ConfigSource, family: Family, values: Mapping[str, Any], fail: Fail) -> None:
-    """Check that layers turn pairs of a head, and no more than it has."""
+    """Check bases, and that layers turn pairs of a head, no more of it."""
     for name, value in values.items():
         for cell in family.parameters[name].key_cells("hf"):
-            base = source.value(cell.key) if cell.key.endswith(".rope_theta") else None
-            if base is not None and checked_number(cell.key, base, REAL, fail) == 0:
-                raise fail(f"{cell.key} is 0")
+            base = source.value(cell.key) if cell.key.rpartition(".")[2] == "rope_theta" else None
+            for one in base if isinstance(base, list) else [base]:  # a list has one for each layer
+                if one is not None and checked_number(cell.key, one, REAL, fail) == 0:
+                    raise fail(f"{cell.key} is 0")
             part = source.value(cell.key) if cell.key.endswith(".partial_rotary_factor") else None
             if part is None:
                 continue
