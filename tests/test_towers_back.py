@@ -20,6 +20,7 @@ from ckconv.api import convert, convert_tower, diff, verify
 from ckconv.errors import CkconvError, InputError
 from ckconv.families.names import is_beside_text
 from ckconv.families.towers import tower_of_document
+from ckconv.options import Options
 
 RECORDED = recordings()
 
@@ -579,3 +580,17 @@ def test_a_text_model_of_a_class_that_sees_is_refused_with_the_command_that_take
     assert (done.code, "the text part alone is no model of it" in done.err) == (4, True), done.err
     assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its tower" in done.err
     assert ckconv("convert", text, mmproj, f"{tmp_path}/hf/").code == 0
+
+
+@pytest.mark.parametrize("name", sorted(BEHIND))
+def test_layers_that_nothing_sees_go_along_in_the_same_format(name: str, tmp_path: Path) -> None:
+    source = with_tokens(RECORDED[name], tmp_path / "hf")
+
+    convert(source, tmp_path / "out", to="hf", options=Options(tie="untie"))
+
+    before, after = (
+        dict(deserialize((root / "model.safetensors").read_bytes())) for root in (source, tmp_path / "out")
+    )
+    assert {key: one["data"] for key, one in after.items()} == {key: one["data"] for key, one in before.items()}
+    assert all(any(part in key for key in after) for part in BEHIND[name])
+    verify(tmp_path / "out", source, options=Options(tie="untie"))

@@ -45,6 +45,7 @@ from ckconv.families.names import (
     REFERENCE,
     beside_text,
     fuses_otherwise,
+    is_beside_text,
     names_of,
     part_hint,
     scheme_names,
@@ -886,10 +887,29 @@ class WholePlanner(CheckpointPlanner):
                 named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
                 modules.append(module_of(named, parts, self.type_beside(named, parts)))
         row = family, scheme, self._tower.parameters, self.spare_type
+        going = {
+            it.name: it for it in self._going_along({prefix + name for name in scheme_names(family, scheme).zeros})
+        }
+        modules += [(copied_piece(it, self.plain_type(it.name, it.dtype)),) for it in going.values()]
+        self.left_out[:] = [item for item in self.left_out if item.name not in going]
         for (piece,) in spare_of(*row, (), self.plain_type):
+            if prefix + piece.name in going:
+                continue
             modules.append((piece._replace(name=prefix + piece.name),))
             self.notes.append(f"zeros stand for {prefix + piece.name}, which nothing that the text model sees needs")
         return modules
+
+    def _going_along(self, spare: Collection[str]) -> list[StoredTensor]:
+        """Tensors of the tower that nothing sees, and a copy keeps.
+
+        Args:
+            spare: names for which zeros would stand.
+        """
+        if self.index.format != self.format:
+            return []
+        document = document_of(self.index.metadata)
+        found = [it.stored for it in self.whole.dropped if it.copied or it.stored.name in spare]
+        return [it for it in found if is_beside_text(document, it.name) and not self.dropped(it.name)]
 
     def leave_out_part(self, stored: StoredTensor) -> bool:
         """No part is left out for a whole: what has no name is refused."""
