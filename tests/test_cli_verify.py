@@ -497,6 +497,28 @@ def test_of_what_another_program_made_spellings_and_its_readers_defaults_pass(
     assert (result.code, said in result.err) == (5 if said else 0, True)
 
 
+@pytest.mark.parametrize(
+    ("to", "output", "named", "change", "said"),
+    [
+        ("hf", "m/", "m/model.safetensors", "", ""),
+        ("hf", "m/", "m/model.safetensors", "generation_config.json", "generation_config.json is missing"),
+        ("mlx", "m/", "m/model.safetensors", "", ""),
+        ("mlx", "m/", "m/model.safetensors", "tokenizer_config.json", "tokenizer_config.json is missing"),
+        ("hf", "m.safetensors", "m.safetensors", "", ""),
+    ],
+)
+def test_a_file_is_compared_with_what_is_its_own_beside_it(
+    to: str, output: str, named: str, change: str, said: str, fixtures: Path, tmp_path: Path, ckconv
+) -> None:
+    (tmp_path / "train.py").write_text("of the folder's owner")
+    source = fixtures / "gguf" / "llama-tied-bf16.auto.gguf"
+    assert ckconv("convert", source, f"{tmp_path}/{output}", "--to", to).code == 0
+    if change:
+        (tmp_path / output / change).unlink()
+    result = ckconv("verify", tmp_path / named, source)
+    assert (result.code, said in result.err) == (5 if said else 0, True)
+
+
 def test_no_piece_of_a_word_asks_for_an_unknown_token(fixtures: Path, tmp_path: Path, ckconv) -> None:
     """llama.cpp's converter names none where a SentencePiece model alone says it: its tokenizer has bytes instead."""
     source, key = tmp_path / "hf", "tokenizer.ggml.unknown_token_id"

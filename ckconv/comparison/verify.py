@@ -432,8 +432,10 @@ def verify_whole(
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
-    check_documents(out, asked.named)
     meant = content_of_plan(plan.contents())
+    if not asked.directory and (others := beside(out).keys() - meant.files.keys()):
+        out, meant = _of_its_place(out, source, asked, meant, others)
+    check_documents(out, asked.named)
     said = [*islice(faults_of(out, source, options, asked.named), ENOUGH)]
     mine = content_of_index(out, asked.named)
     planned = islice(differences(with_flags(out, mine, meant), with_flags(out, meant, mine)), ENOUGH)
@@ -448,6 +450,27 @@ def verify_whole(
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found
+
+
+def _of_its_place(
+    out: TensorIndex, source: TensorIndex, asked: Request, meant: Content, others: Collection[str]
+) -> tuple[TensorIndex, Content]:
+    """A file that was named, with the files beside it that are its own.
+
+    Those of a directory that a conversion makes, if it is one; else those that stand beside a file.
+
+    Args:
+        others: names of files beside it that a conversion to this file would not write.
+    """
+    whole = plan_again(source, out, replace(asked.options, source_record=False), directory=True)
+    if not whole.refusals and {path.name for path in out.files} <= {file.name for file in whole.files}:
+        content = content_of_plan(whole.contents())
+        if not content.files.keys().isdisjoint(others):
+            named = out.shard_index is not None  # who names a file of tensors leaves its index aside
+            files = {name: data for name, data in content.files.items() if named or not name.endswith(INDEX_SUFFIX)}
+            return out, content._replace(files=files)
+    side_files = tuple(path for path in out.side_files if path.name in meant.files)
+    return replace(out, side_files=side_files, part_files=()), meant
 
 
 def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
