@@ -283,6 +283,21 @@ def test_quantized_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
     assert "token_emb (token_embedding.weight) differs from token_embd.weight: " in result.err
 
 
+@pytest.mark.parametrize(
+    ("name", "quantize", "types"), [("m.gguf", "q8_0", "Q8_0"), ("m/", "affine:4:32", "MLX 4-bit group 32 BF16")]
+)
+def test_a_quantized_output_of_floats_names_the_flag(
+    name: str, quantize: str, types: str, fixtures: Path, tmp_path: Path, ckconv
+) -> None:
+    call = (fixtures / "hf" / "qwen3-tied-bf16", f"{tmp_path}/{name}", "--quantize", quantize)
+    assert ckconv("convert", *call, *(["--to", "mlx"] if name == "m/" else [])).code == 0
+    result = ckconv("verify", tmp_path / name, call[0])
+    assert result.code == 5
+    assert f": 15 tensors that are floats in the source, quantized ({types})\n" in result.err
+    assert "--quantize" in result.err.splitlines()[-1]
+    assert ckconv("verify", tmp_path / name, call[0], "--quantize", quantize).code == 0
+
+
 def test_rope_order_is_undone_and_a_wrong_record_of_it_is_found(plain: Case, tmp_path: Path, ckconv) -> None:
     kept = tmp_path / "kept" / "m.bump"
     kept.parent.mkdir()

@@ -223,7 +223,7 @@ def test_groups_that_do_not_fit_are_counted_once(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(UnsupportedError) as caught:
         to_mlx(source, tmp_path / "out")
-    assert (caught.value.code, caught.value.details) == ("plan.repack", ("blk.0.ffn_up.weight: 1 groups",))
+    assert (caught.value.code, caught.value.details) == ("plan.repack", ("blk.0.ffn_up.weight: 1 group",))
     assert not (tmp_path / "out").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -21,7 +22,16 @@ from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import Content, beside, scalar
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
-from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.errors import (
+    CkconvError,
+    InputError,
+    OutputError,
+    UnsupportedError,
+    UsageError,
+    VerifyError,
+    counted,
+    listed,
+)
 from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import format_of, load
@@ -447,9 +457,24 @@ def verify_whole(
         if not (of_the_place or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
+    if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):
+        many = counted(blocks.total(), "tensor that is floats in the source", "tensors that are floats in the source")
+        text = f"{many}, quantized ({', '.join(sorted(blocks))})"
+        hint = "--quantize, with the type or recipe that made them, asks for that; --weights compares the tensors alone"
+        raise VerifyError(CODE, text, path=out.path, details=listed(faults), hint=hint)
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found
+
+
+def _blocks_of_floats(out: TensorIndex, source: TensorIndex) -> Counter[str]:
+    """Types of an output's blocks whose source is floats, with their number."""
+    types = {name: tensor.dtype for name, tensor in out.everything.items() if name in source.everything}
+    return Counter(
+        dtype.name
+        for name, dtype in types.items()
+        if dtype.kind is Kind.BLOCK and source.everything[name].dtype.kind is not Kind.BLOCK
+    )
 
 
 def _of_its_place(

@@ -425,21 +425,21 @@ class Losses:
         options = self._plan.options
         if self._unfit:
             text = "{} have numbers that no block can hold"
-            raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
+            raise self._refusal("plan.repack", text, self._unfit, "group", "--dequantize decodes them")
         if self.changed and not options.allow_lossy and options.dtype != "source":
             what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
             text = f"{what} cannot hold {{}} exactly"
-            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
+            raise self._refusal("plan.lossy", text, self.changed, "value", "--allow-lossy rounds them")
 
     def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
         """``text`` with the sum in its place, and every tensor with its count."""
         return UnsupportedError(
             code,
-            text.format(f"{sum(counts.values()):,} {unit} of {counted(len(counts), 'tensor')}"),
+            text.format(f"{counted(sum(counts.values()), unit)} of {counted(len(counts), 'tensor')}"),
             path=self._plan.index.path,
             tensor=next(iter(counts)),
             hint=self._plan.followable(hint),
-            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
+            details=listed([f"{name}: {counted(count, unit)}" for name, count in counts.items()]),
         )
 
 
