@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,47 @@ def test_a_model_type_of_its_own_with_a_known_class_is_that_family(
     assert made.config is not None
     assert wanted.config is not None
     assert made.config.scope == wanted.config.scope
+
+
+#: Keys of transformers' Falcon -> those of modelling_RW.py; of the empty ones it has none.
+RW = {
+    "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_kv_heads": "", "num_ln_in_parallel_attn": "",
+    "new_decoder_architecture": "",
+}  # fmt: skip
+EPOCH = {"layer_norm_eps": "norm_eps", "rope_parameters": "", "rope_scaling": ""}
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "model_class", "model_type", "keys", "more"),
+    [
+        ("exaone_moe", 0, "ExaoneMoEForCausalLM", "another", {}, {}),
+        ("lfm2", 0, "LFM2ForCausalLM", "another", {}, {}),
+        ("plamo2", 0, "PLaMo2ForCausalLM", "another", {}, {}),
+        ("rwkv7", 0, "Rwkv7ForCausalLM", "another", {}, {}),
+        ("falcon", 0, "RWForCausalLM", "RefinedWebModel", RW, {}),
+        ("falcon", 1, "RWForCausalLM", "RefinedWeb", {**RW, "multi_query": ""}, {"n_head_kv": 2}),
+        ("stablelm", 0, "StableLMEpochForCausalLM", "stablelm_epoch", EPOCH, {"rope_pct": 0.25, "rope_theta": 10000}),
+    ],
+)
+def test_the_second_name_of_a_class_and_its_keys_are_the_same_model(
+    tmp_path: Path,
+    family: str,
+    case: int,
+    model_class: str,
+    model_type: str,
+    keys: Mapping[str, str],
+    more: dict[str, Any],
+) -> None:
+    known, own = (checkpoint([*cases(family)][case].recorded, tmp_path / name / "model") for name in ("known", "own"))
+    document = json.loads((known / "config.json").read_text())
+    document = {keys.get(key, key): value for key, value in document.items()}
+    document |= {"architectures": [model_class], "model_type": model_type, **more}
+    document.pop("", None)
+    (own / "config.json").write_text(document_text(document))
+
+    for folder in (known, own):
+        ckconv.convert(folder, f"{folder}.gguf")
+    assert Path(f"{own}.gguf").read_bytes() == Path(f"{known}.gguf").read_bytes()
 
 
 # Families whose class is code of the repository: nobody here runs it, so no key that it may read is passed over

@@ -273,6 +273,23 @@ def test_a_gguf_of_a_shared_architecture_is_read_as_the_family_that_is_named() -
     assert other.name == "llama"
 
 
+def test_a_gguf_without_what_its_family_has_names_one_that_has_it_not(tmp_path: Path, ckconv) -> None:
+    source = family_cases.checkpoint(family_cases.recording("kormo")["plain"], tmp_path / "kormo")
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+
+    refused = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "safetensors")
+    assert refused.code == 4
+    assert "hint: --family kormo reads it as a model that has these tensors alone" in refused.err
+    assert "--family" not in ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/mlx/", "--to", "mlx").err
+
+    back = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "safetensors", "--family", "kormo")
+    assert back.code == 0
+    made, known = (load_file(folder / "model.safetensors") for folder in (tmp_path / "back", source))
+    assert {name: array.tobytes() for name, array in made.items()} == {
+        name: one.tobytes() for name, one in known.items()
+    }
+
+
 def test_of_a_named_family_what_it_does_not_list_is_refused(tmp_path: Path, ckconv) -> None:
     source = checkpoint(tmp_path)
     document = json.loads((source / "config.json").read_text())

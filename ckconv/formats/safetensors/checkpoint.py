@@ -34,7 +34,16 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import an, and_more, counted
 from ckconv.families.canonical import as_head
-from ckconv.families.catalog import FAMILIES, copied_by, layers_said, of_source, said, tensors_said, tie_word
+from ckconv.families.catalog import (
+    FAMILIES,
+    copied_by,
+    families_of_gguf,
+    layers_said,
+    of_source,
+    said,
+    tensors_said,
+    tie_word,
+)
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -318,6 +327,19 @@ def loading_notes(family: Family | None, options: Options, loader: Loader, schem
         yield f"{loader.name} does not load this output: it looks for tensors under {what}"
 
 
+def _another_family(config: ModelConfig, present: Collection[str], loader: str) -> str:
+    """Hint at families that a GGUF does not tell apart, whose tensors fit."""
+    ways = []
+    for family in families_of_gguf(FAMILIES[config.family].gguf):
+        condition, row = family.in_gguf.condition, family.engines.get(loader.replace("-", "_"))
+        if condition is None or condition.text != "false" or row is None or row.absent:
+            continue
+        found = fit(replace(config, family=family.name), present, loader)
+        if not found.missing and not found.surplus:
+            ways.append(f"--family {family.name}")
+    return f"{' or '.join(ways)} reads it as a model that has these tensors alone" if ways else ""
+
+
 def class_reasons(
     format: str,
     config: ModelConfig,
@@ -341,7 +363,9 @@ def class_reasons(
     family = FAMILIES[config.family]
     found = fit(config, present, loader)
     of_layers = partial(layers_said, config, format=format)
-    yield from missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped, of_layers=of_layers)
+    missing = missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped, of_layers=of_layers)
+    hint = _another_family(config, present, loader) if built and found.missing and not dropped else ""
+    yield from (one._replace(hint=hint or one.hint) for one in missing)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         which = of_layers(pattern)
