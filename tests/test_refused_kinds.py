@@ -84,6 +84,8 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("gemma4_text", "m/", {"rope_parameters.full_attention.rope_theta": 0.0}, "full_attention.rope_theta is 0"),
     ("gemma4_text", "m/", {"rope_parameters.sliding_attention.rope_theta": -1e4}, "sliding_attention.rope_theta must"),
     ("step3p5", "m.gguf", {"rope_theta": 0}, "rope_theta is 0"),
+    ("phi", "m/", {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+    ("gpt2", "m/", {"n_positions": 0}, "n_positions is 0, the position embedding has"),
     ("step3p5", "m/", {"rope_theta": [-1e4] * 4}, "rope_theta must be 0 or more, got -10000.0"),
     ("olmo_hybrid", "m/", {"rope_parameters": None, "rope_theta": 0}, "rope_theta is 0"),
     ("plamo3", "m/", {"rope_local_theta": -1e4}, "rope_local_theta must be 0 or more, got -10000.0"),

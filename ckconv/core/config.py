@@ -471,8 +471,9 @@ def build_config(
     if heads % kv_heads:
         raise fail(f"{names['num_heads']} is {heads}, not a multiple of {names['num_kv_heads']}, {kv_heads}")
     head_dim = int(got["head_dim"])
-    if values.get("head_dim") == 0:
-        raise fail(f"{names['head_dim']} is 0")
+    none = [field for field in ("head_dim", *(("num_kv_heads",) if raw else ())) if values.get(field) == 0]
+    if none:
+        raise fail(f"{names[none[0]]} is 0")
     if not head_dim:
         if hidden % heads:
             raise fail(f"{names['hidden_size']} is {hidden}, not a multiple of {names['num_heads']}, {heads}")
@@ -486,7 +487,7 @@ def build_config(
     if experts and not 0 < got["experts_used"] <= got["num_experts"]:
         counted = (f"{names[field]} is {got[field]:,}" for field in ("experts_used", "num_experts"))
         raise fail(", ".join(counted))
-    context = int(got["context_length"]) or position_rows
+    context = int(values.get("context_length", position_rows))
     if position_rows and context != position_rows:
         raise fail(f"{names['context_length']} is {context:,}, the position embedding has {position_rows:,} rows")
     return ModelConfig(
