@@ -221,6 +221,7 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     _check_finite(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
+    _check_held(floats, dtype)
     if has_library():
         return _by_library(np.ascontiguousarray(floats), dtype, importance)
     import gguf.quants
@@ -246,6 +247,21 @@ def _check_finite(floats: Floats) -> None:
     if not np.isfinite(floats).all():
         bad = floats[~np.isfinite(floats)].flat[0]
         raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantized", found=str(bad))
+
+
+#: Values of an IQ3_S that have a scale.
+_GROUP = 32
+
+
+def _check_held(floats: Floats, dtype: DType) -> None:
+    """Refuse values of which ggml's quantizer makes others in silence."""
+    if dtype.name != "IQ3_S":
+        return
+    blocks = floats.reshape(-1, dtype.block // _GROUP, _GROUP) != 0
+    filled = blocks.any(axis=2)
+    if (filled.any(axis=1) & ~filled.all(axis=1)).any():  # quantize_row_iq3_s_impl: its pointers stay behind
+        text = f"{_GROUP} zeros side by side: ggml's quantizer writes other groups of IQ3_S in their place"
+        raise UnsupportedError("quantize.value", text)
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
