@@ -343,6 +343,17 @@ def test_matrices_of_any_distribution_are_quantized_and_verified(word: str, tmp_
     assert made.verified == len(tensors)
 
 
+def test_values_that_ggml_makes_others_of_are_refused(tmp_path: Path) -> None:
+    """An empty group of IQ3_S moves those behind it."""
+    tensors = WIDE.tensors()
+    matrix = tensors["model.layers.0.mlp.up_proj.weight"]
+    matrix[...] = drawn("pruned", matrix.shape)
+    source = save(tmp_path / "hf", WIDE.config(), tensors)
+
+    with pytest.raises(UnsupportedError, match="32 zeros"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="iq3_s"))
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [
