@@ -21,7 +21,8 @@ from gguf_copies import finish
 
 import ckconv
 from ckconv import Options
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError
+from ckconv.core.layouts import DType
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import convert
 
@@ -328,19 +329,74 @@ DRAWN = (
 
 
 @pytest.mark.parametrize(
-    "word", ["q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "affine:2:32", "affine:8:128"]
+    "word",
+    [
+        *("q4_0", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "affine:2:32", "affine:8:128"),
+        *("q4_1 weighed", "q5_0 weighed", "q3_k weighed", "q6_k weighed", "iq4_xs weighed"),
+    ],
 )
 def test_matrices_of_any_distribution_are_quantized_and_verified(word: str, tmp_path: Path) -> None:
+    word, _, weighed = word.partition(" ")
     tensors = WIDE.tensors()
     matrices = [name for name in sorted(tensors) if "layers" in name and tensors[name].ndim > 1]
     assert len(matrices) >= len(DRAWN)
     tensors |= {name: drawn(kind, tensors[name].shape) for name, kind in zip(matrices, DRAWN, strict=False)}
     source = save(tmp_path / "hf", WIDE.config(), tensors)
+    imatrix = None
+    if weighed:  # every other channel counts nothing, another nearly all
+        ckconv.convert(source, tmp_path / "plain.gguf")
+        sums = sums_of(tmp_path / "plain.gguf")
+        for each, _ in sums.values():
+            each[:, ::2], each[:, 5] = 0, 1e4
+        imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums)
 
     out = tmp_path / ("m.gguf" if ":" not in word else "m-mlx")
-    made = ckconv.convert(source, out, to="gguf" if ":" not in word else "mlx", options=Options(quantize=word))
+    options = Options(quantize=word, imatrix=imatrix)
+    made = ckconv.convert(source, out, to="gguf" if ":" not in word else "mlx", options=options)
 
     assert made.verified == len(tensors)
+
+
+def without_a_row(values: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(len(values))[:, None] == 1, 0, values)
+
+
+def rounded_down(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(len(values), -1, 32)
+    return (groups - np.ptp(groups, axis=2, keepdims=True) / 30).reshape(values.shape)
+
+
+BUGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "larger": lambda values: values * 1.03, "half as large": lambda values: values / 2, "row": without_a_row,
+    "down": rounded_down,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("q2_k larger", "q2_k row", "q3_k larger", "q4_k row", "iq4_nl larger", "iq3_s half as large", "iq3_s row"),
+        *("mxfp4 larger", "tq2_0 larger", "nvfp4 row", "q1_0 larger"),
+        *("q4_0 larger weighed", "q4_0 down weighed", "q5_1 row weighed", "q6_k down weighed", "iq2_xxs row weighed"),
+    ],
+)
+def test_a_quantizer_that_is_wrong_twice_is_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word, _, bug = case.partition(" ")
+    name, weighed = word.upper(), bug.endswith(" weighed")
+    source = save(tmp_path / "hf", WIDE.config(), WIDE.tensors())
+    imatrix = None
+    if weighed:
+        ckconv.convert(source, tmp_path / "plain.gguf")
+        imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums_of(tmp_path / "plain.gguf"))
+    real, change = convert._by_library, BUGS[bug.removesuffix(" weighed")]
+
+    def wrong(floats: np.ndarray, dtype: DType, importance: np.ndarray | None) -> np.ndarray:
+        changed = change(floats) if dtype.name == name else floats
+        return real(np.ascontiguousarray(changed, np.float32), dtype, importance)
+
+    monkeypatch.setattr(convert, "_by_library", wrong)
+    with pytest.raises(VerifyError, match="row "):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word, imatrix=imatrix))
 
 
 def test_values_that_ggml_makes_others_of_are_refused(tmp_path: Path) -> None:

@@ -610,9 +610,9 @@ class TensorComparison:
             return []
         from ckconv.verification.values import Sample, disagreement
 
-        weighed = tensor.name in self.importance
         moved = conversion.shift, conversion.factor
-        sample = Sample(tensor, twin, self.source, *moved, weighed, conversion.quantizes)
+        importance = self.importance.get(tensor.name)
+        sample = Sample(tensor, twin, self.source, *moved, importance, conversion.quantizes)
         text = disagreement(sample, self.files)
         if not text:
             return []

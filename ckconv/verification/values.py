@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckconv.adapters.model import Change, changes_of
-from ckconv.core.late import Doubles, Index, NDArray, Rows
+from ckconv.core.late import Doubles, Floats, Index, NDArray, Rows
 from ckconv.core.layouts import (
     BF16,
     COUNTED,
@@ -40,48 +40,13 @@ from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
 from ckconv.quant.mlx import triple_of
 from ckconv.quant.packed import Scheme, scheme_of
+from ckconv.verification.rounding import DROPPED, E2M1, LINEAR, Codes, again, misplaced, out_of_step, rounded
 
 #: Rows from the first on, and rows between them and the last, that are looked at.
 FIRST, BETWEEN = 4, 8
 
 #: Elements of rows that are computed here at most: one row of a broad matrix is enough.
 _ELEMENTS = 1 << 18
-
-#: Blocks that gguf makes of values as llama-quantize does, where no importance matrix is used.
-_QUANTIZED_BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
-
-
-class Codes(NamedTuple):
-    """Evenly spaced codes of a group of numbers.
-
-    Attributes:
-        group: numbers that share a scale.
-        bits: bits of a code.
-        scale_bits: bits of a scale, as a multiple of that of 256 numbers; 0 is a float of its own.
-        minimum: whether the codes begin at a stored number (K-quants: at 0 or below), else they lie around 0.
-        zero: whether 0 is one of them (``affine_quantize`` of MLX's ``quantized.h``).
-    """
-
-    group: int
-    bits: int
-    scale_bits: int = 0
-    minimum: bool = True
-    zero: bool = False
-
-
-#: ggml's types of such codes (block_q4_0 to block_q6_K of ggml-common.h).
-_LINEAR = {
-    "Q4_0": Codes(32, 4, minimum=False), "Q4_1": Codes(32, 4), "Q5_0": Codes(32, 5, minimum=False),
-    "Q5_1": Codes(32, 5), "Q8_0": Codes(32, 8, minimum=False), "Q2_K": Codes(16, 2, 4),
-    "Q3_K": Codes(16, 3, 6, minimum=False), "Q4_K": Codes(32, 4, 6), "Q5_K": Codes(32, 5, 6),
-    "Q6_K": Codes(16, 6, 8, minimum=False),
-}  # fmt: skip
-
-#: Rounding to nearest is off by a step / sqrt(12), rounding in one direction by twice that.
-_WORSE = 1.6
-
-#: Float types narrower than float32 -> bits of the mantissa that are dropped.
-_DROPPED = {F16: 13, BF16: 16}
 
 
 class Sample(NamedTuple):
@@ -92,7 +57,7 @@ class Sample(NamedTuple):
         model: what the source is a tensor of.
         shift: the layout's of the output less the source's.
         factor: what the source's values are multiplied with.
-        importance: errors were weighed when it was quantized.
+        importance: how much errors of each column counted when it was quantized, an expert a row.
         quantized: values were rounded to blocks, or to a float type, because somebody asked for that.
     """
 
@@ -101,7 +66,7 @@ class Sample(NamedTuple):
     model: TensorIndex
     shift: float
     factor: float
-    importance: bool
+    importance: Floats | None
     quantized: bool
 
 
@@ -130,7 +95,7 @@ def disagreement(sample: Sample, files: Files) -> str:
     if meant is None:
         return ""
     number = _float_of(source)
-    if sample.quantized:
+    if sample.quantized and out.dtype not in WIDENS_TO_F32:
         meant = _mlx(source, files, rows, number) if number is not None and not merged else meant
         return _quantized(sample, files, rows, meant)
     target = out.dtype if out.dtype in WIDENS_TO_F32 else None
@@ -239,10 +204,6 @@ def _floats8(exponent_bits: int, mantissa_bits: int) -> Doubles:
     return np.where(code > 127, -value, value)
 
 
-#: Values of the 16 codes of four bits, the highest of which is the sign.
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
 def _codes(raw: Rows, bits: int) -> Index:
     """Codes of rows that are one stream of bits each, the lowest first."""
     stream = np.unpackbits(np.ascontiguousarray(raw), axis=1, bitorder="little").reshape(len(raw), -1, bits)
@@ -293,7 +254,7 @@ def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles,
         assert biases is not None
         wide = [np.repeat(numbers, q.group_size, axis=1) for numbers in (scales, biases)]
         return codes.astype(np.float64), wide[0], wide[1]
-    table = _E2M1 if q.bits == 4 else _floats8(4, 3)
+    table = E2M1 if q.bits == 4 else _floats8(4, 3)
     raw[1] = raw[1][:, : codes.shape[1] // q.group_size]  # they may be filled up
     scales = _floats8(4, 3)[raw[1]] if q.mode == "nvfp4" else np.exp2(raw[1].astype(np.float64) - 127)
     return table[codes], np.repeat(scales, q.group_size, axis=1), None
@@ -312,19 +273,6 @@ def _rows_in_blocks(array: Tensor, files: Files, rows: Index) -> Rows:
     lines = RowReader(flat, files).gather((block * 32 + (rows % 32)[:, None]).reshape(-1))
     four = lines.reshape(len(rows), -1, 4, 4)[np.arange(len(rows)), :, rows % 128 // 32]
     return np.ascontiguousarray(four.reshape(len(rows), -1))
-
-
-def rounded(values: Doubles, dtype: DType) -> Doubles:
-    """Values rounded to float32, then to a narrower type, ties to even."""
-    with np.errstate(all="ignore"):
-        single = values.astype(np.float32)
-        if dtype is F16:
-            return single.astype(np.float16).astype(np.float64)
-        if dtype is BF16:
-            bits = single.view(np.uint32).astype(np.uint64)
-            bits = bits + np.uint64(0x7FFF) + (bits >> np.uint64(16) & np.uint64(1)) & np.uint64(0xFFFF0000)
-            return np.where(np.isnan(single), np.nan, bits.astype(np.uint32).view(np.float32)).astype(np.float64)
-        return single.astype(np.float64)
 
 
 # -- Other quantizers -------------------------------------------------------------------------------------------------
@@ -425,7 +373,7 @@ def _module(
         codes = _floats8(*_FLOATS8[scheme.codes])[raw]
     elif scheme.codes == "E2M1":
         upper = name.endswith(".weight") and not scaled.tensor.layout.in_order  # ComfyUI's, the upper half first
-        codes = _E2M1[_codes(raw >> np.uint8(4) | raw << np.uint8(4) if upper else raw, 4)]
+        codes = E2M1[_codes(raw >> np.uint8(4) | raw << np.uint8(4) if upper else raw, 4)]
         arrays[1] = _rows_in_blocks(scaled.tensor, files, rows)[:, : columns // scheme.group]
     else:
         return None
@@ -645,7 +593,7 @@ def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: f
     same: NDArray[np.bool_] = (found == want) | (rounded(found, F32) == want) | (np.isnan(found) & np.isnan(want))
     if same.all() or not loose:
         return same
-    mantissa = 23 - _DROPPED.get(dtype, 0)
+    mantissa = 23 - DROPPED.get(dtype, 0)
     with np.errstate(all="ignore"):
         step = np.exp2(np.floor(np.log2(np.maximum(np.abs(meant), 2.0**-126))) - mantissa)
         slack = np.maximum(np.abs(meant).max(axis=1, keepdims=True), least) * 2.0**-20
@@ -655,85 +603,60 @@ def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: f
 
 
 def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
-    """Check values that were rounded to blocks, by gguf or by their codes."""
+    """Check values that were rounded to blocks, or to MLX's codes."""
     out = sample.out
     meant = rounded(meant * sample.factor, F32)
     found = values_of(out, files, rows, {})
     if found is None:
         return ""
-    # A sum of an adapter's products is rounded in another order here, and its code may be the next one.
-    alone = not sample.importance and not sample.model.adapters
-    if out.dtype.name in _QUANTIZED_BY_GGUF and alone and out.dtype.ggml is not None:
-        from gguf import GGMLQuantizationType, quants
-
-        kind = GGMLQuantizationType(out.dtype.ggml)
-        with np.errstate(all="ignore"):  # of the reciprocal of a scale near 0
-            again = np.asarray(quants.dequantize(quants.quantize(meant.astype(np.float32), kind), kind), np.float64)
-        wrong = found != again
-        if wrong.any():
-            row, column = (int(n) for n in np.argwhere(wrong)[0])
-            made = f"{found[row, column]:.9g}, gguf makes {again[row, column]:.9g} of {meant[row, column]:.9g}"
-            return f"row {rows[row]:,}, column {column:,} is {made}"
-        return ""
     triple = triple_of(out.dtype) if out.planes else None
     if triple is not None and not triple.quantization.has_biases:
         return _nearest(sample, files, rows, meant)
-    codes = _LINEAR.get(out.dtype.name)
+    # A sum of an adapter's products is rounded in another order here: its code may be the next one, its scale another.
+    merged = bool(sample.model.adapters)
+    slack, wrong, made = 2 * _of_merge(sample, meant), None, None
+    codes, number = LINEAR.get(out.dtype.name), F16
     if triple is not None:
-        codes = Codes(triple.quantization.group_size, triple.quantization.bits, zero=triple.quantization.bits > 1)
-    if codes is None:
-        return ""
-    number = triple.number if triple else F16
-    naive, error = _linearly(meant, codes, number), float(np.sqrt(np.mean((found - meant) ** 2)))
-    # Half of the last place of a scale and of a bias, of which a value of a group may have the largest one.
-    digits = 24 - _DROPPED.get(number, 0)
-    largest = np.abs(meant.reshape(-1, codes.group)).max(axis=1)
-    least = float(np.sqrt(np.mean(largest**2))) * 2.0 ** -(digits + 1)
-    if error <= _WORSE * (1.5 if sample.importance else 1.0) * naive + least:
-        return ""
-    return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
-
-
-def _linearly(values: Doubles, codes: Codes, number: DType) -> float:
-    """The root mean square error of codes that reach as far as a group.
-
-    Scales are as a simple quantizer of the type makes and stores them.
-
-    Of values that stand on such a grid (a model that was decoded), that of values between the codes: the naive codes
-    meet them exactly, and a quantizer, which rounds its scales, does not.
-    """
-    grouped = values.reshape(len(values), -1, codes.group)
-    low, high = grouped.min(axis=-1), grouped.max(axis=-1)
-    last = (1 << codes.bits) - 1
-    if not codes.minimum:  # of the codes around 0, the negative ones reach one further
-        step = -np.where(high > -low, high, low) * 2 / (last + 1)
+        q, number = triple.quantization, triple.number
+        codes = Codes(q.group_size, q.bits, zero=q.bits > 1)
+        parts = _parts(out, files, rows)
+        assert parts is not None
+        assert parts[2] is not None
+        wrong = _between_codes(found, meant, parts[1], parts[2], slack, q.bits, number)
+    elif not merged and (made := again(meant, out.dtype, weighed=sample.importance is not None)) is not None:
+        wrong = found != made
+        if out.dtype.name == "Q1_0":  # whose scale is a sum
+            wrong &= np.abs(found - made) > np.abs(made) * 2.0**-10
     else:
-        low = np.minimum(low, 0) if codes.scale_bits else low
-        step = (high - low) / last
-    with np.errstate(all="ignore"):
-        if codes.zero:
-            below = np.abs(low) > np.abs(high)
-            edge, step = np.where(below, low, high), np.maximum(step, 1e-7) * np.where(below, 1, -1)
-            at = np.rint(edge / step)
-            step, low = np.where(at, edge / at, step), np.where(at, edge, 0)
-        unit = _stored(step, codes, codes.scale_bits - (not codes.minimum), number)
-        least = _stored(low, codes, codes.scale_bits, number) if codes.minimum else -unit * (last + 1) / 2
-        if codes.scale_bits:  # codes are of the scales as they are stored; of others, as they were before
-            step, low = unit, least
-        elif not codes.minimum:
-            low = -step * (last + 1) / 2
-        code = np.nan_to_num(np.clip(np.rint((grouped - low[..., None]) / step[..., None]), 0, last))
-        error = least[..., None] + code * unit[..., None] - grouped
-        return float(np.sqrt(max(np.mean(error**2), np.mean(unit**2) / 12)))
+        raw = np.ascontiguousarray(RowReader(out, files).gather(rows))
+        wrong = misplaced(raw, found, meant, slack, out.dtype)
+    if wrong is not None and wrong.any():
+        row, column = (int(n) for n in np.argwhere(wrong)[0])
+        place = f"row {rows[row]:,}, column {column:,} is"
+        if made is None:
+            return f"{place} {found[row, column]:.9g}, and another code is nearer to {meant[row, column]:.9g}"
+        by = f"another quantizer makes {made[row, column]:.9g} of {meant[row, column]:.9g}"
+        return f"{place} {found[row, column]:.9g}, {by}"
+    importance: Doubles | None = None
+    if sample.importance is not None:
+        each = out.layout.rows // len(sample.importance)
+        importance = sample.importance[rows // each].astype(np.float64)
+    fault = out_of_step(found, meant, slack, importance, out.dtype.name, codes, number) if made is None else None
+    return f"row {rows[fault[0]]:,}: {fault[1]}" if fault else ""
 
 
-def _stored(scales: Doubles, codes: Codes, bits: int, number: DType) -> Doubles:
-    """Scales as floats, or as multiples of a float for 256 numbers."""
-    if not codes.scale_bits:
-        return rounded(scales, number)
-    groups = scales.reshape(len(scales), -1, 256 // codes.group)
-    unit = np.abs(groups).max(axis=-1, keepdims=True) / ((1 << bits) - 1)
-    return (np.rint(groups / np.where(unit == 0, 1, unit)) * rounded(unit, number)).reshape(scales.shape)
+def _between_codes(
+    found: Doubles, meant: Doubles, scales: Doubles, biases: Doubles, slack: Doubles, bits: int, number: DType
+) -> NDArray[np.bool_]:
+    """Values of which another code of MLX's groups is nearer.
+
+    Codes are of numbers that are rounded to be stored.
+    """
+    last = biases + scales * ((1 << bits) - 1)
+    low, high = np.minimum(biases, last), np.maximum(biases, last)
+    digits = np.maximum(np.abs(low), np.abs(high)) * 2.0 ** (DROPPED.get(number, 0) - 22)
+    half = np.abs(scales) * (0.5 + 2.0**-10)
+    return np.asarray(np.abs(found - np.minimum(np.maximum(meant, low), high)) > half + digits + slack)
 
 
 def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
@@ -743,7 +666,7 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
         return ""
     codes, scales, _ = parts
     four = codes.size and float(np.nanmax(np.abs(codes))) <= 6
-    table = np.unique(_E2M1 if four else _floats8(4, 3)[np.arange(127)])
+    table = np.unique(E2M1 if four else _floats8(4, 3)[np.arange(127)])
     table = np.unique(np.concatenate([table, -table]))
     with np.errstate(all="ignore"):
         scaled = np.where(scales == 0, 0, meant / scales)
@@ -764,6 +687,6 @@ def _of_merge(sample: Sample, meant: Doubles) -> Doubles:
     """
     if not sample.model.adapters:
         return np.zeros_like(meant)
-    half = np.abs(meant) * 2.0 ** (_DROPPED.get(sample.source.dtype, 0) - 24)
+    half = np.abs(meant) * 2.0 ** (DROPPED.get(sample.source.dtype, 0) - 24)
     slack: Doubles = half + np.abs(meant).max(axis=1, keepdims=True) * 2.0**-20
     return slack
