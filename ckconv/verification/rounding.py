@@ -203,7 +203,7 @@ def out_of_step(
     # meet them exactly, and a quantizer, which rounds its scales, does not.
     usual = np.maximum((weights * (naive - meant) ** 2).sum(axis=1), (weights * step**2 / 12).sum(axis=1))
     worse = _WORSE_WITH_ZERO if codes.zero else _WORSE
-    wrong = regular & (error > worse**2 * (usual + (weights * (slack**2 + squares * 2.0**-22)).sum(axis=1)))
+    wrong = regular & (error > worse**2 * (usual + (weights * (slack**2 / 64 + squares * 2.0**-22)).sum(axis=1)))
     if not wrong.any():
         return None
     row = int(np.argmax(wrong))

@@ -614,6 +614,7 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
         return _nearest(sample, files, rows, meant)
     # A sum of an adapter's products is rounded in another order here: its code may be the next one, its scale another.
     merged = bool(sample.model.adapters)
+    meant = rounded(meant, sample.source.dtype) if merged else meant
     slack, wrong, made = 2 * _of_merge(sample, meant), None, None
     codes, number = LINEAR.get(out.dtype.name), F16
     if triple is not None:
