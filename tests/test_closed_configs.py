@@ -130,7 +130,7 @@ RW = {
     "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_kv_heads": "", "num_ln_in_parallel_attn": "",
     "new_decoder_architecture": "",
 }  # fmt: skip
-EPOCH = {"layer_norm_eps": "norm_eps", "rope_parameters": "", "rope_scaling": ""}
+EPOCH = {"rope_parameters": "", "rope_scaling": ""}
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,12 @@ EPOCH = {"layer_norm_eps": "norm_eps", "rope_parameters": "", "rope_scaling": ""
         ("rwkv7", 0, "Rwkv7ForCausalLM", "another", {}, {}),
         ("falcon", 0, "RWForCausalLM", "RefinedWebModel", RW, {}),
         ("falcon", 1, "RWForCausalLM", "RefinedWeb", {**RW, "multi_query": ""}, {"n_head_kv": 2}),
-        ("stablelm", 0, "StableLMEpochForCausalLM", "stablelm_epoch", EPOCH, {"rope_pct": 0.25, "rope_theta": 10000}),
+        (
+            "stablelm", 0, "StableLMEpochForCausalLM", "stablelm_epoch", EPOCH,
+            {"norm_eps": 1e-5, "rope_pct": 0.25, "rope_theta": 10000},
+        ),
     ],
-)
+)  # fmt: skip
 def test_the_second_name_of_a_class_and_its_keys_are_the_same_model(
     tmp_path: Path,
     family: str,

@@ -84,6 +84,9 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("gemma4_text", "m/", {"rope_parameters.full_attention.rope_theta": 0.0}, "full_attention.rope_theta is 0"),
     ("gemma4_text", "m/", {"rope_parameters.sliding_attention.rope_theta": -1e4}, "sliding_attention.rope_theta must"),
     ("step3p5", "m.gguf", {"rope_theta": 0}, "rope_theta is 0"),
+    # of an older class: StableLmConfig reads neither
+    ("stablelm", "m.gguf", {"rope_parameters": None, "rope_pct": 0.5}, "rope_pct"),
+    ("stablelm", "m.gguf", {"layer_norm_eps": None, "norm_eps": 1e-3}, "norm_eps"),
     ("phi", "m/", {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
     ("gpt2", "m/", {"n_positions": 0}, "n_positions is 0, the position embedding has"),
     ("step3p5", "m/", {"rope_theta": [-1e4] * 4}, "rope_theta must be 0 or more, got -10000.0"),
