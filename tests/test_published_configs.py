@@ -324,6 +324,16 @@ NOT_LOADED: list[tuple[str, str, list[int], str]] = [
     ("gemma_embedding", "plain", [5], "gemma-embedding does not load where all layers slide, nor where none does"),
 ]
 
+#: The same of mlx-lm.
+NOT_LOADED_BY_MLX: list[tuple[str, str, list[int], str]] = [
+    ("lfm2", "adjusted", [0, 2], "an lfm2 without a layer of attention or without one of convolution"),
+    ("lfm2", "adjusted", [1, 3], "an lfm2 without a layer of attention or without one of convolution"),
+    ("nemotron_h", "untied", [1, 2], "a nemotron_h without a layer of attention or without one of Mamba 2"),
+    ("nemotron_h_moe", "untied", [0, 1], "a nemotron_h_moe without a layer of attention"),
+    ("kimi_linear", "tied", [0, 1, 2], "a kimi_linear without a layer of full attention"),
+    ("kimi_linear", "tied", [3], "a kimi_linear without a layer of full attention"),
+]
+
 LAYER = re.compile(r"(layers\.)(\d+)(\.)")
 
 
@@ -346,13 +356,14 @@ def with_layers(root: Path, family: str, case: str, kept: list[int]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "case", "kept", "why"), NOT_LOADED, ids=[f"{it[0]}-{'-'.join(map(str, it[2]))}" for it in NOT_LOADED]
+    ("output", "family", "case", "kept", "why"),
+    [*(("m.gguf", *row) for row in NOT_LOADED), *(("m-mlx/", *row) for row in NOT_LOADED_BY_MLX)],
 )
-def test_what_llama_cpp_loads_nowhere_is_refused(
-    family: str, case: str, kept: list[int], why: str, tmp_path: Path
+def test_what_the_target_loads_nowhere_is_refused(
+    output: str, family: str, case: str, kept: list[int], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedError, match=why):
-        ckconv.convert(with_layers(tmp_path / "hf", family, case, kept), tmp_path / "m.gguf")
+        ckconv.convert(with_layers(tmp_path / "hf", family, case, kept), f"{tmp_path}/{output}")
 
 
 @pytest.mark.parametrize(
