@@ -191,6 +191,8 @@ def out_of_step(
     least, most = own.get(name, _FACTOR)
     if codes is not None and codes.zero:
         least, most = _OF_MLX
+    elif codes is not None and codes.bits == 1:  # the ends of a group are its only values
+        least, most = 0.0, 1.5
     wrong = regular & ~((least <= factor) & (factor <= most))
     if wrong.any():
         row = int(np.argmax(wrong))
