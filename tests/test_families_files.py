@@ -110,6 +110,13 @@ def test_a_file_is_found_however_its_tables_are_written(path: Path) -> None:
     assert is_family(text) == ("huggingface" in said)
 
 
+def test_no_family_says_again_what_is_harmless_in_all() -> None:
+    rows = {path: tomllib.loads(path.read_text()).get("config", {}) for path in sorted(FOLDER.rglob("*.toml"))}
+    every = rows.pop(FOLDER / "pretrained.toml")["harmless"]
+    again = {str(path.relative_to(FOLDER)): {*row.get("harmless", ())} & {*every} for path, row in rows.items()}
+    assert {path: keys for path, keys in again.items() if keys} == {}
+
+
 def test_the_index_has_what_the_families_are_called() -> None:
     """A family that is not in it is not known: python scripts/record_modules.py writes it anew."""
     assert json.loads(catalog.INDEX.read_bytes()) == catalog.index_of_files()
