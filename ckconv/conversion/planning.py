@@ -26,7 +26,7 @@ from ckconv.formats.detect import open_index
 from ckconv.io import as_path
 from ckconv.io.files import Unwritten
 from ckconv.options import Options
-from ckconv.plan.planner import Planner, engine_of, foreign_names, unknown_architecture
+from ckconv.plan.planner import Planner, foreign_names, text_alone, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
 from ckconv.publish.files import pieces_of
@@ -73,7 +73,13 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
                 f"--drop leaves out {len(gone):,} of {counted(len(beside), 'tensor')} beside the text model ({gone[0]})"
             )
             text = f"{said}, and config.json says all of it"
-            return Plan(index, to, 0, options, refusals=(Reason(text, _text_alone(index, to)),))
+            return Plan(
+                index,
+                to,
+                0,
+                options,
+                refusals=(Reason(text, text_alone(index.config, OF_FORMAT.get(to, TRANSFORMERS))),),
+            )
         unread = (f"the tower is left out, as {why}",) if why else ()
     if index.merged:
         plan = _plan_model(index, to, options)
@@ -130,15 +136,9 @@ def _with_tower(index: TensorIndex, target: Format, options: Options, *, whole: 
         return joined(index, tower_index(index)), ""
     except (InputError, UnsupportedError) as error:
         if error.tensor:  # the tower of another text model
-            error.hint = error.hint or _text_alone(index, target.name)
+            error.hint = error.hint or text_alone(index.config, OF_FORMAT.get(target.name, TRANSFORMERS))
             raise
         return index, "" if error.code == "tower.unknown" else f"it cannot be read: {error.message}"  # there is none
-
-
-def _text_alone(index: TensorIndex, to: str) -> str:
-    """Hint at the text model without its tower; empty where no class is one."""
-    row = engine_of(FAMILIES[index.config.family], OF_FORMAT.get(to, TRANSFORMERS)) if index.config else None
-    return "" if row is not None and row.absent else "--drop tower writes the text model alone"
 
 
 def _has_record(index: TensorIndex, options: Options) -> bool:

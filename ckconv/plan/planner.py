@@ -518,6 +518,12 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
     return family.engines.get(loader.row) or family.engines.get(loader.alike.row)
 
 
+def text_alone(config: ModelConfig | None, loader: Loader, way: str = "--drop tower writes") -> str:
+    """Hint at the text model without its tower; empty where no class is one."""
+    row = engine_of(FAMILIES[config.family], loader) if config else None
+    return "" if row is not None and row.absent else f"{way} the text model alone"
+
+
 def row_reasons(
     config: ModelConfig, loader: Loader, *, context: int, tied: bool, equal: bool, format: str = "", within: str = ""
 ) -> Iterator[Reason]:

@@ -89,12 +89,12 @@ from ckconv.plan.planner import (
     ORIGINAL,
     Planner,
     drop_hint,
-    engine_of,
     modifier_reason,
     no_epsilon,
     row_notes,
     row_reasons,
     surplus_reasons,
+    text_alone,
     unknown_architecture,
 )
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, no_exponentials, not_of_zeros, placeholders
@@ -302,7 +302,7 @@ def loader_reasons(
         equal, within: as :func:`ckconv.plan.planner.row_reasons`.
     """
     present = [name for name in tensors if name != HEAD]
-    yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)
+    yield from class_reasons(index.format, config, present, loader, built=built, context=context, dropped=dropped)
     if not loaded:
         yield from row_reasons(
             config,
@@ -327,14 +327,14 @@ def loading_notes(family: Family | None, options: Options, loader: Loader, schem
         yield f"{loader.name} does not load this output: it looks for tensors under {what}"
 
 
-def _another_family(config: ModelConfig, present: Collection[str], loader: str) -> str:
+def _another_family(config: ModelConfig, present: Collection[str], loader: Loader) -> str:
     """Hint at families that a GGUF does not tell apart, whose tensors fit."""
     ways = []
     for family in families_of_gguf(FAMILIES[config.family].gguf):
-        condition, row = family.in_gguf.condition, family.engines.get(loader.replace("-", "_"))
+        condition, row = family.in_gguf.condition, family.engines.get(loader.row)
         if condition is None or condition.text != "false" or row is None or row.absent:
             continue
-        found = fit(replace(config, family=family.name), present, loader)
+        found = fit(replace(config, family=family.name), present, loader.name)
         if not found.missing and not found.surplus:
             ways.append(f"--family {family.name}")
     return f"{' or '.join(ways)} reads it as a model that has these tensors alone" if ways else ""
@@ -344,7 +344,7 @@ def class_reasons(
     format: str,
     config: ModelConfig,
     present: Collection[str],
-    loader: str,
+    loader: Loader,
     *,
     built: bool,
     context: int,
@@ -355,13 +355,12 @@ def class_reasons(
     Args:
         format: the source's.
         present: canonical names, without the output head.
-        loader: ``transformers`` or ``mlx-lm``.
         context: context length that is asked for, 0 for the source's.
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         dropped: as :func:`ckconv.plan.steps.missing_tensors`.
     """
     family = FAMILIES[config.family]
-    found = fit(config, present, loader)
+    found = fit(config, present, loader.name)
     of_layers = partial(layers_said, config, format=format)
     missing = missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped, of_layers=of_layers)
     hint = _another_family(config, present, loader) if built and found.missing and not dropped else ""
@@ -370,13 +369,17 @@ def class_reasons(
         also = f" ({count} tensors)" if count > 1 else ""
         which = of_layers(pattern)
         kind = said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
-        yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
+        yield Reason(f"the {family.name} class{kind} of {loader.name} has no {pattern}{also}")
     if built and not config.norm_eps:
         yield no_epsilon(said(config, "norm_eps", format=format))
     # A class of another program has a default of its own, or none; one without a key for it has no limit.
     limit = family.parameters.get("context")
     limited = limit is not None and limit.cells["hf"]
-    if limited and (built or CONSUMERS.get(format) not in (None, loader)) and not (context or config.context_length):
+    if (
+        limited
+        and (built or CONSUMERS.get(format) not in (None, loader.name))
+        and not (context or config.context_length)
+    ):
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if not built:
@@ -819,8 +822,7 @@ class WholePlanner(CheckpointPlanner):
     def text_alone(self) -> str:
         """Flag that writes the text model without the tower."""
         way = "--drop tower writes" if self.index.format in CHECKPOINTS else "leave MMPROJ out to write"
-        row = engine_of(FAMILIES[self.config.family], self.loader.alike) if self.config else None
-        return "" if row is not None and row.absent else f"{way} the text model alone"
+        return text_alone(self.config, self.loader.alike, way)
 
     def keeps_names(self) -> bool:
         """Whether tensors are copied: a copy is none of a text model and a tower."""
