@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from hypothesis import given, strategies as st
 
 from ckconv.core.metadata import Value, array, scalar
 from ckconv.tokenizer import checkpoint
@@ -478,6 +479,15 @@ def model(*pieces: bytes, kind: int = 2, fallback: int = 1, normalizer: bytes = 
 
 PIECES = (piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("▁a", -1.5), piece("<0x0A>", 0.0, 6))
 PLAIN = field(4, 0)
+
+
+@given(st.text(max_size=60), st.floats(width=32, allow_nan=False), st.sampled_from([None, 1, 2, 3, 4, 5, 6]))
+def test_a_piece_with_a_field_more_is_the_same_piece(text: str, score: float, kind: int | None) -> None:
+    """Pieces as the library writes them are read in a shorter way."""
+    written = field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + (field(3, kind) if kind else b"")
+    plain, longer = (checkpoint.parse_sentencepiece(field(1, data)).pieces for data in (written, written + field(9, 0)))
+
+    assert plain == longer == ((text, score, kind or 1),)
 
 
 def test_a_real_model() -> None:

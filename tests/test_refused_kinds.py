@@ -14,7 +14,6 @@ import family_cases
 import gguf
 import numpy as np
 import pytest
-from family_cases import cases, checkpoint
 from safetensors.numpy import load_file, save_file
 
 from ckconv.conversion.planning import make_plan
@@ -801,17 +800,17 @@ def test_a_bias_that_one_layer_lacks_is_not_to_be_dropped_of_all(tmp_path: Path,
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "glm4v", "glm_ocr"])
 def test_no_hint_offers_a_text_model_that_no_class_is(family: str, tmp_path: Path, ckconv: Any) -> None:
-    recorded = next(cases(family)).recorded
+    recorded = next(family_cases.cases(family)).recorded
     name = next(name for name in recorded["tensors"] if "visual" in name)
-    source = checkpoint(recorded, tmp_path / "hf")
+    source = family_cases.checkpoint(recorded, tmp_path / "hf")
     found = ckconv("convert", source, f"{tmp_path}/out/", "--to", "hf", "--drop", name)
     assert (found.code, "and config.json says all of it" in found.err, "hint:" in found.err) == (4, True, False)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("tied", "--engine july computes it"), ("biases", "")])
 def test_an_engine_that_adds_biases_twice_is_no_way_out(name: str, hint: str, tmp_path: Path, ckconv: Any) -> None:
-    recorded = next(case for case in cases("glm4") if case.name == name).recorded
-    command = ("convert", checkpoint(recorded, tmp_path / "hf"), tmp_path / "m.bump", "--bump-version", 5)
+    recorded = next(case for case in family_cases.cases("glm4") if case.name == name).recorded
+    command = ("convert", family_cases.checkpoint(recorded, tmp_path / "hf"), tmp_path / "m.bump", "--bump-version", 5)
     found = ckconv(*command)
     assert (found.code, "has no template for glm4" in found.err) == (4, True)
     assert found.err.rpartition("hint: ")[2].strip() == hint if hint else "hint:" not in found.err
@@ -820,8 +819,8 @@ def test_an_engine_that_adds_biases_twice_is_no_way_out(name: str, hint: str, tm
 
 @pytest.mark.parametrize("names", ["canonical", "gguf"])
 def test_what_the_shape_of_a_dropped_tensor_says_is_not_said(names: str, tmp_path: Path, ckconv: Any) -> None:
-    recorded = next(case for case in cases("qwen4_exp") if case.name == "one_table").recorded
+    recorded = next(case for case in family_cases.cases("qwen4_exp") if case.name == "one_table").recorded
     drop = ("--drop", "model.layers.*.ple.ple_embedding.ngram_embedding.shard_0.weight")
-    source = checkpoint(recorded, tmp_path / "hf")
+    source = family_cases.checkpoint(recorded, tmp_path / "hf")
     found = ckconv("convert", source, f"{tmp_path}/out/", "--to", "hf", "--names", names, *drop)
     assert found.code == 0, found.err

@@ -469,12 +469,10 @@ def verify_whole(
 
 def _blocks_of_floats(out: TensorIndex, source: TensorIndex) -> Counter[str]:
     """Types of an output's blocks whose source is floats, with their number."""
-    types = {name: tensor.dtype for name, tensor in out.everything.items() if name in source.everything}
-    return Counter(
-        dtype.name
-        for name, dtype in types.items()
-        if dtype.kind is Kind.BLOCK and source.everything[name].dtype.kind is not Kind.BLOCK
+    both = (
+        (out.everything[name].dtype, twin.dtype) for name, twin in source.everything.items() if name in out.everything
     )
+    return Counter(mine.name for mine, theirs in both if mine.kind is Kind.BLOCK and theirs.kind is not Kind.BLOCK)
 
 
 def _of_its_place(

@@ -471,9 +471,9 @@ def build_config(
     if heads % kv_heads:
         raise fail(f"{names['num_heads']} is {heads}, not a multiple of {names['num_kv_heads']}, {kv_heads}")
     head_dim = int(got["head_dim"])
-    none = [field for field in ("head_dim", *(("num_kv_heads",) if raw else ())) if values.get(field) == 0]
-    if none:
-        raise fail(f"{names[none[0]]} is 0")
+    for name in ("head_dim", "num_kv_heads") if raw else ("head_dim",):
+        if values.get(name) == 0:
+            raise fail(f"{names[name]} is 0")
     if not head_dim:
         if hidden % heads:
             raise fail(f"{names['hidden_size']} is {hidden}, not a multiple of {names['num_heads']}, {heads}")

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
@@ -453,7 +452,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     document = build_document(config, _facts(index, config, said))
     document |= {key: value for key, value in wanted.items() if not document.get(key)}
     check_read(document, index, said)
-    return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
+    return _encoded(_wrapped(document | _named(config, said.format), config, said, {}), index)
 
 
 def complete(index: TensorIndex, config: ModelConfig, said: Said) -> dict[str, Any]:
@@ -478,9 +477,13 @@ def _around(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[s
 
 
 def _wrapped(
-    document: dict[str, Any], config: ModelConfig | None, said: Said, around: Mapping[str, Any] = MappingProxyType({})
+    document: dict[str, Any], config: ModelConfig | None, said: Said, around: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Document with types of blocks, in the one of a multimodal class."""
+    """Document with types of blocks, in the one of a multimodal class.
+
+    Args:
+        around: keys of that class's own.
+    """
     loader = MLX_LM if said.format == "mlx" else None if text_key(document) else OF_CLASSES
     row = engine_of(FAMILIES[config.family], loader) if config and loader and not said.kept else None
     if row is not None and row.wrapped:
