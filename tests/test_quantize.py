@@ -431,6 +431,18 @@ def test_values_that_no_block_holds_are_refused(value: float, word: str, tmp_pat
     assert not (tmp_path / "m.gguf").exists()
 
 
+@pytest.mark.parametrize("word", ["affine:4:32", "mxfp4", "mxfp8"])
+def test_values_that_blocks_of_mlx_hold_are_quantized(word: str, tmp_path: Path) -> None:
+    tensors = WIDE.tensors()
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = 1e12
+    source = save(tmp_path / "hf", WIDE.config(), tensors)
+
+    report = ckconv.convert(source, tmp_path / "m-mlx", to="mlx", options=Options(quantize=word))
+
+    (error,) = report.to_dict()["quantised"].values()
+    assert 0 < error["largest"] < 2e11
+
+
 def test_the_report_says_how_far_values_moved(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source = checkpoint(tmp_path / "hf", SMALL)
 

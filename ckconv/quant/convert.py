@@ -106,11 +106,6 @@ def noted_aside() -> Iterator[list[Callable[[], None]]]:
         _aside.notes = None
 
 
-#: Values that no block holds: of float16 scales times the scales of Q6_K, which reach furthest; of other scales.
-_END = 65504.0 * 128 * 32
-_ENDS = {"NVFP4": 448.0 * 6, "MXFP4": float("inf")}
-
-
 class Errors:
     """Adds up how far values moved, by type, while a plan is carried out."""
 
@@ -126,11 +121,8 @@ class Errors:
             if largest and not _SQUARED[0] < largest < _SQUARED[1]:
                 moved = after.astype(np.float64) - before
                 largest, square = float(np.abs(moved).max()), float(np.square(moved).sum())
-        beyond = float(np.abs(before).max(initial=0))
-        if not np.isfinite(largest) or beyond > _ENDS.get(dtype.name, _END):
-            raise UnsupportedError(
-                "quantize.value", f"values up to {beyond:g} are beyond the range of {dtype}", found=beyond
-            )
+        if not np.isfinite(largest):
+            raise _beyond(before, dtype)
         note = partial(self._note, dtype.name, before.size, largest, square)
         aside: list[Callable[[], None]] | None = getattr(_aside, "notes", None)
         note() if aside is None else aside.append(note)
@@ -249,12 +241,23 @@ def _check_finite(floats: Floats) -> None:
         raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantized", found=str(bad))
 
 
+def _beyond(floats: Floats, dtype: DType) -> UnsupportedError:
+    most = float(np.abs(floats).max())
+    return UnsupportedError("quantize.value", f"values up to {most:g} are beyond the range of {dtype}", found=most)
+
+
+#: Types of whose largest values ggml makes zeros or smaller ones in silence (of others: infinite ones) -> what no block
+#: holds: scales of float16 times those of Q6_K, which reach furthest; of NVFP4 the largest E4M3 times 6.
+_ENDS = dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ4_XS", "Q3_K", "Q6_K"), 65504.0 * 128 * 32) | {"NVFP4": 448.0 * 6}
+
 #: Values of an IQ3_S that have a scale.
 _GROUP = 32
 
 
 def _check_held(floats: Floats, dtype: DType) -> None:
     """Refuse values of which ggml's quantizer makes others in silence."""
+    if dtype.name in _ENDS and max(floats.max(initial=0), -floats.min(initial=0)) > _ENDS[dtype.name]:
+        raise _beyond(floats, dtype)
     if dtype.name != "IQ3_S":
         return
     blocks = floats.reshape(-1, dtype.block // _GROUP, _GROUP) != 0
