@@ -151,6 +151,12 @@ TOGETHER: list[tuple[str, str, dict[str, Any], str, list[str], str]] = [
     ("llama", "", {"model_type": []}, "hf/", ["--to", "hf"], ""),
     ("llama", "", {"torch_dtype": []}, "m/", ["--dtype", "f16", "--allow-lossy"], ""),
     ("umt5_encoder", "relu", {"pad_token_id": True}, "m.gguf", [], ""),
+    *(("nemotron", "", {"attention_dropout": endless}, "m/", [], "") for endless in (math.nan, -math.inf)),
+    # a scaling by one of classes that read no table: every angle is what it is without
+    *(
+        ("qwen", "", {"rope_scaling": {"factor": 1.0, "original_max_position_embeddings": 16, **kind}}, target, [], "")
+        for kind, target in (({"type": "linear"}, "m.gguf"), ({"rope_type": "yarn"}, "m/"))
+    ),
     # lists of which classes look up the item of each layer: more are of layers that are not there
     ("smollm3", "", {"no_rope_layers": [1, 1, 1, 0, 1, 1]}, "m/", [], ""),
     ("llama4", "", {"no_rope_layers": [1, 1, 1, 0, 1, 1, 0, 0]}, "m.gguf", [], ""),
