@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,21 @@ def of_index(root: Path, change: Any) -> Path:
     change(index)
     (root / INDEX).write_text(json.dumps(index))
     return root
+
+
+def test_a_total_that_is_wrong_in_both_is_no_fault_of_a_copy(tmp_path: Path, ckconv: Run) -> None:
+    """DeepSeek V3's index says half of its size; no loader reads it."""
+
+    def wrong(index: dict[str, Any]) -> None:
+        index["metadata"]["total_size"] = 7
+
+    source = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), shards=2)
+    copy = of_index(shutil.copytree(source, tmp_path / "copy"), wrong)
+    found = ckconv("verify", copy, source)
+    assert (found.code, "'metadata.total_size' is 7" in found.err) == (5, True), found.err
+
+    of_index(source, wrong)
+    assert ckconv("verify", copy, source).code == 0
 
 
 @pytest.mark.parametrize("shards", [1, 2])

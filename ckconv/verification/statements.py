@@ -404,7 +404,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         for fact in (*_besides(*pair, out, source), *_of_stored(*pair, out)):
             if not _is_asked(fact.key, options):
                 yield fact
-    yield from _of_total(out)
+    yield from _of_total(out, source)
     row = engine_row(out)
     told = source.metadata_kind is MetadataKind.DOCUMENT  # a class may be wrapped in one that a GGUF does not name
     if out.config is not None and told and not _is_asked("model_type", options):
@@ -556,17 +556,19 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
         yield Fact(_CLASSES, shown(value), shown([classes[0]]), CONFIG_NAME)
 
 
-def _of_total(out: TensorIndex) -> Iterator[Fact]:
+def _of_total(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     """The fault of an index that says another size.
 
-    No loader asks for it.
+    No loader asks for it, and a copy may say what its source says (DeepSeek V3: half of it).
     """
-    if out.shard_index is None:
-        return
-    said = json.loads(read_whole(out.shard_index)).get("metadata")
-    size, key = sum(stored.extent.nbytes for stored in out.stored), "total_size"
-    if isinstance(said, dict) and said.get(key) not in (size, None):
-        yield Fact(f"metadata.{key}", shown(said.get(key)), shown(size), out.shard_index.name)
+    key, size = "total_size", sum(stored.extent.nbytes for stored in out.stored)
+    said, theirs = (
+        json.loads(read_whole(one.shard_index)).get("metadata") if one.shard_index is not None else None
+        for one in (out, source)
+    )
+    if out.shard_index is not None and isinstance(said, dict) and said.get(key) not in (size, None):
+        copied = isinstance(theirs, dict) and theirs.get(key) == said[key]
+        yield Fact(f"metadata.{key}", shown(said[key]), shown(size), out.shard_index.name, idle=copied)
 
 
 def sees(index: TensorIndex) -> bool:
