@@ -640,6 +640,7 @@ def of_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
 
 MADE, COPIED, CONFIG = "GgufPlanner._metadata", "GgufPlanner._copied", "safetensors.config_json:config_json"
 GEMMA, AUTO = "gguf/gemma3-text-bf16.auto.gguf", "gguf/llama-tied-bf16.auto.gguf"
+BIASED = "gguf/llama-bias-f32.f32.gguf"
 
 
 def keyed_in(key: str, value: Any = None) -> Bug:
@@ -754,6 +755,18 @@ OF_CLASSES = [
     *[("dtype", "float64"), ("architectures", []), ("attention_dropout", 1.0), ("no_such_key", 1)],
 ]
 
+#: Keys of documents that a GGUF becomes, and what they are instead; a key alone is left out.
+OF_A_GGUF: list[tuple[str, tuple[Any, ...], str, tuple[Sequence[str], ...]]] = [
+    ("model_type", ("another",), AUTO, (PLAIN, MLX)),
+    ("rope_parameters", ({"rope_theta": 10000.0, "rope_type": "another"},), AUTO, (PLAIN, MLX)),
+    ("rope_parameters", ({"rope_theta": 10001.0, "rope_type": "default"},), AUTO, (PLAIN, MLX)),
+    ("attn_logit_softcapping", (7.0,), GEMMA, (PLAIN,)),
+    ("attention_bias", (), BIASED, (PLAIN, MLX)),
+    ("mlp_bias", (), BIASED, (PLAIN, MLX)),
+    ("tie_word_embeddings", (), BIASED, (MLX,)),
+]
+
+GENERATION = "tokenizer.huggingface:generation_config"
 BUMP, QWEN3 = ("--to", "bump", "--bump-version", "5"), "hf/qwen3-tied-bf16"
 BUMP_CONFIG, ENTRIES = "bump.write:_config", "tokenizer.vocabulary:tokenizer_entries"
 ENGINE = ("embed_dim", "attn_out_dim", "vocab_size", "rotary_dim", "rms_eps", "rope_scaling_type", "head_dim")
@@ -808,6 +821,17 @@ CONTENT = [
             *((key, value, source) for source in (HF, AUTO) for key, value in OF_CLASSES),
         )
     ),
+    *(
+        Case(f"config.json of {source} {asked[1]}: {key} is {value or 'missing'}", CONFIG, bug, source, asked)
+        for key, value, source, all_asked in OF_A_GGUF
+        for bug in (documented(key, *value),)
+        for asked in all_asked
+    ),
+    *(
+        Case(f"generation_config.json without {key}", GENERATION, keyed_in(key), AUTO, PLAIN)
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    ),
+    Case("no generation_config.json", GENERATION, touched(lambda made: {}), AUTO, MLX),
     Case("no kind of tokenizer", MADE, keyed("tokenizer.ggml.model"), "hf/phi3-bf16", GGUF),
     Case("another pre-tokenizer", MADE, keyed("tokenizer.ggml.pre", "qwen2"), HF, GGUF),
     Case("a beginning that nobody puts", MADE, keyed("tokenizer.ggml.add_bos_token", True), HF, GGUF),

@@ -26,11 +26,11 @@ from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of, unaccepted
-from ckconv.families.keys import BOTH, CONSUMERS, TRANSFORMERS, Kind, Parameter, full_key
+from ckconv.families.keys import BOTH, CONSUMERS, ROPE_KEYS, TRANSFORMERS, Kind, Parameter, full_key
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
 from ckconv.families.parameters import differ, scope_of
-from ckconv.families.schema import MLX_VLM
+from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES
 from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS
@@ -401,16 +401,17 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     made = out.format in CONSUMERS and out.format != source.format
     if made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
-        for fact in (*_besides(*pair, out, source), *_of_stored(*pair, out)):
+        stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
+        for fact in (*_besides(*pair, out, source), *_of_stored(pair[0], stated, out), *_of_readers(out, source)):
             if not _is_asked(fact.key, options):
                 yield fact
     yield from _of_total(out, source)
     row = engine_row(out)
-    told = source.metadata_kind is MetadataKind.DOCUMENT  # a class may be wrapped in one that a GGUF does not name
-    if out.config is not None and told and not _is_asked("model_type", options):
+    if out.config is not None and not _is_asked("model_type", options):
         family, said = FAMILIES[out.config.family], mine.get("model_type")
+        own = row if row is not None else family.engines.get(OF_CLASSES.row)
         known = [meant.get("model_type"), _flat(meant).get("model_type"), family.model_type]
-        known += [*family.in_huggingface.names, *((row.model_type, row.wrapped) if row is not None else ())]
+        known += [*family.in_huggingface.names, *((own.model_type, own.wrapped) if own is not None else ())]
         if said not in known:
             yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
     one, other = QUANTIZATION_KEYS[:2]
@@ -520,6 +521,22 @@ def _besides(
             yield Fact(key, shown(value), None, CONFIG_NAME)
 
 
+def _of_readers(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Faults of a document that its reader takes in part.
+
+    A key switches on what no hyper-parameter says, or a class follows another one that contradicts it.
+    """
+    assert out.config is not None
+    assert source.config is not None
+    for words in ("modifiers", "overruled"):
+        for text in (text for text in getattr(out.config, words) if text not in getattr(source.config, words)):
+            key, _, value = text.partition(" = ")
+            yield Fact(key, value or "overruled", None, CONFIG_NAME)
+    kinds = [(one.config.rope_scaling or {}).get("rope_type") for one in (out, source) if one.config]
+    if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
+        yield Fact("rope_type", shown(kinds[0]), shown(kinds[1] or "default"), CONFIG_NAME)
+
+
 def _strict(value: Any) -> Any:
     """A value as strict JSON says it.
 
@@ -538,13 +555,17 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
     family, consumer, table = FAMILIES[out.config.family], CONSUMERS[out.format], needed()["documents"]
     patterns = {parse(name).pattern for name in out.tensors}
     headed = "output.weight" in out.tensors and "output" in family.tensors
-    told = {word: not headed for word in document_words(family, "tied") if headed}
+    told = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
     for name, biases in switches(family).items():
         cells = (cell for cell in family.parameters[name].key_cells("hf") if consumer in cell.readers)
-        told |= {cell.key: not biases.isdisjoint(patterns) for cell in cells}
-    for key, there in told.items():
-        if type(value := mine.get(key)) is bool and value != there:
-            yield Fact(key, shown(value), shown(there), CONFIG_NAME)
+        told.append(([cell.key for cell in cells], not biases.isdisjoint(patterns), False))
+    for keys, there, otherwise in told:
+        said = {key: mine[key] for key in keys if type(mine.get(key)) is bool}
+        if not said and keys and not meant:  # each is written, as classes of mlx-lm take one thing or the other
+            taken = default_of(mine, keys[0]) if consumer == TRANSFORMERS else otherwise
+            said = {keys[0]: taken} if type(taken) is bool else {}
+        for key in (key for key, value in said.items() if value != there):
+            yield Fact(key, shown(mine.get(key)), shown(there), CONFIG_NAME)
     floats = {table["types"][stored.dtype.name] for stored in out.stored if stored.dtype.name in table["types"]}
     for key in _TYPES:
         value = mine.get(key)

@@ -819,17 +819,16 @@ def _of_settings(settings: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
 
 def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     """Faults of a ``generation_config.json``."""
-    for role in ("bos", "pad"):
-        said = document.get(f"{role}_token_id")
-        if said is not None and said != keys.roles.get(role):
-            yield Fact(f"{role}_token_id", shown(said), shown(keys.roles.get(role)))
-    said = document.get("eos_token_id", [])
     texts, words, types = needed()["ends"]["texts"], keys.words.tokens, keys.words.types
+    for role in ("bos", "pad"):
+        said, meant = document.get(f"{role}_token_id"), keys.roles.get(role)
+        if said != meant and (said is not None or meant in words):
+            yield Fact(f"{role}_token_id", shown(said), shown(meant))
+    said = document.get("eos_token_id", [])
     ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
     found = {*said} if isinstance(said, list) else {said}
-    one = {keys.roles["eos"]} if "eos" in keys.roles else ends  # which config.json says; none where no key names it
-    missing = not ends <= (found or one)
+    missing = not ends <= found if found else keys.roles.get("eos") in words
     if not found <= known or missing:
         yield Fact(
             "eos_token_id", shown(said), shown(sorted(n for n in {keys.roles.get("eos"), *ends} if n is not None))
