@@ -53,7 +53,7 @@ def test_a_total_that_is_wrong_in_both_is_no_fault_of_a_copy(tmp_path: Path, ckc
     def wrong(index: dict[str, Any]) -> None:
         index["metadata"]["total_size"] = 7
 
-    source = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), shards=2)
+    source = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), shards=2, metadata={"format": "pt"})
     copy = of_index(shutil.copytree(source, tmp_path / "copy"), wrong)
     found = ckconv("verify", copy, source)
     assert (found.code, "'metadata.total_size' is 7" in found.err) == (5, True), found.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
@@ -51,7 +51,7 @@ from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recor
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
-from ckconv.verification.content import check_documents, check_json, content_of_index, differences
+from ckconv.verification.content import Fact, check_documents, check_json, content_of_index, differences
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
@@ -448,7 +448,9 @@ def verify_whole(
     check_documents(out, asked.named)
     said = [*islice(faults_of(out, source, options, asked.named), ENOUGH)]
     mine = content_of_index(out, asked.named)
-    planned = islice(differences(with_flags(out, mine, meant), with_flags(out, meant, mine)), ENOUGH)
+    planned = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
+    names = {stored.name for stored in out.stored}
+    planned = islice((fact for fact in planned if not _of_shards(fact, out, names)), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
@@ -465,6 +467,17 @@ def verify_whole(
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found
+
+
+def _of_shards(fact: Fact, out: TensorIndex, names: Set[str]) -> bool:
+    """Whether it is about tensors' files, which others cut otherwise.
+
+    That the index says where they are, and how much they are, is read in the files.
+    """
+    if out.shard_index is None or fact.file != out.shard_index.name:
+        return False
+    table, _, name = fact.key.partition(".")
+    return name in names if table == "weight_map" else name == "total_size" or fact.mine is None
 
 
 def _blocks_of_floats(out: TensorIndex, source: TensorIndex) -> Counter[str]:
