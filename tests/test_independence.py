@@ -323,6 +323,11 @@ def rounded_down(group: int, codes: int) -> Bug:
     return bug
 
 
+def multiplied(factor: float) -> Bug:
+    """Values of the first argument are."""
+    return lambda real: lambda floats, *more, **flags: real(floats * np.float32(factor), *more, **flags)
+
+
 def plane(number: int, change: Callable[[Any], Any]) -> Bug:
     """Of what is packed again one array is changed."""
 
@@ -563,6 +568,9 @@ TENSORS = [
     ),
     Case("MLX's affine rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "affine:4:32")),
     Case("MLX's mxfp4 rounded down", "quantize_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "mxfp4")),
+    Case("MLX's mxfp8 of wide scales", "mlx:_scales", multiplied(2), HF, (*MLX, "--quantize", "mxfp8")),
+    Case("MLX's nvfp4 of wide scales", "mlx:_scales", multiplied(1.2), HF, (*MLX, "--quantize", "nvfp4")),
+    Case("MLX's affine of wide groups", "mlx:_pairs", multiplied(1.2), HF, (*MLX, "--quantize", "affine:4:32")),
     Case(
         "an adapter merged twice",
         "merge_adapters",

@@ -25,6 +25,7 @@ from ckconv.core.layouts import DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import convert
+from ckconv.verification.values import sampled
 
 SMALL = Decoder(layers=1, hidden=64, ffn=64)
 #: Rows that are whole blocks of K-quants.
@@ -313,7 +314,7 @@ def drawn(kind: str, shape: tuple[int, ...]) -> np.ndarray:
         "far from 0": lambda: 5 + 0.01 * normal,
         "constant": lambda: np.full(shape, 0.37),
         "columns": lambda: normal * np.exp(3 * rng.standard_normal(shape[1])),
-        "too small": lambda: normal * 1e-9,
+        "small": lambda: normal * 3.3e-5,
         "denormal": lambda: normal * 1e-40,
         "diagonal": lambda: np.eye(*shape),
         "groups": lambda: np.repeat(rng.standard_normal((shape[0], shape[1] // 32)), 32, axis=1),
@@ -324,7 +325,7 @@ def drawn(kind: str, shape: tuple[int, ...]) -> np.ndarray:
 
 DRAWN = (
     "decoded", "pruned", "ternary", "powers", "heavy tails", "positive", "far from 0", "constant", "columns",
-    "too small", "denormal", "diagonal", "groups", "two values",
+    "small", "denormal", "diagonal", "groups", "two values",
 )  # fmt: skip
 
 
@@ -368,7 +369,8 @@ def rounded_down(values: np.ndarray) -> np.ndarray:
 
 BUGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "larger": lambda values: values * 1.03, "half as large": lambda values: values / 2, "row": without_a_row,
-    "down": rounded_down,
+    "down": rounded_down, "alike": lambda values: values,
+    "end": lambda values: np.where(np.arange(values.shape[1]) < values.shape[1] - 32, values, 0),
 }  # fmt: skip
 
 
@@ -376,8 +378,9 @@ BUGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "case",
     [
         *("q2_k larger", "q2_k row", "q3_k larger", "q4_k row", "iq4_nl larger", "iq3_s half as large", "iq3_s row"),
-        *("mxfp4 larger", "tq2_0 larger", "nvfp4 row", "q1_0 larger"),
+        *("mxfp4 larger", "tq2_0 larger", "nvfp4 row", "q1_0 larger", "iq3_s larger", "iq4_nl end"),
         *("q4_0 larger weighed", "q4_0 down weighed", "q5_1 row weighed", "q6_k down weighed", "iq2_xxs row weighed"),
+        *("q4_k alike weighed", "iq2_xs larger weighed"),
     ],
 )
 def test_a_quantizer_that_is_wrong_twice_is_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,11 +395,19 @@ def test_a_quantizer_that_is_wrong_twice_is_found(case: str, tmp_path: Path, mon
 
     def wrong(floats: np.ndarray, dtype: DType, importance: np.ndarray | None) -> np.ndarray:
         changed = change(floats) if dtype.name == name else floats
-        return real(np.ascontiguousarray(changed, np.float32), dtype, importance)
+        counts = None if bug.startswith("alike") else importance
+        return real(np.ascontiguousarray(changed, np.float32), dtype, counts)
 
     monkeypatch.setattr(convert, "_by_library", wrong)
     with pytest.raises(VerifyError, match="row "):
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word, imatrix=imatrix))
+
+
+@pytest.mark.parametrize(("experts", "columns"), [(64, 256), (256, 1024)])
+def test_rows_of_each_expert_are_looked_at(experts: int, columns: int) -> None:
+    looked_at = sampled(experts * 48, columns, packed=False, parts=experts)
+
+    assert {*(looked_at // 48).tolist()} == {*range(experts)} if experts == 64 else len(looked_at) == 256
 
 
 def test_values_that_ggml_makes_others_of_are_refused(tmp_path: Path) -> None:
@@ -441,6 +452,31 @@ def test_values_that_blocks_of_mlx_hold_are_quantized(word: str, tmp_path: Path)
 
     (error,) = report.to_dict()["quantised"].values()
     assert 0 < error["largest"] < 2e11
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_note_says_what_becomes_zeros_in_nvfp4(to: str, tmp_path: Path) -> None:
+    tensors = WIDE.tensors()
+    tensors["model.layers.0.mlp.up_proj.weight"][...] = 0.0058
+    source = save(tmp_path / "hf", WIDE.config(), tensors)
+
+    report = ckconv.convert(source, tmp_path / "out", to=to, options=Options(quantize="nvfp4"))
+
+    assert [note for note in report.plan.notes if "0.0059 become zeros" in note]
+
+
+@pytest.mark.parametrize("word", ["iq2_xxs", "q6_k"])
+def test_values_that_count_beyond_any_sum_are_refused(word: str, tmp_path: Path) -> None:
+    """Of IQ2_XXS ggml ended the process, and made zeros of others."""
+    source = save(tmp_path / "hf", WIDE.config(), WIDE.tensors())
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    sums = sums_of(tmp_path / "plain.gguf")
+    for each, _ in sums.values():
+        each *= 1e36
+    imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums)
+
+    with pytest.raises(UnsupportedError, match="have sums beyond float32's range"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word, imatrix=imatrix))
 
 
 def test_the_report_says_how_far_values_moved(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
@@ -726,7 +762,10 @@ def test_a_bump_holds_the_blocks_of_the_gguf(sources: Sources, tmp_path: Path, c
     assert (made.code, compared.code) == (0, 0), made.err
 
 
-@pytest.mark.parametrize("data", [b"", b"\1\0\0\0", b"GGUF", struct.pack("<i", 9) + b"\xff" * 40])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\1\0\0\0", b"GGUF", struct.pack("<i", 9) + b"\xff" * 40, struct.pack("<ii1sii2f", 1, 1, b"q", 1, 2, 1, -1)],
+)
 def test_what_is_no_importance_matrix_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "i.dat").write_bytes(data)
 

@@ -55,8 +55,8 @@ def read_imatrix(path: Path) -> Imatrix:
     if not found.matrices:
         raise _fault(path, "holds no entries")
     for name, numbers in found.matrices.items():
-        if not np.isfinite(numbers).all():
-            raise _fault(path, f"{quoted(name)} holds a number that is not finite")
+        if not (np.isfinite(numbers) & (numbers >= 0)).all():
+            raise _fault(path, f"{quoted(name)} holds a number that is no mean of squares")
     return found
 
 

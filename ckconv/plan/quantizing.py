@@ -34,7 +34,7 @@ from ckconv.quant.convert import (
     needs_library,
     of_values,
 )
-from ckconv.quant.mlx import MODES
+from ckconv.quant.mlx import LEAST_NVFP4, MODES
 
 # -- llama-quantize's recipes, plan/recipes.toml -----------------------------------------------------------------------
 
@@ -450,6 +450,8 @@ class Quantized:
                 planner.notes.append(
                     f"ggml-python makes other blocks of {dtype} than llama.cpp, and libgguf makes them"
                 )
+            if dtype.name == "NVFP4":
+                planner.notes.append(LEAST_NVFP4)
         seconds = sum(
             math.prod(item.matrix.shape) / (SPEED.get(self.types[item.matrix.name].name, _FAST) * 1e6)
             for item in placed

@@ -213,7 +213,7 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     _check_finite(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
-    _check_held(floats, dtype)
+    _check_held(floats, dtype, importance)
     if has_library():
         return _by_library(np.ascontiguousarray(floats), dtype, importance)
     import gguf.quants
@@ -250,12 +250,21 @@ def _beyond(floats: Floats, dtype: DType) -> UnsupportedError:
 #: holds: scales of float16 times those of Q6_K, which reach furthest; of NVFP4 the largest E4M3 times 6.
 _ENDS = dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ4_XS", "Q3_K", "Q6_K"), 65504.0 * 128 * 32) | {"NVFP4": 448.0 * 6}
 
+#: Squares of values, times what they count, of which 256 times the codes have a sum in float32: of an infinite one ggml
+#: makes zeros, or no number, and of IQ2_XXS it ends the process ("not on grid").
+_SUMMED = 2.0**110
+
 #: Values of an IQ3_S that have a scale.
 _GROUP = 32
 
 
-def _check_held(floats: Floats, dtype: DType) -> None:
-    """Refuse values of which ggml's quantizer makes others in silence."""
+def _check_held(floats: Floats, dtype: DType, importance: Floats | None) -> None:
+    """Refuse values of which ggml's quantizer makes others in silence, or ends."""
+    if importance is not None and floats.size:
+        most, weight = float(np.abs(floats).max()), float(importance.max())
+        if weight * most**2 > _SUMMED:
+            text = f"values up to {most:g} that count up to {weight:g} (--imatrix) have sums beyond float32's range"
+            raise UnsupportedError("quantize.value", text, found=weight)
     if dtype.name in _ENDS and max(floats.max(initial=0), -floats.min(initial=0)) > _ENDS[dtype.name]:
         raise _beyond(floats, dtype)
     if dtype.name != "IQ3_S":

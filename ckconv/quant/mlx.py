@@ -332,6 +332,11 @@ def viewed(plane: Tensor, dtype: DType) -> Tensor:
 #: Below it a group of one value would be divided by nothing (``eps`` of ``mlx.core.quantize``).
 _LEAST_SCALE = 1e-7
 
+#: What E4M3 scales do in ggml, too (``ggml_fp32_to_ue4m3``): below half of the least one, 2^-9, there is 0.
+LEAST_NVFP4 = (
+    "16 values of NVFP4 that are all below 0.0059 become zeros: its least scale is 2^-9, and codes end at 6 times it"
+)
+
 #: The largest 4-bit and 8-bit float, and between which magnitudes 4-bit codes change.
 _LARGEST = {4: 6.0, 8: 448.0}
 _STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)

@@ -1,13 +1,15 @@
 """Whether blocks hold values as nearly as their type's quantizer does.
 
-Most of ggml's quantizers search for scales, some with an importance matrix, so blocks are not made a second time. What
-is looked at is true of every right block: codes are the next ones of the scales as they are stored, errors are no
-larger than those of scales that merely reach far enough, and values are on the average as large as the source's.
+Blocks are made a second time: by another implementation where there is one, else by ggml's own, which finds what is
+wrong in the use of it. Most of ggml's quantizers search for scales, and what is looked at besides is true of every
+right block: codes are the next ones of the scales as they are stored, errors are no larger than those of scales that
+merely reach far enough, and values are on the average as large as the source's. Merged values, which are a sum in
+another order here, have nothing else.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +29,19 @@ class Codes(NamedTuple):
         bits: bits of a code.
         scale_bits: bits of a scale, as a multiple of that of 256 numbers; 0 is a float of its own.
         minimum: whether the codes begin at a stored number (K-quants: at 0 or below), else they lie around 0.
-        zero: whether 0 is one of them (``affine_quantize`` of MLX's ``quantized.h``).
+        mlx: ``affine_quantize`` of MLX's ``quantized.h``.
     """
 
     group: int
     bits: int
     scale_bits: int = 0
     minimum: bool = True
-    zero: bool = False
+    mlx: bool = False
+
+    @property
+    def zero(self) -> bool:
+        """Whether 0 is one of the codes in any case."""
+        return self.mlx and self.bits > 1
 
 
 #: ggml's types of such codes (block_q4_0 to block_q6_K of ggml-common.h).
@@ -93,11 +100,12 @@ _FACTOR = (0.8, 1.12)
 #: A row is judged as a whole where its energy is that of this share of its columns, or more.
 _SPREAD = 0.05
 
-#: Rows of smaller values may be rounded to zeros, and those may have scales of few digits, as float16 has.
-_ZEROS, _FEW = 2.0**-15, 2.0**-10
+#: Rows of smaller values may be rounded to zeros (half of float16's least, times 128 and 32 of Q6_K), and what is not
+#: may have scales of few digits.
+_ZEROS, _FEW = 2.0**-13, 2.0**-10
 
-#: Types whose scales are coarser: NVFP4's are codes of eight bits.
-_COARSE = {"NVFP4": 2.0**-6}
+#: Types whose scales are coarser: NVFP4's are E4M3 numbers, and have a digit at 2**-9, six times which is a value.
+_COARSE = {"NVFP4": 2.0**-4}
 
 #: Squares of larger values have no sum in float32.
 _LARGEST = 2.0**49
@@ -132,6 +140,20 @@ def again(values: Doubles, dtype: DType, *, weighed: bool) -> Doubles | None:
     kind = GGMLQuantizationType(dtype.ggml)
     with np.errstate(all="ignore"):  # of the reciprocal of a scale near 0
         return np.asarray(quants.dequantize(quants.quantize(values.astype(np.float32), kind), kind), np.float64)
+
+
+def by_ggml(values: Doubles, dtype: DType, importance: Doubles | None) -> Rows | None:
+    """Blocks that ggml's own code makes of rows, each by its importance."""
+    try:
+        import libgguf
+    except ImportError:
+        return None
+    made = np.empty((len(values), dtype.nbytes(values.shape[1])), np.uint8)
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    for number, row in enumerate(values.astype(np.float32)):
+        how = None if weights is None else weights[number]
+        libgguf.quantize_rows_into_raw(dtype.ggml, row, made[number], 1, len(row), how)
+    return made
 
 
 def misplaced(raw: Rows, found: Doubles, meant: Doubles, slack: Doubles, dtype: DType) -> NDArray[np.bool_] | None:
@@ -221,18 +243,19 @@ def linearly(values: Doubles, codes: Codes, number: DType, *, below: bool = Fals
     Args:
         below: the codes begin at 0 or below it in any case (``make_qkx3_quants`` of ggml-quants.c).
     """
-    grouped = values.reshape(len(values), -1, codes.group)
+    number_of = np.float32 if codes.mlx else np.float64  # of ties the one that MLX computes with
+    grouped: NDArray[Any] = values.reshape(len(values), -1, codes.group).astype(number_of)
     low, high = grouped.min(axis=-1), grouped.max(axis=-1)
     last = (1 << codes.bits) - 1
-    if not codes.minimum:  # of the codes around 0, the negative ones reach one further
-        step = -np.where(high > -low, high, low) * 2 / (last + 1)
-    else:
-        low = np.minimum(low, 0) if codes.scale_bits or below else low
-        step = (high - low) / last
     with np.errstate(all="ignore"):
+        if not codes.minimum:  # of the codes around 0, the negative ones reach one further
+            step = -np.where(high > -low, high, low) * 2 / (last + 1)
+        else:
+            low = np.minimum(low, 0) if codes.scale_bits or (below and not codes.mlx) else low
+            step = np.maximum((high - low) / last, 1e-7 if codes.mlx else 0)
         if codes.zero:
             under = np.abs(low) > np.abs(high)
-            edge, step = np.where(under, low, high), np.maximum(step, 1e-7) * np.where(under, 1, -1)
+            edge, step = np.where(under, low, high), np.where(under, step, -step)
             at = np.rint(edge / step)
             step, low = np.where(at, edge / at, step), np.where(at, edge, 0)
         unit = _stored(step, codes, codes.scale_bits - (not codes.minimum), number)

@@ -38,9 +38,20 @@ from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
-from ckconv.quant.mlx import triple_of
+from ckconv.quant.mlx import Quantization, triple_of
 from ckconv.quant.packed import Scheme, scheme_of
-from ckconv.verification.rounding import DROPPED, E2M1, LINEAR, Codes, again, misplaced, out_of_step, rounded
+from ckconv.verification.rounding import (
+    DROPPED,
+    E2M1,
+    LINEAR,
+    Codes,
+    again,
+    by_ggml,
+    linearly,
+    misplaced,
+    out_of_step,
+    rounded,
+)
 
 #: Rows from the first on, and rows between them and the last, that are looked at.
 FIRST, BETWEEN = 4, 8
@@ -74,20 +85,22 @@ class Sample(NamedTuple):
 _HALF = 2.0**-24
 
 
-def sampled(rows: int, columns: int, *, packed: bool) -> Index:
-    """The numbers of the rows that are looked at."""
+def sampled(rows: int, columns: int, *, packed: bool, parts: int = 1) -> Index:
+    """The numbers of the rows that are looked at, some in each of the parts."""
     count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
     first = np.arange(min(FIRST, count))
     if packed or count <= FIRST:
         return first
-    between = np.linspace(FIRST, rows - 1, min(BETWEEN, count - FIRST), dtype=np.int64)
+    between = np.linspace(FIRST, rows - 1, min(max(BETWEEN, parts), count - FIRST), dtype=np.int64)
     return np.concatenate([first, between])
 
 
 def disagreement(sample: Sample, files: Files) -> str:
     """A fault of the sampled rows; empty where there is none."""
     out, source = sample.out, sample.source
-    rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed) or not out.layout.whole_rows)
+    parts = out.shape[0] if len(out.shape) == 3 else 1  # experts
+    packed = bool(source.packed) or not out.layout.whole_rows
+    rows = sampled(out.layout.rows, out.layout.cols, packed=packed, parts=parts)
     settings, merged = _settings(sample.model), bool(sample.model.adapters)
     if merged:
         rows = np.union1d(rows, _replaced(source, sample.model))
@@ -615,22 +628,31 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     # A sum of an adapter's products is rounded in another order here: its code may be the next one, its scale another.
     merged = bool(sample.model.adapters)
     meant = rounded(meant, sample.source.dtype) if merged else meant
-    slack, wrong, made = 2 * _of_merge(sample, meant), None, None
+    slack, wrong, made, theirs = 2 * _of_merge(sample, meant), None, None, None
     codes, number = LINEAR.get(out.dtype.name), F16
+    importance: Doubles | None = None
+    if sample.importance is not None:
+        each = out.layout.rows // len(sample.importance)
+        importance = sample.importance[rows // each].astype(np.float64)
     if triple is not None:
         q, number = triple.quantization, triple.number
-        codes = Codes(q.group_size, q.bits, zero=q.bits > 1)
+        codes = Codes(q.group_size, q.bits, mlx=True)
         parts = _parts(out, files, rows)
         assert parts is not None
         assert parts[2] is not None
-        wrong = _between_codes(found, meant, parts[1], parts[2], slack, q.bits, number)
-    elif not merged and (made := again(meant, out.dtype, weighed=sample.importance is not None)) is not None:
+        if merged:
+            wrong = _between_codes(found, meant, parts[1], parts[2], slack, q.bits, number)
+        else:
+            made, _ = linearly(rounded(meant, number), codes, number)
+            wrong = found != made
+    elif not merged and (made := again(meant, out.dtype, weighed=importance is not None)) is not None:
         wrong = found != made
         if out.dtype.name == "Q1_0":  # whose scale is a sum
             wrong &= np.abs(found - made) > np.abs(made) * 2.0**-10
     else:
         raw = np.ascontiguousarray(RowReader(out, files).gather(rows))
         wrong = misplaced(raw, found, meant, slack, out.dtype)
+        theirs = None if merged else by_ggml(meant, out.dtype, importance)
     if wrong is not None and wrong.any():
         row, column = (int(n) for n in np.argwhere(wrong)[0])
         place = f"row {rows[row]:,}, column {column:,} is"
@@ -638,10 +660,9 @@ def _quantized(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
             return f"{place} {found[row, column]:.9g}, and another code is nearer to {meant[row, column]:.9g}"
         by = f"another quantizer makes {made[row, column]:.9g} of {meant[row, column]:.9g}"
         return f"{place} {found[row, column]:.9g}, {by}"
-    importance: Doubles | None = None
-    if sample.importance is not None:
-        each = out.layout.rows // len(sample.importance)
-        importance = sample.importance[rows // each].astype(np.float64)
+    if theirs is not None:
+        others = rows[(raw != theirs).any(axis=1)]
+        return f"row {others[0]:,}: ggml makes other blocks of the source's values" if len(others) else ""
     fault = out_of_step(found, meant, slack, importance, out.dtype.name, codes, number) if made is None else None
     return f"row {rows[fault[0]]:,}: {fault[1]}" if fault else ""
 
@@ -666,19 +687,44 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
     if parts is None:
         return ""
     codes, scales, _ = parts
-    four = codes.size and float(np.nanmax(np.abs(codes))) <= 6
-    table = np.unique(E2M1 if four else _floats8(4, 3)[np.arange(127)])
+    triple = triple_of(sample.out.dtype)
+    assert triple is not None
+    table = np.unique(E2M1 if triple.quantization.bits == 4 else _floats8(4, 3)[np.arange(127)])
+    misscaled = _misscaled(scales, meant, float(table[-1]), triple.quantization, sample)
     table = np.unique(np.concatenate([table, -table]))
     with np.errstate(all="ignore"):
-        scaled = np.where(scales == 0, 0, meant / scales)
+        scaled = np.where(scales == 0, 0, meant / scales).clip(table[0], table[-1])
         at = np.clip(np.searchsorted(table, scaled), 1, len(table) - 1)
         least = np.minimum(np.abs(table[at - 1] - scaled), np.abs(table[at] - scaled))
         slack = _of_merge(sample, meant) / np.where(scales == 0, 1, np.abs(scales))
-        wrong = np.abs(codes - scaled) > least * (1 + 2**-10) + 2**-20 + 2 * slack
+        wrong = misscaled | (np.abs(codes - scaled) > least * (1 + 2**-10) + 2**-20 + 2 * slack)
     if not wrong.any():
         return ""
     row, column = (int(n) for n in np.argwhere(wrong)[0])
     return f"row {rows[row]:,}, column {column:,} is not the code next to {meant[row, column]:.9g}"
+
+
+def _misscaled(scales: Doubles, meant: Doubles, largest: float, q: Quantization, sample: Sample) -> NDArray[np.bool_]:
+    """Scales that are not the next ones to each group's largest value.
+
+    Next E4M3, or the least power of two (``fp_quantize`` of MLX's ``fp_quantized.h``), to what a number of the weights'
+    own type is of the quotient by the largest code. Of zeros it is 1.
+    """
+    size, source = q.group_size, sample.source.dtype
+    number = source if source in (F16, BF16) and sample.factor == 1.0 else F32
+    groups, slack = np.abs(meant).reshape(len(meant), -1, size).max(axis=-1), 2 * _of_merge(sample, meant)[:, ::size]
+    low, high = (rounded((groups + end) / largest, number) for end in (-slack, slack))
+    zero = low <= 0
+    if q.mode == "nvfp4":
+        table = _floats8(4, 3)[np.arange(127)]
+        middle = (table[1:] + table[:-1]) / 2
+        low, high = table[np.searchsorted(middle, low)], table[np.searchsorted(middle, high, "right")]
+    else:
+        with np.errstate(all="ignore"):
+            low, high = (np.exp2(np.ceil(np.log2(end)).clip(-127, 127)) for end in (low, high))
+        low, high = np.where(zero, 0, low), np.where(zero, np.maximum(high, 1), high)
+    stored = scales[:, ::size]
+    return np.repeat((stored < low) | (stored > high), size, axis=1)
 
 
 def _of_merge(sample: Sample, meant: Doubles) -> Doubles:

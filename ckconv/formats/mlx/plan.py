@@ -31,7 +31,7 @@ from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import FLOATS, Asked, names, parsed
 from ckconv.plan.steps import DECODE, Module, Piece, Plan, Reason, decode_hint
 from ckconv.quant.convert import Action, Conversion, Errors, Quantizing, decodable, of_values, side_by_side
-from ckconv.quant.mlx import MODES, Quantization, Triple, quantization, triple_of, triple_type
+from ckconv.quant.mlx import LEAST_NVFP4, MODES, Quantization, Triple, quantization, triple_of, triple_type
 from ckconv.quant.packed import is_scaled, nearest
 from ckconv.quant.repack import BY_BLOCK, SCATTERED, SUPERBLOCKS, is_fp8, scattered, triple_for
 
@@ -304,6 +304,8 @@ class MlxPlanner(CheckpointPlanner):
             engine = self.loader.name
             hint = "" if word else f"{engine}'s class asks for that; --quantize GLOB=TYPE asks for another type"
             self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
+        if chosen is not None and chosen.mode == "nvfp4" and LEAST_NVFP4 not in self.notes:
+            self.notes.append(LEAST_NVFP4)
         return {part.name: self._chosen(part, chosen, FLOATS.get(word)) for part in parts}
 
     def _refuse_faults(self) -> None:
