@@ -38,7 +38,7 @@ from ckconv.core.metadata import beside, document_of
 from ckconv.core.tensors import Packed, Role, Tensor, TensorIndex
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
-from ckconv.quant.mlx import Quantization, triple_of
+from ckconv.quant.mlx import triple_of
 from ckconv.quant.packed import Scheme, scheme_of
 from ckconv.verification.rounding import (
     DROPPED,
@@ -690,7 +690,7 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
     triple = triple_of(sample.out.dtype)
     assert triple is not None
     table = np.unique(E2M1 if triple.quantization.bits == 4 else _floats8(4, 3)[np.arange(127)])
-    misscaled = _misscaled(scales, meant, float(table[-1]), triple.quantization, sample)
+    misscaled = _misscaled(scales, meant, float(table[-1]), sample)
     table = np.unique(np.concatenate([table, -table]))
     with np.errstate(all="ignore"):
         scaled = np.where(scales == 0, 0, meant / scales).clip(table[0], table[-1])
@@ -704,18 +704,20 @@ def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
     return f"row {rows[row]:,}, column {column:,} is not the code next to {meant[row, column]:.9g}"
 
 
-def _misscaled(scales: Doubles, meant: Doubles, largest: float, q: Quantization, sample: Sample) -> NDArray[np.bool_]:
+def _misscaled(scales: Doubles, meant: Doubles, largest: float, sample: Sample) -> NDArray[np.bool_]:
     """Scales that are not the next ones to each group's largest value.
 
     Next E4M3, or the least power of two (``fp_quantize`` of MLX's ``fp_quantized.h``), to what a number of the weights'
     own type is of the quotient by the largest code. Of zeros it is 1.
     """
-    size, source = q.group_size, sample.source.dtype
+    triple, source = triple_of(sample.out.dtype), sample.source.dtype
+    assert triple is not None
+    size = triple.quantization.group_size
     number = source if source in (F16, BF16) and sample.factor == 1.0 else F32
     groups, slack = np.abs(meant).reshape(len(meant), -1, size).max(axis=-1), 2 * _of_merge(sample, meant)[:, ::size]
     low, high = (rounded((groups + end) / largest, number) for end in (-slack, slack))
     zero = low <= 0
-    if q.mode == "nvfp4":
+    if triple.quantization.mode == "nvfp4":
         table = _floats8(4, 3)[np.arange(127)]
         middle = (table[1:] + table[:-1]) / 2
         low, high = table[np.searchsorted(middle, low)], table[np.searchsorted(middle, high, "right")]
