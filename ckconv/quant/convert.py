@@ -259,7 +259,7 @@ _GROUP = 32
 
 
 def _check_held(floats: Floats, dtype: DType, importance: Floats | None) -> None:
-    """Refuse values of which ggml's quantizer makes others in silence, or ends."""
+    """Refuse values of which ggml makes others in silence, or ends."""
     if importance is not None and floats.size:
         most, weight = float(np.abs(floats).max()), float(importance.max())
         if weight * most**2 > _SUMMED:
