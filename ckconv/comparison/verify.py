@@ -21,7 +21,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import Content, beside, scalar
-from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
     CkconvError,
     InputError,
@@ -510,10 +510,19 @@ def _of_its_place(
 
 
 def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
-    """Content with flags that only another GGUF says, by their defaults."""
-    taken = adds_by_default(index.metadata) if index.metadata_kind is MetadataKind.TYPED else {}
-    flags = {key: scalar("bool", value) for key, value in taken.items() if key in other.keys}
-    return content._replace(keys={**flags, **content.keys})
+    """Content with flags and sizes of heads that only another GGUF says, by their defaults."""
+    if index.metadata_kind is not MetadataKind.TYPED:
+        return content
+    taken = {key: scalar("bool", value) for key, value in adds_by_default(index.metadata).items()}
+    hidden, heads = (stored_value(index, f"{index.architecture}.{key}") for key in _OF_HEADS)
+    if type(hidden) is int and type(heads) is int and heads > 0:  # load_hparams of llama.cpp
+        lengths = (f"{index.architecture}.attention.{part}_length" for part in ("key", "value"))
+        taken |= dict.fromkeys(lengths, scalar("u32", hidden // heads))
+    return content._replace(keys={**{key: taken[key] for key in taken.keys() & other.keys}, **content.keys})
+
+
+#: Of these llama.cpp makes the size of a head where no key says it.
+_OF_HEADS = ("embedding_length", "attention.head_count")
 
 
 def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
