@@ -510,7 +510,7 @@ def _of_its_place(
 
 
 def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
-    """Content with flags and sizes of heads that only another GGUF says, by their defaults."""
+    """Content with what only another GGUF says, by its defaults."""
     if index.metadata_kind is not MetadataKind.TYPED:
         return content
     taken = {key: scalar("bool", value) for key, value in adds_by_default(index.metadata).items()}
