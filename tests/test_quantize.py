@@ -454,6 +454,16 @@ def test_values_that_blocks_of_mlx_hold_are_quantized(word: str, tmp_path: Path)
     assert 0 < error["largest"] < 2e11
 
 
+def test_blocks_that_take_an_importance_matrix_are_not_compared_without_it(tmp_path: Path) -> None:
+    source, word = save(tmp_path / "hf", WIDE.config(), WIDE.tensors()), "iq2_xxs"
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    imatrix = save_imatrix(tmp_path / "imatrix.gguf", sums_of(tmp_path / "plain.gguf"))
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word, imatrix=imatrix))
+
+    with pytest.raises(UnsupportedError, match="IQ2_XXS needs an importance matrix"):
+        ckconv.verify(tmp_path / "m.gguf", source, weights=True)
+
+
 @pytest.mark.parametrize("to", ["gguf", "mlx"])
 def test_a_note_says_what_becomes_zeros_in_nvfp4(to: str, tmp_path: Path) -> None:
     tensors = WIDE.tensors()

@@ -260,6 +260,10 @@ _GROUP = 32
 
 def _check_held(floats: Floats, dtype: DType, importance: Floats | None) -> None:
     """Refuse values of which ggml makes others in silence, or ends."""
+    if importance is None and dtype.name in NEEDS_IMPORTANCE:  # of a plan this is refused before
+        raise UnsupportedError(
+            "quantize.imatrix", f"{dtype} needs an importance matrix", hint="--imatrix FILE names the one that was used"
+        )
     if importance is not None and floats.size:
         most, weight = float(np.abs(floats).max()), float(importance.max())
         if weight * most**2 > _SUMMED:
