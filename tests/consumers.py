@@ -45,6 +45,7 @@ class DoesNotRun(Exception):
 class Request:
     """What is asked: ``rows`` names the file for the answer, ``adapter`` one that is used beside the model.
 
+    ``states`` names the file of what a drafter reads of its model.
     ``strict``: that the class has no weight that is not stored, and none is stored that the class does not have.
     """
 
@@ -53,6 +54,7 @@ class Request:
     rows: str
     adapter: str = ""
     strict: bool = False
+    states: str = ""
 
 
 def serve(answer: Callable[[Request], np.ndarray]) -> None:
@@ -90,8 +92,9 @@ class Consumer:
         self._process: subprocess.Popen[str] | None = None
 
     def logits(
-        self, model: Path, prompt: tuple[int, ...], *, adapter: Path | None = None, strict: bool = False
-    ) -> np.ndarray:
+        self, model: Path, prompt: tuple[int, ...], *, adapter: Path | None = None, strict: bool = False,
+        states: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """``[positions, vocabulary]`` in float32.
 
         Raises:
@@ -99,7 +102,10 @@ class Consumer:
         """
         with tempfile.TemporaryDirectory() as folder:
             rows = str(Path(folder) / "rows.npy")
-            said = self.ask(asdict(Request(str(model), prompt, rows, str(adapter or ""), strict)))
+            read = "" if states is None else str(Path(folder) / "states.npy")
+            if states is not None:
+                np.save(read, states.astype(np.float32))
+            said = self.ask(asdict(Request(str(model), prompt, rows, str(adapter or ""), strict, read)))
             if said:
                 raise DoesNotRun(said)
             return np.asarray(np.load(rows), np.float32)

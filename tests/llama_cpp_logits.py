@@ -31,6 +31,10 @@ class Batch(ctypes.Structure):
     )  # fmt: skip
 
 
+#: Of llama-ext.h, under their names of C++.
+SET_NEXTN = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+GET_NEXTN = "_Z26llama_get_embeddings_nextnP13llama_context"
+
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_default_params": (Opaque, []),
     "llama_context_default_params": (Opaque, []),
@@ -58,6 +62,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_embeddings_seq": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_model_n_cls_out": (ctypes.c_uint32, [ctypes.c_void_p]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
+    SET_NEXTN: (None, [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]),
+    GET_NEXTN: (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p]),
     "llama_free": (None, [ctypes.c_void_p]),
     "llama_model_free": (None, [ctypes.c_void_p]),
 }  # fmt: skip
@@ -130,18 +136,41 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
             width = llama.llama_model_n_embd(model)
             found = (llama.llama_get_embeddings_ith(context, i) for i in range(count))
             return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
+        if request.states:
+            return drafted(llama, model, context, batch, np.load(request.states))
         if llama.llama_model_has_encoder(model) and llama.llama_encode(context, batch):
             raise ValueError("llama.cpp does not encode")
         if llama.llama_decode(context, batch):
             raise ValueError("llama.cpp does not decode")
-        words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-        found = (llama.llama_get_logits_ith(context, i) for i in range(count))
-        return np.stack([np.ctypeslib.as_array(row, (words,)).copy() for row in found])
+        return logits(llama, model, context, count)
     finally:
         llama.llama_batch_free(batch)
         if context:
             llama.llama_free(context)
         llama.llama_model_free(model)
+
+
+def logits(llama: ctypes.CDLL, model: int, context: int, count: int) -> np.ndarray:
+    """Those of every position."""
+    words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+    found = (llama.llama_get_logits_ith(context, i) for i in range(count))
+    return np.stack([np.ctypeslib.as_array(row, (words,)).copy() for row in found])
+
+
+def drafted(llama: ctypes.CDLL, model: int, context: int, batch: Batch, states: np.ndarray) -> np.ndarray:
+    """What a drafter says of tokens beside states of its model, as common/speculative.cpp asks it."""
+    count, width, tokens = len(states), llama.llama_model_n_embd(model), batch.token
+    getattr(llama, SET_NEXTN)(context, True, False)
+    batch.token, batch.embd = None, states.ctypes.data
+    if llama.llama_encode(context, batch):
+        raise ValueError("llama.cpp does not encode")
+    fused = np.ctypeslib.as_array(getattr(llama, GET_NEXTN)(context), (count, width)).copy()
+    batch.token, batch.embd = tokens, fused.ctypes.data
+    failed = llama.llama_decode(context, batch)
+    batch.embd = None  # else llama_batch_free would free it
+    if failed:
+        raise ValueError("llama.cpp does not decode")
+    return logits(llama, model, context, count)
 
 
 def scores(llama: ctypes.CDLL, model: int, prompt: tuple[int, ...]) -> np.ndarray:

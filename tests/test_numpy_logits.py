@@ -1,6 +1,7 @@
 """Families that one engine alone computes, computed once more: their papers' formulas in numpy, from the checkpoint.
 
 The logits that were recorded are mlx-lm's, of the class that it has; this shares nothing with it, nor with ckconv.
+llama.cpp computes those of a drafter here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import consumers
 import family_cases
 import numpy as np
 import pytest
 import safetensors
+
+import ckconv
 
 Array = np.ndarray[Any, np.dtype[Any]]
 W = Mapping[str, Array]
@@ -22,7 +26,7 @@ def read(folder: Path) -> dict[str, Array]:
     """Every tensor as float64; BF16 is the upper half of a float32."""
     found = {}
     for name, one in safetensors.deserialize((folder / "model.safetensors").read_bytes()):
-        stored = np.frombuffer(one["data"], {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[one["dtype"]])
+        stored = np.frombuffer(one["data"], {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}[one["dtype"]])
         wide = (stored.astype("<u4") << 16).view("<f4") if one["dtype"] == "BF16" else stored
         found[name] = wide.reshape(one["shape"]).astype(np.float64)
     return found
@@ -63,9 +67,9 @@ def mlp(x: Array, w: W, name: str, act: Callable[[Array], Array] = silu) -> Arra
     return linear(gated, w, f"{name}.down_proj")
 
 
-def turned(x: Array, dims: int, base: float, *, neighbors: bool = False) -> Array:
+def turned(x: Array, dims: int, base: float, *, neighbors: bool = False, slower: float = 1) -> Array:
     """Heads ``[H, T, D]``, whose first elements turn with the position."""
-    angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(0, dims, 2) / dims)
+    angles = np.arange(x.shape[1])[:, None] / slower * base ** (-np.arange(0, dims, 2) / dims)
     cos, sin = np.cos(angles), np.sin(angles)
     rest = x[..., dims:]
     a, b = (x[..., 0:dims:2], x[..., 1:dims:2]) if neighbors else (x[..., : dims // 2], x[..., dims // 2 : dims])
@@ -322,3 +326,47 @@ def test_what_mlx_lm_computes_is_what_the_formulas_say(case: family_cases.Case, 
     folder = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     rows = FORMULAS[case.family](case.recorded["config"], read(folder), np.array(case.tokens))
     assert np.abs(family_cases.kept(case, rows) - np.array(case.recorded["logits"])).max() < 1e-4
+
+
+def eagle3(c: Mapping[str, Any], w: W, tokens: Array, states: Array) -> Array:
+    """Logits of a drafter, given the three hidden states of its model beside each token."""
+    eps, count, groups, at = c["rms_norm_eps"], c["num_attention_heads"], c["num_key_value_heads"], "midlayer"
+    fused = linear(rms(states, w["input_norm.weight"], eps), w, "fc")
+    normed = rms(fused, w[f"{at}.hidden_norm.weight"], eps)
+    x = np.concatenate([rms(w["embed_tokens.weight"][tokens], w[f"{at}.input_layernorm.weight"], eps), normed], -1)
+    sizes = {"q": count, "k": groups, "v": groups}
+    q, k, v = (heads(linear(x, w, f"{at}.self_attn.{one}_proj"), size) for one, size in sizes.items())
+    dims, slower = c["head_dim"], c["rope_scaling"].get("factor", 1.0)
+    q, k = (turned(one, dims, c["rope_theta"], slower=slower) for one in (q, k))
+    x = normed if c.get("norm_before_residual") else fused
+    x = x + linear(attend(q, k, v, dims**-0.5), w, f"{at}.self_attn.o_proj")
+    x = x + mlp(rms(x, w[f"{at}.post_attention_layernorm.weight"], eps), w, f"{at}.mlp")
+    drafted = linear(rms(x, w["norm.weight"], eps), w, "lm_head")
+    rows = np.full((len(tokens), c["vocab_size"]), -np.inf)
+    rows[:, (np.arange(drafted.shape[1]) + w["d2t"]).astype(int)] = drafted
+    return rows
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"norm_before_residual": True}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}]
+)
+def test_what_llama_cpp_drafts_is_what_the_formulas_say(
+    more: dict[str, Any], tmp_path: Path, llama_cpp: consumers.Consumer
+) -> None:
+    """The states of its model are drawn; sections of RoPE are the same for a text as none."""
+    case = next(case for case in family_cases.cases("eagle3") if case.name == "seeing")
+    config = {**case.recorded["config"], **more}
+    folder = family_cases.checkpoint({**case.recorded, "config": config}, tmp_path / "hf", case.tokenizer)
+    weights = read(folder)
+    target = {**case.recorded, "config": {**config, "num_hidden_layers": config["num_target_layers"]}}
+    base = family_cases.checkpoint(target, tmp_path / "base", case.tokenizer)
+    ckconv.convert(folder, tmp_path / "m.gguf", options=ckconv.Options(base=base))
+    states = np.random.default_rng(0).normal(size=(case.prompt, weights["fc.weight"].shape[1]))
+
+    rows = llama_cpp.logits(tmp_path / "m.gguf", case.tokens, states=states)
+
+    expected = eagle3(config, weights, np.array(case.tokens), states)
+    drafted = np.isfinite(expected)
+    assert drafted.any(0).sum() == config["draft_vocab_size"]
+    assert np.abs(rows[drafted] - expected[drafted]).max() < 1e-5
+    assert (rows[~drafted] == -np.inf).all()
