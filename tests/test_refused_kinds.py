@@ -90,6 +90,18 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("gpt2", "m/", {"n_positions": 0}, "n_positions is 0, the position embedding has"),
     ("step3p5", "m/", {"rope_theta": [-1e4] * 4}, "rope_theta must be 0 or more, got -10000.0"),
     ("olmo_hybrid", "m/", {"rope_parameters": None, "rope_theta": 0}, "rope_theta is 0"),
+    # classes choose nothing of no groups, divide by them, or stop; engines pass over both
+    *(
+        (family, "m/", {key: 0}, f"{key} = 0: whole numbers from 1 to")
+        for key in ("topk_group", "n_group")
+        for family in ("bailing_moe_linear", "deepseek_v3", "dots1", "exaone_moe", "mimo_v2_flash", "nemotron_h_moe")
+    ),
+    ("bailing_hybrid", "m.gguf", {"n_group": 0}, "n_group = 0: whole numbers from 1 to"),
+    ("kimi_linear", "m.gguf", {"topk_group": 0}, "topk_group = 0: whole numbers from 1 to"),
+    ("nanbeige", "m.gguf", {"num_loops": 0}, "num_loops = 0: whole numbers from 1 to"),
+    ("gptj", "m/", {"rotary_dim": -1}, "rotary_dim = -1: whole numbers from 0 to"),
+    ("mamba2", "m/", {"head_dim": -1}, "head_dim = -1: whole numbers from 1 to"),
+    ("bailing_moe_v2_5", "m/", {"num_shared_experts": 0}, "num_shared_experts = 0: whole numbers from 1 to"),
     ("plamo3", "m/", {"rope_local_theta": -1e4}, "rope_local_theta must be 0 or more, got -10000.0"),
     # what is made of a number is read back before anything is written
     ("falcon_h1", "m.gguf", {"mamba_d_head": 3}, "mamba_d_head = 3, mamba_d_ssm = 28"),
