@@ -438,7 +438,7 @@ def test_a_size_that_its_class_makes_of_another_is_made_without_the_factor(tmp_p
 #: A value that no sound configuration has, or no engine computes -> what the sentence names.
 DAMAGED: list[tuple[str, str, object, str]] = [
     ("minicpm", "dim_model_base", 0, "dim_model_base"),
-    ("glm4_moe", "n_group", -1, "glm4moe.expert_group_count would be -1, which no u32 holds .n_group"),
+    ("glm4_moe", "n_group", -1, "n_group = -1: whole numbers from 1"),
     ("t5", "decoder_start_token_id", -1, "decoder_start_token_id would be -1"),
     ("kimi_linear", "head_dim", "x", "head_dim must be a whole number, got 'x'"),
     ("lfm2", "num_key_value_heads", "x", "num_key_value_heads must be a whole number, got 'x'"),
