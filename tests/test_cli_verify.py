@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bump_broken import Bump
+from family_cases import cases, checkpoint
 from gguf import GGMLQuantizationType as Q
+from gguf import GGUFReader
 from gguf_copies import gguf_copy
 from models import Model
+from safetensors.numpy import load_file
 
 FLOAT = Model(hidden=48, heads=4, kv_heads=2, ffn=72, vocab=33, context=7, qkv_bias=True)
 MODELS = {
@@ -547,6 +551,42 @@ def test_a_file_is_compared_with_what_is_its_own_beside_it(
     assert (result.code, said in result.err) == (5 if said else 0, True)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"attention.key_length": 8, "attention.value_length": 8}, ""),
+        ({"attention.value_length": 16}, "granite.attention.value_length = 16"),
+        ({"attention.value_length": 8.0}, "granite.attention.value_length is 8.0 (f32), 8 (u32) is meant"),
+        ({"rope.freq_base": 5e5}, "rope_theta is 500000.0, 10000.0 in the source"),
+    ],
+)
+def test_sizes_that_llama_cpp_takes_may_be_said_or_not(
+    keys: dict[str, int], said: str, fixtures: Path, tmp_path: Path, ckconv
+) -> None:
+    without = gguf_copy(fixtures / "zoo/granite.f32.gguf", tmp_path / "a.gguf", without=["granite.rope.freq_base"])
+    stated = gguf_copy(without, tmp_path / "b.gguf", keys={f"granite.{key}": value for key, value in keys.items()})
+    found = ckconv("verify", stated, without)
+    assert (found.code, said in found.err) == (5 if said else 0, True)
+    assert [ckconv("verify", without, stated).code, ckconv("diff", stated, without).code] == [found.code] * 2
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1 + 2**-23, 0), (1 + 2**-21, 5), (-1, 5)])
+def test_exponentials_of_another_program_are_off_by_less_than_the_last_place(
+    factor: float, code: int, tmp_path: Path, ckconv
+) -> None:
+    """torch computes ``-exp(A_log)`` in float32; what is next to the exact number is as right as the nearest."""
+    case = next(case for case in cases() if str(case) == "falcon_mamba-tied")
+    source = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+    stored = next(tensor for tensor in GGUFReader(tmp_path / "m.gguf").tensors if tensor.name == "blk.0.ssm_a")
+    exact = -np.exp(load_file(source / "model.safetensors")["backbone.layers.0.mixer.A_log"].astype(np.float64))
+    near = np.nextafter(stored.data, np.where(stored.data > exact, -np.inf, np.inf).astype(np.float32))
+    changed = near if factor == 1 + 2**-23 else stored.data * np.float32(factor)
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", tensors={"blk.0.ssm_a": changed})
+    result = ckconv("verify", tmp_path / "n.gguf", source)
+    assert (result.code, "blk.0.ssm_a" in result.err) == (code, code == 5)
+
+
 def test_no_piece_of_a_word_asks_for_an_unknown_token(fixtures: Path, tmp_path: Path, ckconv) -> None:
     """llama.cpp's converter names none where a SentencePiece model alone says it: its tokenizer has bytes instead."""
     source, key = tmp_path / "hf", "tokenizer.ggml.unknown_token_id"
@@ -554,6 +594,8 @@ def test_no_piece_of_a_word_asks_for_an_unknown_token(fixtures: Path, tmp_path: 
     assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
     gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", without=[key])
     assert [ckconv("verify", tmp_path / f"{name}.gguf", source).code for name in "mn"] == [0, 0]
+    assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "n.gguf").code == 0  # the types of tokens say which it is
+    gguf_copy(tmp_path / "m.gguf", tmp_path / "n.gguf", keys={key: 1})
     assert key in ckconv("diff", tmp_path / "m.gguf", tmp_path / "n.gguf").out
 
 

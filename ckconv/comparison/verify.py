@@ -21,7 +21,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import Content, beside, scalar
-from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import (
     CkconvError,
     InputError,
@@ -52,7 +52,7 @@ from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import Fact, check_documents, check_json, content_of_index, differences
-from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees
+from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees, taken_by_default
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:
@@ -510,19 +510,11 @@ def _of_its_place(
 
 
 def with_flags(index: TensorIndex, content: Content, other: Content) -> Content:
-    """Content with what only another GGUF says, by its defaults."""
-    if index.metadata_kind is not MetadataKind.TYPED:
-        return content
-    taken = {key: scalar("bool", value) for key, value in adds_by_default(index.metadata).items()}
-    hidden, heads = (stored_value(index, f"{index.architecture}.{key}") for key in _OF_HEADS)
-    if type(hidden) is int and type(heads) is int and heads > 0:  # load_hparams of llama.cpp
-        lengths = (f"{index.architecture}.attention.{part}_length" for part in ("key", "value"))
-        taken |= dict.fromkeys(lengths, scalar("u32", hidden // heads))
-    return content._replace(keys={**{key: taken[key] for key in taken.keys() & other.keys}, **content.keys})
-
-
-#: Of these llama.cpp makes the size of a head where no key says it.
-_OF_HEADS = ("embedding_length", "attention.head_count")
+    """Content with keys that only another GGUF says, by their defaults."""
+    taken = taken_by_default(index)
+    if taken:
+        taken |= {key: ("bool", value) for key, value in adds_by_default(index.metadata).items()}
+    return content._replace(keys={**{key: scalar(*taken[key]) for key in taken if key in other.keys}, **content.keys})
 
 
 def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:

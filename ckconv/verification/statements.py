@@ -51,6 +51,7 @@ from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
     TOKENS,
+    UNKNOWN_TYPE,
     engine_words,
     first_difference,
     needed,
@@ -270,9 +271,12 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         if source.metadata_kind is MetadataKind.DOCUMENT:
             said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
             for key in sorted(out.metadata.keys() - _own_keys(out)):
-                if re.match(said, key) and not _is_asked(key, options):
-                    yield Fact(key, shown(stored_value(out, key)), None)
+                value = stored_value(out, key)
+                idle = taken_by_default(out).get(key) == (out.metadata[key].type, value)
+                if re.match(said, key) and not (idle or _is_asked(key, options)):
+                    yield Fact(key, shown(value), None)
         return
+    taken = taken_by_default(out)
     for key in source.metadata:
         if (
             _is_asked(key, options)
@@ -281,11 +285,33 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
         ):
             continue
         if key not in out.metadata:
-            yield Fact(key, None, shown(stored_value(source, key)))
+            if taken.get(key) != (source.metadata[key].type, stored_value(source, key)):
+                yield Fact(key, None, shown(stored_value(source, key)))
         elif _stored(out, key) != _stored(source, key):
             ours, theirs = stored_value(out, key), stored_value(source, key)
             if ours != theirs:
                 yield first_difference(key, ours, theirs)
+
+
+def taken_by_default(index: TensorIndex) -> dict[str, tuple[str, Any]]:
+    """Keys of a GGUF -> types and values that llama.cpp takes without them.
+
+    Of any architecture (``load_hparams`` of llama-model.cpp, ``llama_vocab::impl::load``), as far as they are known.
+    """
+    if index.metadata_kind is not MetadataKind.TYPED:
+        return {}
+    architecture = index.architecture
+    taken: dict[str, tuple[str, Any]] = {f"{architecture}.rope.freq_base": ("f32", 10000.0)}
+    width = stored_value(index, f"{architecture}.embedding_length")
+    heads = stored_value(index, f"{architecture}.attention.head_count")
+    if type(width) is int and type(heads) is int and heads > 0:
+        sizes = needed()["llama_cpp"]["of_a_head"]
+        taken |= {f"{architecture}.{key}": ("u32", width // heads) for key in sizes}
+    kinds = stored_value(index, "tokenizer.ggml.token_type")
+    unread = stored_value(index, "tokenizer.ggml.model") in needed()["unread"]["unknown"]
+    if unread and isinstance(kinds, list) and kinds.count(UNKNOWN_TYPE) == 1:  # types say which it is
+        taken["tokenizer.ggml.unknown_token_id"] = ("u32", kinds.index(UNKNOWN_TYPE))
+    return taken
 
 
 def required_keys(index: TensorIndex) -> Iterator[str]:

@@ -51,8 +51,8 @@ _JINJA, _MORE = "chat_template.jinja", "additional_chat_templates/"
 _NAMED = re.compile("[a-z0-9_]{1,64}")
 
 #: Types of tokens (``enum llama_token_type``), and those that are looked for in a text before anything else.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_ADDED = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+_NORMAL, UNKNOWN_TYPE, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_ADDED = (UNKNOWN_TYPE, _CONTROL, _USER_DEFINED)
 
 #: What a ``tokenizer.json`` consists of (``Tokenizer`` of the tokenizers library, version 1.0).
 _PARTS = {
@@ -552,7 +552,7 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool, model: Any) -> Iterato
     if ours.types and theirs.types and ours.types != theirs.types:
         yield first_difference(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
     elif ours.special and theirs.special and (ours.types or theirs.types):
-        unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == _UNKNOWN}
+        unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == UNKNOWN_TYPE}
         lost = theirs.special - ours.special - unknown  # other documents may add to them
         for number in sorted(number for number in lost if theirs.tokens.get(number))[:1]:
             yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
@@ -561,7 +561,7 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool, model: Any) -> Iterato
         one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
         if one and ours.tokens.get(number) in needed()["ends"]["texts"]:
             continue  # a GGUF has one key for what ends a text and for what is put behind one
-        if role == "unk" and said is None and theirs.types.get(number, _UNKNOWN) not in _ADDED:
+        if role == "unk" and said is None and theirs.types.get(number, UNKNOWN_TYPE) not in _ADDED:
             continue  # transformers looks for such a token in a text, and this is a word of it, or fills a row
         if said != number and number in theirs.tokens:
             idle = said is None and role == "unk" and model in needed()["unread"]["unknown"]
@@ -662,7 +662,7 @@ class _Keys:
     def fills(self, number: int) -> bool:
         """Whether a token only fills a row."""
         text, kind = self.words.tokens[number], self.words.types.get(number, _NORMAL)
-        return not text or (kind in (_UNUSED, _UNKNOWN) and text == f"[PAD{number}]")
+        return not text or (kind in (_UNUSED, UNKNOWN_TYPE) and text == f"[PAD{number}]")
 
     @property
     def added(self) -> Iterator[int]:
@@ -672,7 +672,7 @@ class _Keys:
     @cached_property
     def unknown(self) -> int | None:
         """Number of the token for what is no other's."""
-        found = [n for n in self.added if self.words.types[n] == _UNKNOWN]
+        found = [n for n in self.added if self.words.types[n] == UNKNOWN_TYPE]
         named = self.roles.get("unk", 0)
         return found[0] if found else named if self.words.types.get(named) in _ADDED else None
 
@@ -709,7 +709,7 @@ class _Keys:
         for number in range(count):
             data, kind = self.piece(number), types[number]
             if number == unknown:
-                kind = _UNKNOWN
+                kind = UNKNOWN_TYPE
             elif kind != _NORMAL or not tokens[number]:
                 kind = kind if _NORMAL <= kind <= _BYTE and not self.fills(number) else _UNUSED
             size = one_byte[len(data)] if len(data) < 0x80 else _varint(len(data))

@@ -142,6 +142,25 @@ def disagreement(sample: Sample, files: Files) -> str:
     return f"{place} is {found[row, column]:.9g}, {meant[row, column]:.9g} is in the source"
 
 
+def is_faithful(out: Tensor, source: Tensor, shift: float, files: Files) -> bool:
+    """Whether every stored exponential is next to the exact number.
+
+    Libraries compute them in float32, and are off by less than its last place.
+    """
+    step = max(1, _ELEMENTS // max(out.layout.cols, 1))
+    for start in range(0, out.layout.rows, step):
+        rows = np.arange(start, min(start + step, out.layout.rows))
+        found, meant = (values_of(tensor, files, rows, {}) for tensor in (out, source))
+        if found is None or meant is None:
+            return False
+        meant = _moved(meant, shift)
+        with np.errstate(all="ignore"):
+            near = np.abs(found - meant) < np.spacing(np.abs(meant).astype(np.float32))
+        if not (near | (found == rounded(meant, F32))).all():
+            return False
+    return True
+
+
 def _settings(index: TensorIndex) -> Mapping[str, Any]:
     """How a model says that its matrices are quantized."""
     said = document_of(index.metadata).get("quantization_config")
