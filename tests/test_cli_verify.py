@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from bump_broken import Bump
 from family_cases import cases, checkpoint
-from gguf import GGMLQuantizationType as Q
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType as Q, GGUFReader
 from gguf_copies import gguf_copy
 from models import Model
 from safetensors.numpy import load_file
