@@ -26,7 +26,7 @@ from checkpoints import Decoder, save, save_gguf
 from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
 from test_floors import FILES, WRITES
-from tower_cases import checkpoint, recordings
+from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
 
 import ckconv
 from ckconv.__main__ import run
@@ -1130,6 +1130,31 @@ def test_a_gguf_has_the_tokens_that_bert_puts_around_a_text(role: str, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("image_token_index", 3), ("dtype", "float64"), ("hidden_size", None), ("text_config.model_type", None)],
+        *[("text_config.mm_tokens_per_image", 17), ("text_config.max_position_embeddings", 65)],
+        *[("vision_config.model_type", "another"), ("vision_config.attention_dropout", 1.0)],
+    ],
+)
+def test_every_part_of_a_document_of_mlx_vlm_is_that_of_the_source(key: str, value: Any, tmp_path: Path) -> None:
+    source = with_tokens(seen_by_mlx_vlm("gemma3-f16"), tmp_path / "source")
+    part, _, word = key.rpartition(".")
+
+    def wrong(data: bytes) -> bytes:
+        document = json.loads(data)
+        table = document[part] if part else document
+        assert word in table
+        del table[word]
+        table |= {word: value} if value is not None else {}
+        return json.dumps(document, indent=2).encode()
+
+    with broken("MlxWholePlanner.encoded", touched(wrong)) as calls:
+        status, printed = command("convert", str(source), f"{tmp_path}/out/", *MLX)
+    assert (calls[0] > 0, status) == (True, 5), printed
+
+
+@pytest.mark.parametrize(
     ("source", "gone"),
     [
         *(
@@ -1137,6 +1162,7 @@ def test_a_gguf_has_the_tokens_that_bert_puts_around_a_text(role: str, tmp_path:
             for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
         ),
         *(("pooled", name) for name in ("tokenizer.json", "modules.json", "1_Pooling/config.json")),
+        *((HF, name) for name in ("tokenizer.json", "tokenizer_config.json")),  # which go along as they are
     ],
 )
 def test_no_file_beside_a_checkpoint_is_dropped(source: str, gone: str, tmp_path: Path) -> None:
@@ -1150,7 +1176,7 @@ def test_no_file_beside_a_checkpoint_is_dropped(source: str, gone: str, tmp_path
         return made._replace(side_files={name: file for name, file in made.side_files.items() if name != gone})
 
     with broken("safetensors.write:container", touched(without)) as calls:
-        status, printed = command("convert", str(path), f"{tmp_path}/out/", *PLAIN)
+        status, printed = command("convert", str(path), f"{tmp_path}/out/", *(MLX if source == HF else PLAIN))
         assert (calls[0] > 0, status) == (True, 5), printed
 
 

@@ -96,7 +96,7 @@ CARRIED = (
 )
 
 #: Of these, those without which a copy of a directory generates otherwise.
-_REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
+_REQUIRED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
 
 _TIED, _TYPES, _CLASSES = "tie_word_embeddings", ("dtype", "torch_dtype"), "architectures"
 
@@ -140,7 +140,11 @@ def _faults_of(
         for fact in (*general_faults(out, source, options), *towers):
             if not _is_asked(fact.key, options):
                 yield fact
-    if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
+    if out.adapter is not None or source.adapter is not None:
+        return
+    if out.tower is not None or source.tower is not None:
+        if out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT and out.config and source.config:
+            yield from _of_documents(out, source, options)
         return
     if source.config is None:
         return
@@ -425,7 +429,11 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     mine, meant = document_of(out.metadata), document_of(source.metadata)
     yield from _of_needed(_flat(mine), source, out.format, options)
     made = out.format in CONSUMERS and out.format != source.format
-    if made and not (out.config is None or sees(out) or sees(source)):
+    if made and out.tower is not None:
+        for fact in _of_wholes(out, source, options):
+            if not _is_asked(fact.key.rpartition(".")[2], options):
+                yield fact
+    elif made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
         for fact in (*_besides(*pair, out, source), *_of_stored(pair[0], stated, out), *_of_readers(out, source)):
@@ -438,6 +446,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         own = row if row is not None else family.engines.get(OF_CLASSES.row)
         known = [meant.get("model_type"), _flat(meant).get("model_type"), family.model_type]
         known += [*family.in_huggingface.names, *((own.model_type, own.wrapped) if own is not None else ())]
+        known += tower_family(out.tower.family).in_huggingface.names if out.tower is not None else ()
         if said not in known:
             yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
     one, other = QUANTIZATION_KEYS[:2]
@@ -489,7 +498,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         if not re.fullmatch(CARRIED, name):
             continue
         if name not in ours:
-            if alike and name in _REQUIRED and out.path.is_dir():
+            if name in _REQUIRED and out.path.is_dir() and not _is_asked(name, options):
                 yield Fact(name, None, "one")
         elif any(mine != meant for mine, meant in zip_longest(pieces(ours[name]), pieces(theirs[name]))):
             whole = ["chat_template"] if name == "chat_template.jinja" else []
@@ -545,6 +554,62 @@ def _besides(
                 yield Fact(key, shown(value), shown(meant[key]), CONFIG_NAME)
         elif not (value is None or neutral[0] or (typed and key in kinds)) and unequal(value, wanted.get(key)):
             yield Fact(key, shown(value), None, CONFIG_NAME)
+
+
+def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults in the document of a model that sees, made for another library.
+
+    Every part says what the source's says, but for keys that the engine's row of the tower has. What stands there
+    besides is a hyper-parameter, which readers compare, a constant, or what the source's class takes.
+    """
+    mine, meant = document_of(out.metadata), document_of(source.metadata)
+    if out.config is None or out.tower is None or source.tower is None or text_key(mine) != text_key(meant):
+        return
+    text, tower = FAMILIES[out.config.family], tower_family(out.tower.family)
+    whole, kinds = _flat(meant), text.document.keys.keys
+    rows = (row for family in (text, tower) for row in family.parameters.values())
+    read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
+    floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
+    names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
+    free = _STORED - {*_TYPES} | {"mtp_num_hidden_layers", "num_nextn_predict_layers"}  # --drop mtp
+    free |= {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
+    unread = {f"{text_key(meant)}.{_CLASSES}"}
+    engine = tower.engines.get(MLX_VLM.row) if out.format != "safetensors" else None
+    says = dict(engine.says) if engine is not None else {}
+    scope = source.tower.parameters
+    told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
+
+    def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
+        for key in sorted(ours.keys() | theirs.keys()):
+            value, place = ours.get(key), f"{where}{key}"
+            said = told.get(place, theirs.get(key))
+            if key in free or place in says.keys() - told.keys() or place in unread:
+                continue
+            if isinstance(value, dict) and (isinstance(said, dict) or (said is None and key not in TABLES_OF_ROPE)):
+                yield from walk(value, said or {}, f"{place}.")
+            elif not unequal(value, said):
+                continue
+            elif key == "model_type" or key in _TYPES:
+                if value not in (names if key == "model_type" else floats):
+                    yield Fact(place, shown(value), shown(said), CONFIG_NAME)
+            elif said is None:
+                known = whole[key] if whole.get(key) is not None else default_of(theirs, key)
+                if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
+                    same = {**(theirs.get(TABLES_OF_ROPE[1]) or value), "type": value.get("rope_type")}
+                    known = {word: same.get(word) for word in value}
+                neutral = key in kinds and kinds[key].is_neutral(value)
+                constant = key in text.document.written and text.document.written[key] == value
+                if unequal(value, known) and (whole.get(key) is not None or not (key in read or neutral or constant)):
+                    yield Fact(place, shown(value), shown(whole.get(key)), CONFIG_NAME)
+            elif unequal(value, _strict(said)):
+                yield Fact(place, shown(value), shown(said), CONFIG_NAME)
+
+    at_top = mine.get(text_key(mine), {}) if engine is not None and engine.at_top else {}
+    yield from walk(mine, {**at_top, **meant}, "")
+    for path in says:
+        table, _, key = path.rpartition(".")
+        if key not in ((mine.get(table) or {}) if table else mine):
+            yield Fact(path, None, "one", CONFIG_NAME)
 
 
 def _of_readers(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
