@@ -574,7 +574,7 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     free = _STORED - {*_TYPES} | {"mtp_num_hidden_layers", "num_nextn_predict_layers"}  # --drop mtp
     free |= {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
     unread = {f"{text_key(meant)}.{_CLASSES}"}
-    engine = tower.engines.get(MLX_VLM.row) if out.format != "safetensors" else None
+    engine = tower.engines.get(MLX_VLM.row) if CONSUMERS[out.format] != TRANSFORMERS else None
     says = dict(engine.says) if engine is not None else {}
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
