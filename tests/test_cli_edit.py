@@ -294,7 +294,7 @@ HEADS = "says which head there is, and a copy has the source's"
         ("deepseek_v3", "groups", "hf", "n_group=3", "of 3 groups of 8 experts 2 would be chosen"),
         ("deepseek_v3", "groups", "hf", "topk_group=4", ""),
         ("deepseek_v3", "plain", "hf", "topk_group=5", "of 1 groups of 8 experts 5 would be chosen"),
-        ("deepseek_v3", "groups", "hf", "n_group=0", "of 0 groups of 8 experts"),
+        ("deepseek_v3", "groups", "hf", "n_group=0", "n_group = 0: whole numbers from 1"),
         ("deepseek_v3", "groups", "hf", "topk_group=null", "topk_group would be null"),
         ("deepseek_v3", "groups", "mlx", "topk_group=5", "of 4 groups of 8 experts 5 would be chosen"),
         ("deepseek_v3", "plain", "mlx", "topk_group=5", ""),  # of one group mlx-lm does not look at it

@@ -515,19 +515,6 @@ def test_of_what_another_program_made_spellings_and_its_readers_defaults_pass(
     assert (result.code, said in result.err) == (5 if said else 0, True)
 
 
-@pytest.mark.parametrize(("length", "code"), [(None, 0), (8, 0), (16, 5)])
-def test_the_size_of_a_head_is_that_of_the_loader_where_no_key_says_it(
-    length: int | None, code: int, fixtures: Path, tmp_path: Path, ckconv
-) -> None:
-    """``load_hparams`` of llama.cpp divides the embedding by the heads: olmo2's 32 by 4."""
-    source = fixtures / "zoo" / "olmo2.f32.gguf"
-    keys = {} if length is None else {f"olmo2.attention.{part}_length": length for part in ("key", "value")}
-    gguf_copy(source, tmp_path / "n.gguf", keys=keys)
-    result = ckconv("diff", tmp_path / "n.gguf", source)
-    assert result.code == code, result.out
-    assert ckconv("verify", tmp_path / "n.gguf", source).code == code
-
-
 @pytest.mark.parametrize(
     ("to", "output", "named", "change", "said"),
     [
