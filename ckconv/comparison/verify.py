@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
@@ -448,9 +448,8 @@ def verify_whole(
     check_documents(out, asked.named)
     said = [*islice(faults_of(out, source, options, asked.named), ENOUGH)]
     mine = content_of_index(out, asked.named)
-    planned = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
-    names = {stored.name for stored in out.stored}
-    planned = islice((fact for fact in planned if not _of_shards(fact, out, names)), ENOUGH)
+    other = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
+    planned = islice(_but_of_shards(other, out), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
@@ -469,15 +468,20 @@ def verify_whole(
     return found
 
 
-def _of_shards(fact: Fact, out: TensorIndex, names: Set[str]) -> bool:
-    """Whether it is about tensors' files, which others cut otherwise.
+def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
+    """Facts but those about tensors' files, which others cut otherwise.
 
-    That the index says where they are, and how much they are, is read in the files.
+    That the index says where tensors are, and how much they are, is read in the files.
     """
-    if out.shard_index is None or fact.file != out.shard_index.name:
-        return False
-    table, _, name = fact.key.partition(".")
-    return name in names if table == "weight_map" else name == "total_size" or fact.mine is None
+    if out.shard_index is None:
+        yield from facts
+        return
+    names = {stored.name for stored in out.stored}
+    for fact in facts:
+        table, _, name = fact.key.partition(".")
+        proved = name in names if table == "weight_map" else name == "total_size" or fact.mine is None
+        if fact.file != out.shard_index.name or not proved:
+            yield fact
 
 
 def _blocks_of_floats(out: TensorIndex, source: TensorIndex) -> Counter[str]:

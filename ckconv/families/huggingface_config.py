@@ -226,8 +226,8 @@ def read_rope(
             overruled.append(f"{key}, because {_said(stated, theta)} is there")
     kind, other = _kind(table, name, consumer, fail)
     kind = style.older.get(consumer, {}).get(kind, kind)
-    read = kind == "default" or (not style.types and scales_by_one({**table, "rope_type": kind}))  # no class checks it
-    if consumer == TRANSFORMERS and style.types is not None and kind not in style.types and not read:
+    untaken = consumer == TRANSFORMERS and style.types is not None and kind not in ("default", *style.types)
+    if untaken and (style.types or not scales_by_one({**table, "rope_type": kind})):  # one without types checks none
         modifiers.append(f"{name}.rope_type = {kind!r}, which the class does not take,")
     overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]
     if consumer == MLX_LM and table is not nested:

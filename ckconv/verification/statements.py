@@ -673,14 +673,18 @@ def _of_total(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
 
     No loader asks for it, and a copy may say what its source says (DeepSeek V3: half of it).
     """
-    key, size = "total_size", sum(stored.extent.nbytes for stored in out.stored)
-    said, theirs = (
-        json.loads(read_whole(one.shard_index)).get("metadata") if one.shard_index is not None else None
-        for one in (out, source)
-    )
-    if out.shard_index is not None and isinstance(said, dict) and said.get(key) not in (size, None):
-        copied = isinstance(theirs, dict) and theirs.get(key) == said[key]
-        yield Fact(f"metadata.{key}", shown(said[key]), shown(size), out.shard_index.name, idle=copied)
+    if out.shard_index is None or (said := _total_of(out)) in (None, _total_of(source)):
+        return
+    size = sum(stored.extent.nbytes for stored in out.stored)
+    if said != size:
+        yield Fact("metadata.total_size", shown(said), shown(size), out.shard_index.name)
+
+
+def _total_of(index: TensorIndex) -> Any:
+    if index.shard_index is None:
+        return None
+    said = json.loads(read_whole(index.shard_index)).get("metadata")
+    return said.get("total_size") if isinstance(said, dict) else None
 
 
 def sees(index: TensorIndex) -> bool:
