@@ -263,6 +263,7 @@ def _stored(index: TensorIndex, key: str) -> Any:
 
 
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    taken = taken_by_default(out)
     if source.metadata_kind is not MetadataKind.TYPED:
         for key in dict.fromkeys(_needed_keys(out, source)):
             if key not in out.metadata and not _is_asked(key, options):
@@ -274,13 +275,11 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 yield Fact(key, shown(number), shown(meant))
         if source.metadata_kind is MetadataKind.DOCUMENT:
             said = rf"{re.escape(out.architecture)}\.(?!rope\.scaling|{_POOLS})"  # those two are compared as numbers
-            for key in sorted(out.metadata.keys() - _own_keys(out)):
+            for key in sorted(key for key in out.metadata.keys() - _own_keys(out) if re.match(said, key)):
                 value = stored_value(out, key)
-                idle = taken_by_default(out).get(key) == (out.metadata[key].type, value)
-                if re.match(said, key) and not (idle or _is_asked(key, options)):
+                if taken.get(key) != (out.metadata[key].type, value) and not _is_asked(key, options):
                     yield Fact(key, shown(value), None)
         return
-    taken = taken_by_default(out)
     for key in source.metadata:
         if (
             _is_asked(key, options)
