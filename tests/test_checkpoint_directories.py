@@ -62,6 +62,18 @@ def test_a_total_that_is_wrong_in_both_is_no_fault_of_a_copy(tmp_path: Path, ckc
     assert ckconv("verify", copy, source).code == 0
 
 
+def test_mlx_lm_says_how_it_opened_a_model_that_it_converts(tmp_path: Path, ckconv: Run) -> None:
+    """transformers 5 stores arguments of ``from_pretrained``, and mlx-lm counts elements in ways of its own."""
+    source, out = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), shards=2), tmp_path / "mlx"
+    (source / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert ckconv("convert", source, f"{out}/", "--to", "mlx", "--max-shard-size", "100KB").code == 0
+    of_index(out, lambda index: index["metadata"].update(total_parameters=7))
+    for key, code in (("is_local", 0), ("local_files_only", 0), ("backend", 0), ("add_eos_token", 5)):
+        (out / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", key: True}))
+        found = ckconv("verify", out, source)
+        assert (found.code, f"'{key}' is True" in found.err) == (code, code == 5), found.err
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
 def test_an_index_is_read_for_the_names_of_files_alone(

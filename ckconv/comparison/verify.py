@@ -471,7 +471,8 @@ def verify_whole(
 def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
     """Facts but those about tensors' files, which others cut otherwise.
 
-    That the index says where tensors are, and how much they are, is read in the files.
+    That the index says where tensors are, and how much they are, is read in the files; no loader reads how many
+    elements it says they have.
     """
     if out.shard_index is None:
         yield from facts
@@ -479,7 +480,7 @@ def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
     names = {stored.name for stored in out.stored}
     for fact in facts:
         table, _, name = fact.key.partition(".")
-        proved = name in names if table == "weight_map" else name == "total_size" or fact.mine is None
+        proved = name in names if table == "weight_map" else table == "metadata" or fact.mine is None
         if fact.file != out.shard_index.name or not proved:
             yield fact
 

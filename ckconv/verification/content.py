@@ -55,6 +55,9 @@ SPELLING = "spelling"
 #: What says which program wrote a document, and not what the model is.
 _OF_THE_WRITER = frozenset({"created_by", "manifest_hash"})
 
+#: Document -> keys with which transformers 5 says how it was opened when it was saved (``PreTrainedTokenizerBase``).
+_OF_THE_OPENER = {"tokenizer_config.json": frozenset({"backend", "is_local", "local_files_only"})}
+
 
 class Fact(NamedTuple):
     """Something of which two models say different things; ``None`` is nothing.
@@ -252,7 +255,8 @@ def of_files(
         ours, theirs = _one_spelling(ours), _one_spelling(theirs)
     config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
     found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled, defaults))
-    yield from (fact._replace(file=name) for fact in found)
+    opened = _OF_THE_OPENER.get(name, ())
+    yield from (fact._replace(file=name) for fact in found if fact.key not in opened)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
         yield Fact(SPELLING, "another", "one", name)

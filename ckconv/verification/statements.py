@@ -305,6 +305,9 @@ def taken_by_default(index: TensorIndex) -> dict[str, tuple[str, Any]]:
         return {}
     architecture = index.architecture
     taken: dict[str, tuple[str, Any]] = {f"{architecture}.rope.freq_base": ("f32", 10000.0)}
+    if guessed := _plain_types(index):  # by the types of tensors (llama_model_loader)
+        said = stored_value(index, _FILE_TYPE)
+        taken[_FILE_TYPE] = ("u32", said if said in guessed else min(guessed))
     width = stored_value(index, f"{architecture}.embedding_length")
     heads = stored_value(index, f"{architecture}.attention.head_count")
     if type(width) is int and type(heads) is int and heads > 0:
@@ -781,17 +784,22 @@ def _letters(text: str) -> str:
 
 def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
     """The fault of a file type that is not that of most matrices."""
-    number, types = stored_value(out, _FILE_TYPE), needed()["file_types"]
-    words = (word for word in options.quantize.upper().split(",") if "=" not in word)  # for single matrices
-    recipe = next((types["recipes"][word.strip()] for word in words if word.strip() in types["recipes"]), None)
-    counts = Counter(stored.dtype.name for stored in out.stored if len(stored.shape) > 1)
-    floats = counts.pop("F32", 0)  # some have to be, whatever the others are
-    most = max(counts.values(), default=0)
-    fits = {name for name, count in counts.items() if count == most} | ({"F32"} if floats >= most else set())
-    meant = {recipe} if recipe is not None else {types["plain"].get(name, 0) for name in fits}
+    number, recipes = stored_value(out, _FILE_TYPE), needed()["file_types"]["recipes"]
+    words = (word.strip() for word in options.quantize.upper().split(",") if "=" not in word)  # for single matrices
+    recipe = next((recipes[word] for word in words if word in recipes), None)
+    meant = _plain_types(out) if recipe is None else {recipe}
     if number not in meant:
         # llama.cpp counts types itself where no key says it (llama_model_loader), and shows the number to people
         yield Fact(_FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))), idle=number is None)
+
+
+def _plain_types(index: TensorIndex) -> set[int]:
+    """Numbers of the types that most matrices have."""
+    counts = Counter(stored.dtype.name for stored in index.stored if len(stored.shape) > 1)
+    floats = counts.pop("F32", 0)  # some have to be, whatever the others are
+    most = max(counts.values(), default=0)
+    fits = {name for name, count in counts.items() if count == most} | ({"F32"} if floats >= most else set())
+    return {needed()["file_types"]["plain"].get(name, 0) for name in fits}
 
 
 def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
