@@ -308,10 +308,7 @@ def prepare(
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
     if mmproj is not None and to is None and says_nothing(target):
         to = whole_format()
-    place = destination(target, to, source=os.fspath(source)) if to or not says_nothing(target) else None
-    if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
-        message = f"a {place.format} has no place for a text model and a tower"
-        raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+    place = destination(target, to, options, source=os.fspath(source)) if to or not says_nothing(target) else None
     index = index or open_index(
         as_path(source),
         format=source_format,
@@ -322,7 +319,10 @@ def prepare(
     index = of_task(index, options.task)
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
-    place = place or destination(target, _format_of_record(index, options))
+        if place is not None and not format_of(place.format).holds_towers:
+            message = f"a {place.format} has no place for a text model and a tower"
+            raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+    place = place or destination(target, _format_of_record(index, options), options)
     told = (
         (f"the name {target} says {place.format}: --to writes another format",)
         if to is None and named_by_directory(target)

@@ -159,6 +159,16 @@ def test_layers_behind_the_last_go_by_drop(glob: str, to: str, tmp_path: Path, c
     assert ckconv("diff", "--weights", tmp_path / "out", tmp_path / "want").code == 0
 
 
+@pytest.mark.parametrize("part", [".", ".input_layernorm."])
+def test_a_layer_under_another_number_is_not_one_too_many(part: str, tmp_path: Path, ckconv: Run) -> None:
+    tensors = {name.replace(f".layers.1{part}", f".layers.7{part}"): it for name, it in MODEL.tensors().items()}
+    refused = ckconv("convert", save(tmp_path / "hf", MODEL.config(), tensors), tmp_path / "m.gguf")
+
+    assert (refused.code, "--drop" in refused.err) == (3, False)
+    assert "name layer 7 ('model.layers.7.input_layernorm.weight'), and layer 1 has none of that name" in refused.err
+    assert "hint: rename them if they are its tensors: the layers are 0 to 1" in refused.err
+
+
 def test_a_tensor_that_only_the_index_lists_may_be_dropped(tmp_path: Path, ckconv: Run) -> None:
     made = save(tmp_path / "of", MODEL.config(), MODEL.tensors(), shards=2)
     of_index(made, lambda index: index["weight_map"].update({"mtp.fc.weight": "model-00002-of-00002.safetensors"}))

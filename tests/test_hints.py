@@ -21,6 +21,9 @@ from hints import Misleading, Refusal, follow
 from hints_noted import base_of
 from safetensors.numpy import load_file, save_file
 
+from ckconv import api
+from ckconv.options import Options
+
 sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import golden
 
@@ -121,6 +124,12 @@ def _tied_minicpm3(folder: Path) -> Path:
     return copy
 
 
+def _quantized(folder: Path) -> Path:
+    """A GGUF of the Llama."""
+    api.convert(LLAMA, folder / "q.gguf", options=Options(quantize="q8_0"))
+    return folder / "q.gguf"
+
+
 def _linked(folder: Path) -> Path:
     copy = _llama(folder)
     (copy / "model.safetensors").rename(folder / "elsewhere.safetensors")
@@ -132,6 +141,30 @@ def _linked(folder: Path) -> Path:
 CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     "no format": (lambda _: LLAMA, ["convert", "SRC", "DST"], "--to gguf, --to hf or --to mlx names one"),
     "no known ending": (lambda _: LLAMA, ["convert", "SRC", "DST.xyz"], "--to gguf, --to hf or --to mlx names one"),
+    "a type of ggml, and no format": (
+        lambda _: LLAMA, ["convert", "SRC", "DST", "--quantize", "q8_0"], "--to gguf names one",
+    ),
+    "a type of MLX, and no format": (
+        lambda _: LLAMA, ["convert", "SRC", "DST", "--quantize", "affine:4:32"], "--to mlx names one",
+    ),
+    "names, and no format": (
+        lambda _: LLAMA, ["convert", "SRC", "DST", "--names", "gguf"], "--to hf or --to mlx names one",
+    ),
+    "a version of the engine, and no format": (
+        lambda _: LLAMA, ["convert", "SRC", "DST", "--bump-version", "5"], "--to bump names one",
+    ),
+    "quantized by a flag that is not given": (
+        _quantized, ["verify", "SRC", str(LLAMA)], "--quantize TYPE, the type or recipe that made them",
+    ),
+    "an adapter where a tower belongs": (
+        lambda _: LLAMA, ["convert", "SRC", str(LORA), "DST.gguf"], f"--adapter {LORA} merges it",
+    ),
+    "an adapter to merge into": (
+        lambda _: LORA, ["convert", "SRC", "DST.gguf", "--adapter", str(LORA)], "ckconv convert BASE DST --adapter",
+    ),
+    "norms that have to stay": (
+        lambda _: LLAMA, ["convert", "SRC", "DST.gguf", "--drop", "*norm*"], "leave out --drop for it",
+    ),
     "a base for a model's rows": (
         lambda _: FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf", ["convert", "SRC", "DST/", "--to", "peft"],
         "--base BASE names the base model",
@@ -214,7 +247,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
 #: What the placeholders of those hints stand for.
 KNOWN = {
     "ADAPTER": str(LORA), "N": "64", "KEY=VALUE": "general.name=x", "BASE": str(LLAMA), "DST": "DST.gguf",
-    "SRC": str(GGUF), "DIR": "DST.d",
+    "SRC": str(GGUF), "DIR": "DST.d", "TYPE": "q8_0",
 }  # fmt: skip
 
 

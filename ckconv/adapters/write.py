@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import math
+import shlex
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from ckconv.core.tensors import (
     parse,
     with_layer,
 )
-from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted, shown
 from ckconv.families.catalog import rows_of_head
 from ckconv.families.modules import transposing
 from ckconv.io.files import Files, head_is_embedding
@@ -165,6 +166,16 @@ def merge_adapters(
             would have to be decoded.
     """
     config = base.config
+    if base.adapter is not None:
+        merged = [
+            f"--adapter {shlex.quote(shown(path))}" for path in (base.path, *(each.index.path for each in adapters))
+        ]
+        raise UnsupportedError(
+            "adapter.unsupported",
+            "it is an adapter, and --adapter merges into a model",
+            path=base.path,
+            hint=f"ckconv convert BASE DST {' '.join(merged)} merges all of them",
+        )
     if config is None:
         raise UnsupportedError(
             "adapter.unsupported",

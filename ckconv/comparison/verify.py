@@ -461,7 +461,7 @@ def verify_whole(
     if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):
         many = counted(blocks.total(), "tensor that is floats in the source", "tensors that are floats in the source")
         text = f"{many}, quantized ({', '.join(sorted(blocks))})"
-        hint = "--quantize, with the type or recipe that made them, asks for that; --weights compares the tensors alone"
+        hint = "--quantize TYPE, the type or recipe that made them, asks for that; --weights compares the tensors alone"
         raise VerifyError(CODE, text, path=out.path, details=listed(faults), hint=hint)
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)

@@ -182,6 +182,7 @@ class _Reading:
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
+        self.rows_beyond: dict[str, Part] = {}
         self.either: list[tuple[Item, Stored, int | None]] = []
         self.drafts = draft_layers(family, config.scope) if DRAFTS in config.own else 0
         self.extra = 0 if self.drafts else int(config.own.get("extra_layers") or 0)
@@ -205,6 +206,7 @@ class _Reading:
             self._leave_out(item, name)
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
             self.beyond.setdefault(name.layer, item.tensor.source)
+            self.rows_beyond.update({part.canonical: part for part in found.parts})
         elif not self.sizes.has(found.parts[0].row, name.layer):
             if found.parts[0].instead:
                 self.dropped += [Dropped(stored, FILLER) for stored in item.stored]
@@ -252,12 +254,24 @@ class _Reading:
             globs = [shlex.quote(f"{start}.{n}.*") for start, n in zip(before, self.beyond, strict=False)]
             hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
             message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"
+            if (lacks := self._lacking()) is not None:
+                message += f", and layer {lacks} has none of that name"
+                hint = f"rename them if they are its tensors: the layers are 0 to {self.config.num_layers - 1}"
             self.faults.add(_CODE, message, tensor=first, hint=hint)
         self._place_either()
         for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)
         self.faults.check()
         return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
+
+    def _lacking(self) -> int | None:
+        """First layer without a tensor that one behind the last has."""
+        either = (with_layer(found.parts[0].canonical, layer) for _, found, layer in self.either)
+        held, has = {*self.tensors, *self.stacks, *either}, self.sizes.has
+        rows, layers = self.rows_beyond.items(), range(self.config.num_layers)
+        return next(
+            (n for n in layers for name, part in rows if has(part.row, n) and with_layer(name, n) not in held), None
+        )
 
     def _place_either(self) -> None:
         """Place tensors of two orders by shape.

@@ -105,6 +105,7 @@ class Format(NamedTuple):
         towers_of: the engine whose row a tower's family has where the format holds it; any tower where it is empty.
         class_defaults: a class of transformers reads its ``config.json``: a key may be missing where that class has a
             default for it.
+        quantizes: of the value of ``--quantize``: refuses types that it does not have.
         widens: values of ``dtype`` with which matrices are stored as float32.
         widens_vectors: the same for tensors of one dimension.
     """
@@ -136,6 +137,7 @@ class Format(NamedTuple):
     holds_towers: bool = False
     towers_of: str = ""
     class_defaults: bool = False
+    quantizes: Place | None = None
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
@@ -183,6 +185,7 @@ FORMATS: tuple[Format, ...] = (
         shown=("ckconv.formats.gguf.keys", "shown"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
         content=("ckconv.formats.gguf.keys", "content"),
+        quantizes=("ckconv.plan.quantizing", "ggml_asked"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16", "source"}),
     ),
     Format(
@@ -231,6 +234,7 @@ FORMATS: tuple[Format, ...] = (
         blocks=("ckconv.formats.mlx.plan", "BLOCKS"),
         holds_towers=True,
         towers_of="mlx_vlm",
+        quantizes=("ckconv.formats.mlx.plan", "asked_of"),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.files", "options_shown"),
         takes_along=("ckconv.formats.safetensors.files", "takes_along"),
@@ -280,6 +284,7 @@ FORMATS: tuple[Format, ...] = (
         choose=("ckconv.formats.bump.planners", "choose"),
         keeps_source=True,
         content=("ckconv.formats.bump.read", "content"),
+        quantizes=("ckconv.plan.quantizing", "ggml_asked"),
         documents=("ckconv.formats.bump.documents", "check_documents"),
         shown=("ckconv.formats.bump.read", "shown_settings"),
         stores_alike=("ckconv.formats.bump.read", "stores_alike"),

@@ -16,10 +16,10 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import beside_text, names_of
 from ckconv.families.parameters import directory_name
 from ckconv.families.schema import DRAFTS, MTP, TOWER
-from ckconv.formats import FORMATS, Place, format_of, load, model_outputs, named
+from ckconv.formats import ALIASES, FORMATS, Format, Place, format_of, load, model_outputs, named
 from ckconv.formats.safetensors.container import INDEX_SUFFIX, parse_shard_name
 from ckconv.formats.safetensors.files import read_shard_index
-from ckconv.options import OPTIONS, Options, asked
+from ckconv.options import OPTIONS, Chosen, Options, asked
 from ckconv.plan.quantizing import parsed
 from ckconv.plan.steps import Plan
 
@@ -78,9 +78,6 @@ def named_by_directory(target: str) -> str:
     return found if _is_directory(target) or f".{word[1]}" not in _SUFFIXES else ""
 
 
-#: Way out where nothing says which format to write.
-_NAMES_ONE = "--to gguf, --to hf or --to mlx names one"
-
 #: Ending of a file's name -> its format.
 _SUFFIXES = {format.suffix: format.name for format in FORMATS if format.suffix}
 
@@ -96,10 +93,23 @@ def _is_same(target: str, source: str) -> bool:
         return False
 
 
-def destination(target: str, to: str | None, *, source: str = "") -> Destination:
+def _names_one(options: Options) -> str | None:
+    """Way out where nothing says which format to write.
+
+    Formats in which every option has a say.
+    """
+    fit = [format for format in FORMATS if not all(o.adapter for o in format.outputs) and not _idle(format, options)]
+    usual = [format.name for format in fit if any(output.general for output in format.outputs)]
+    short = {name: alias for alias, name in reversed(ALIASES.items())}
+    ways = [f"--to {short.get(name, name)}" for name in usual or [format.name for format in fit]]
+    return f"{', '.join(ways[:-1])}{' or ' if ways[:-1] else ''}{ways[-1]} names one" if ways else None
+
+
+def destination(target: str, to: str | None, options: Options | None = None, *, source: str = "") -> Destination:
     """Format of ``target``: the one asked for, or that of its name.
 
     Args:
+        options: what formats that a hint names have to take.
         source: what is read; a file that is written in its own place keeps its name, whatever that says.
     """
     if "\0" in target:
@@ -115,14 +125,14 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
             raise UsageError(
                 "usage.target",
                 f"{target!r} does not say which format to write",
-                hint=_NAMES_ONE,
+                hint=_names_one(options or Options()),
             )
         if said is None:
             known = ", ".join(_SUFFIXES)
             raise UsageError(
                 "usage.target",
                 f"{path.name!r} ends in no known format ({known})",
-                hint=_NAMES_ONE,
+                hint=_names_one(options or Options()),
             )
     format = to or said or ""
     if target in ON_STDOUT:
@@ -251,8 +261,8 @@ def followable(hint: str, place: Destination, options: Options) -> str:
     Flags that exclude its flags, and a name that says another format.
     """
     flags = set(re.findall(_FLAG, hint))
-    named = [row for row in OPTIONS if row.flag in flags]
-    gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in named)]
+    rows = [row for row in OPTIONS if row.flag in flags]
+    gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in rows)]
     first = f"without {' and '.join(gone)}, " if gone else ""
     kept = place.file is not None and place.file.suffix.lower() in _SUFFIXES
 
@@ -260,15 +270,30 @@ def followable(hint: str, place: Destination, options: Options) -> str:
         format = found[1]
         if format == place.format:
             return found[0]
-        idle = [
-            given.flag
-            for given in asked(options)
-            if given.option.limited and not {format, f"{format} adapter"} & {*_outputs_with(given.option.name)}
-        ]
+        idle = _idle(format_of(named(format)), options)
         other = kept and "DST" not in re.split("[,;]", hint[: found.start()])[-1]  # a command may name it
-        return f"{found[0]}{' DST/' if other else ''}{''.join(f' without {flag}' for flag in idle)}"
+        return f"{found[0]}{' DST/' if other else ''}{''.join(f' without {given.flag}' for given in idle)}"
 
     return f"{first}{re.sub(_TO, another, hint)}"
+
+
+def _idle(format: Format, options: Options) -> list[Chosen]:
+    """What has no say in any output of a format."""
+    said = {option for output in format.outputs for option in output.options}
+    return [
+        given
+        for given in asked(options)
+        if (given.option.limited and given.option.name not in said)
+        or (given.option.name == "quantize" and not _has_types(format, str(given.value)))
+    ]
+
+
+def _has_types(format: Format, types: str) -> bool:
+    try:
+        load(format.quantizes)(types) if format.quantizes else None
+    except UsageError:
+        return False
+    return True
 
 
 def _listed(names: Sequence[str]) -> str:

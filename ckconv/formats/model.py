@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -279,7 +280,10 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
             message = f"{shown(mmproj)} is a tower that is not known"
             raise UnsupportedError("tower.unknown", message, details=[why] if why else [])
         message = f"{shown(mmproj)} is no tower, but the second of two sources must be a tower (mmproj)"
-        raise UsageError("usage", message)
+        merged = [f" --adapter {shlex.quote(shown(each.path))}" for each in (index, tower) if each.adapter is not None]
+        base = "BASE" if index.adapter is not None else shlex.quote(shown(index.path))
+        hint = f"ckconv convert {base} DST{''.join(merged)} merges it" if tower.adapter is not None else None
+        raise UsageError("usage", message, hint=hint)
     if index.config is None or not format_of(index.format).single:
         raise UsageError(
             "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"

@@ -311,7 +311,7 @@ def missing_tensors(
         for number, why, whence in ((count - out, "", said), (out, ", which --drop leaves out", "")):
             where = f" in {counted(number, 'layer')}" if "{n}" in pattern else ""
             if number > 0:
-                yield Reason(f"no tensor for {pattern}{why}{where}{whence}")
+                yield Reason(f"no tensor for {pattern}{why}{where}{whence}", "leave out --drop for it" if why else "")
 
 
 class OutputFile(NamedTuple):

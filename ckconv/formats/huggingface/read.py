@@ -216,6 +216,21 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")
 
 
+#: Types of a matrix that says nothing without its scales; FP8 may do so where no matrix has some.
+_CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2"))
+
+
+def _bare_codes(tensors: Sequence[StoredTensor]) -> str:
+    """Matrices of codes that no array of scales goes with, in words."""
+    codes = [one for one in tensors if one.name.endswith(".weight") and len(one.shape) > 1 and one.dtype in _CODES]
+    if not codes:
+        return ""
+    column = all(one.dtype is DTYPES["U8"] and one.shape[1:] == (1,) for one in codes)  # as Params4bit lies
+    what = "4-bit codes of bitsandbytes without absmax and quant_state" if column else "codes without scales"
+    first = f"{codes[0].name} is {codes[0].dtype} {list(codes[0].shape)}"
+    return f"{counted(len(codes), 'tensor')} of {what} ({first})"
+
+
 # -- Matrices packed by another quantizer: arrays and declarations -----------------------------------------------------
 
 # What the configuration declares of a quantization, wherever it says it, and of which modules.
@@ -334,9 +349,6 @@ def check_ignored(settings: Mapping[str, Any], modules: Mapping[str, Any], fault
 # The tensors are the truth: a packing is known by the names and types of its arrays, and ``quantization_config`` has to
 # agree with them. Nothing but an index of groups is read of their data.
 
-#: Types of a matrix that says nothing without its scales, in a checkpoint whose others have some.
-_CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2"))
-
 #: Suffixes that only packed modules have, and a type.
 _OWN = tuple({s.removesuffix("?") for p in PACKINGS for s in p.arrays} - {".weight", ".scale", ".scales", *HQQ_BESIDE})
 _POWERS = DTYPES["F8_E8M0"]
@@ -402,7 +414,7 @@ def packed_items(
             words = f"a model whose weights and activations are rotated ({key})"
             return Found(words=words, unread=words)
     if not modules or (method and method not in _KNOWN):
-        foreign = foreign_quantizer(stored, settings)
+        foreign = foreign_quantizer(stored, settings) or _bare_codes(stored)
         return Found(words=foreign, unread=foreign)
     plain_items = [plain_item(tensor) for tensor in stored]
     faults = Faults(root)
@@ -435,9 +447,6 @@ def packed_items(
     arrays_of_modules = {array.name for _, arrays in modules.values() for array in arrays.values()}
     rest = [tensor for tensor in stored if tensor.name not in arrays_of_modules]
     about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
-    codes = [one for one in rest if one.name.endswith(".weight") and len(one.shape) > 1 and one.dtype in _CODES]
-    if codes:
-        unread[f"codes without scales ({codes[0].name})"] += len(codes)
     for alone in rest:
         if alone.name.endswith(_OWN) or (alone.name.endswith(".scale") and alone.dtype is _POWERS):
             faults.add(
@@ -446,7 +455,8 @@ def packed_items(
     check_ignored(settings, modules, faults)
     faults.check()
     others = [tensor for tensor in rest if not tensor.name.endswith(ACTIVATIONS)]
-    foreign = foreign_quantizer(others, {}) or ", ".join(f"{n} of {what}" for what, n in unread.items())
+    unnamed = (_bare_codes(rest), *(f"{n} of {what}" for what, n in unread.items()))
+    foreign = foreign_quantizer(others, {}) or ", ".join(filter(None, unnamed))
     if foreign:
         return Found(plain_items, words=foreign, unread=foreign)
     left = {tensor.name for tensor in about}
