@@ -278,7 +278,7 @@ def followable(hint: str, place: Destination, options: Options) -> str:
 
 
 def _idle(format: Format, options: Options) -> list[Chosen]:
-    """What has no say in any output of a format."""
+    """Options without a say in any output of a format."""
     said = {option for output in format.outputs for option in output.options}
     return [
         given
