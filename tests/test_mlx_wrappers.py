@@ -16,24 +16,27 @@ import ckconv
 WHOLE = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"]}
 
 
-def within(source: Path, place: Path, form: str) -> Path:
-    """The same as the text part of a Kimi K2.5 without its tower."""
+def within(source: Path, place: Path, form: str, layers: str = "layers") -> Path:
+    """The same as the text part of a Kimi K2.5 without its tower; transformers 5.24 saves it with ``blocks``."""
     shutil.copytree(source, place, ignore=shutil.ignore_patterns("*.safetensors*"))
-    tensors = {f"language_model.{name}": array for name, array in load_file(source / "model.safetensors").items()}
+    stored = load_file(source / "model.safetensors").items()
+    tensors = {f"language_model.{name.replace('model.layers.', f'model.{layers}.')}": array for name, array in stored}
     save_file(place / "model.safetensors", tensors, {"format": form})
     document = json.loads((source / "config.json").read_text())
     (place / "config.json").write_text(json.dumps(WHOLE | {"text_config": document}))
     return place
 
 
-@pytest.mark.parametrize("form", ["pt", "mlx"])
-def test_the_text_of_kimi_k25_is_a_deepseek_to_mlx(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "layers"), [("pt", "layers"), ("mlx", "layers"), ("pt", "blocks")])
+def test_the_text_of_kimi_k25_is_a_deepseek_to_mlx(form: str, layers: str, tmp_path: Path) -> None:
     case = next(family_cases.cases("deepseek_v3"))
     text = family_cases.checkpoint(case.recorded, tmp_path / "text", case.tokenizer)
     ckconv.convert(text, tmp_path / "alone", to="mlx")
 
     ckconv.convert(
-        within(tmp_path / "alone" if form == "mlx" else text, tmp_path / "whole", form), tmp_path / "out", to="mlx"
+        within(tmp_path / "alone" if form == "mlx" else text, tmp_path / "whole", form, layers),
+        tmp_path / "out",
+        to="mlx",
     )
 
     assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "alone/model.safetensors").read_bytes()

@@ -451,6 +451,13 @@ SPELLED: list[tuple[str, dict[str, str]]] = [
     ("internvl-bf16", {"model.vision_tower.": "vision_tower.", "model.multi_modal": "multi_modal"}),
     ("qwen2_5_vl-f32", {"visual.": "model.visual."}),
     ("qwen3_vl-f16", {"model.visual.": "visual."}),
+    (  # as transformers 5.24 saves what it loaded
+        "kimi_k25-f16",
+        {
+            "vision_tower.patch_embed.proj": "vision_tower.encoder.patch_embed.proj",
+            "mm_projector.pre": "model.mm_projector.pre",
+        },
+    ),
 ]
 
 
@@ -469,17 +476,29 @@ def test_names_with_and_without_the_model_before_them_are_the_same_tower(
     report = convert_tower(checkpoint({**recorded, "tensors": renamed}, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
     found = {one.name: list(map(int, one.shape)) for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors}
-    convert_tower(checkpoint(recorded, tmp_path / "other"), tmp_path / "other.gguf")
+    other = convert_tower(checkpoint(recorded, tmp_path / "other"), tmp_path / "other.gguf")
     wanted = {one.name: list(map(int, one.shape)) for one in gguf.GGUFReader(tmp_path / "other.gguf").tensors}
-    assert (found, report.verified) == (wanted, len(wanted))
+    assert (found, report.verified) == (wanted, other.verified)
 
 
 def test_what_no_row_of_a_tower_has_is_refused_by_name(tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
     recorded["tensors"]["vision_tower.vision_model.head.probe"] = ["F16", [1, 1, 16]]
 
-    with pytest.raises(CkconvError, match=r"no place for vision_tower\.vision_model\.head\.probe"):
+    with pytest.raises(CkconvError, match=r"no place for vision_tower\.vision_model\.head\.probe") as refused:
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+    assert refused.value.hint == "--drop 'vision_tower.vision_model.head.probe'"
+
+
+def test_what_may_be_a_missing_tensor_by_another_name_is_not_to_be_dropped(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded["tensors"]["vision_tower.patches"] = recorded["tensors"].pop(
+        "vision_tower.vision_model.embeddings.patch_embedding.weight"
+    )
+
+    with pytest.raises(CkconvError, match=r"no place for vision_tower\.patches") as refused:
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+    assert "drop" not in str([refused.value.hint, *refused.value.details])
 
 
 def test_a_model_of_text_alone_has_no_tower(tmp_path: Path) -> None:

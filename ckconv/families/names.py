@@ -533,8 +533,14 @@ NAMES_KEY = "ckconv.names"
 TEXT_PART = "_text"
 
 #: Where a configuration has a ``text_config``, or is one, the decoder's tensors are under one of these: transformers 5
-#: and 4.
-NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."), ("language_model.", ""))
+#: and 4. What transformers 5.24 saves of a Kimi K2.5 that it loaded has ``blocks``, as if it were the tower
+#: (``conversion_mapping.py``), and it loads that again.
+NESTED = (
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.", ""),
+    ("language_model.model.blocks.", "model.layers."),
+)
 
 #: The same of paths of modules; the last is mlx-vlm's of SmolVLM and Idefics 3.
 NESTED_PATHS = (*NESTED, ("language_model.", "model."))

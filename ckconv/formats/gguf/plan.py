@@ -787,18 +787,18 @@ class TowerPlanner(GgufPlanner):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
                 surplus[parse(stored.name).pattern] += 1
+        there = Counter(parse(name).pattern for name in index.tensors)
+        wanted = expected(family, "gguf", self._tower.parameters)
+        missing = [*missing_tensors({name: count - there[name] for name, count in wanted.items()})]
         for pattern, count in surplus.items():
             more = f" ({count} tensors)" if count > 1 else ""
             glob = pattern.replace("{n}", "*").replace("{e}", "*")
-            self.refuse(
-                f"llama.cpp's tower of {family.model_type} has no place for {pattern}{more}", f"--drop '{glob}'"
-            )
+            text = f"llama.cpp's tower of {family.model_type} has no place for {pattern}{more}"
+            self.refuse(text, "" if missing else f"--drop '{glob}'")  # it may be what is missing, by another name
         entries = self._placed_tensors(scope)
-        there = Counter(parse(name).pattern for name in index.tensors)
-        wanted = expected(family, "gguf", self._tower.parameters)
         for pattern in there - Counter(wanted):
             self.refuse(f"there is a {pattern}, and the class has none with what config.json says")
-        self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
+        self.reasons += missing
         return entries
 
     def _note_keys(self, family: Family) -> None:
