@@ -21,7 +21,7 @@ from gguf_copies import finish
 
 import ckconv
 from ckconv import Options
-from ckconv.core.layouts import DType
+from ckconv.core.layouts import DTYPES, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import convert
@@ -475,10 +475,18 @@ def test_a_note_says_what_becomes_zeros_in_nvfp4(to: str, tmp_path: Path) -> Non
     assert [note for note in report.plan.notes if "0.0059 become zeros" in note]
 
 
-@pytest.mark.parametrize("word", ["iq2_xxs", "q6_k"])
-def test_values_that_count_beyond_any_sum_are_refused(word: str, tmp_path: Path) -> None:
+def test_values_of_which_ggml_ends_the_process_are_refused() -> None:
+    values = np.random.default_rng(0).standard_normal((2, 512)).astype(np.float32) * np.float32(1e15)
+
+    with pytest.raises(UnsupportedError, match="beyond the range of IQ2_XS"):
+        convert.quantize(values, DTYPES["IQ2_XS"], np.ones(512, np.float32))
+
+
+@pytest.mark.parametrize(("word", "size"), [("iq2_xxs", 1), ("q6_k", 1), ("q6_k", 1e-3)])
+def test_values_that_count_beyond_any_sum_are_refused(word: str, size: float, tmp_path: Path) -> None:
     """Of IQ2_XXS ggml ended the process, and made zeros of others."""
-    source = save(tmp_path / "hf", WIDE.config(), WIDE.tensors())
+    tensors = {name: values * np.float32(size) for name, values in WIDE.tensors().items()}
+    source = save(tmp_path / "hf", WIDE.config(), tensors)
     ckconv.convert(source, tmp_path / "plain.gguf")
     sums = sums_of(tmp_path / "plain.gguf")
     for each, _ in sums.values():

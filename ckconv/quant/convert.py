@@ -246,12 +246,13 @@ def _beyond(floats: Floats, dtype: DType) -> UnsupportedError:
     return UnsupportedError("quantize.value", f"values up to {most:g} are beyond the range of {dtype}", found=most)
 
 
-#: Types of whose largest values ggml makes zeros or smaller ones in silence (of others: infinite ones) -> what no block
-#: holds: scales of float16 times those of Q6_K, which reach furthest; of NVFP4 the largest E4M3 times 6.
-_ENDS = dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ4_XS", "Q3_K", "Q6_K"), 65504.0 * 128 * 32) | {"NVFP4": 448.0 * 6}
+#: Values that no block holds, of which ggml makes zeros, smaller or infinite ones, or ends the process (IQ2_XS): of
+#: scales of float16 times those of Q6_K, which reach furthest; of the largest E4M3 times 6; of powers of two.
+_END = 65504.0 * 128 * 32
+_ENDS = {"NVFP4": 448.0 * 6, "MXFP4": float("inf")}
 
-#: Squares of values, times what they count, of which 256 times the codes have a sum in float32: of an infinite one ggml
-#: makes zeros, or no number, and of IQ2_XXS it ends the process ("not on grid").
+#: What values count, alone and times their squares, of which 256 times the codes have a sum in float32: of an infinite
+#: one ggml makes zeros, or no number, and of IQ2_XXS it ends the process ("not on grid").
 _SUMMED = 2.0**110
 
 #: Values of an IQ3_S that have a scale.
@@ -266,10 +267,10 @@ def _check_held(floats: Floats, dtype: DType, importance: Floats | None) -> None
         )
     if importance is not None and floats.size:
         most, weight = float(np.abs(floats).max()), float(importance.max())
-        if weight * most**2 > _SUMMED:
+        if weight * max(most, 1.0) ** 2 > _SUMMED:
             text = f"values up to {most:g} that count up to {weight:g} (--imatrix) have sums beyond float32's range"
             raise UnsupportedError("quantize.value", text, found=weight)
-    if dtype.name in _ENDS and max(floats.max(initial=0), -floats.min(initial=0)) > _ENDS[dtype.name]:
+    if max(floats.max(initial=0), -floats.min(initial=0)) > _ENDS.get(dtype.name, _END):
         raise _beyond(floats, dtype)
     if dtype.name != "IQ3_S":
         return
