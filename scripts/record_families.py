@@ -40,7 +40,8 @@ What a case, [base] or the file may say besides:
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
                 { plain = true } (it reads config.json itself, not what transformers makes of it),
-                { otherwise = [..] } (keys that it writes with a value that llama.cpp does not compute right),
+                { otherwise = [..] } (keys that it writes with a value that llama.cpp does not compute right,
+                and tensors whose values it changes where nothing depends on it),
                 { arguments = [..] } (of its command line besides), { vocabulary = true } (its own rule for them)
     tokenizer   name of a file beside the checkpoint -> where it lies in fixtures; OLMo 2's unless said
 
@@ -256,6 +257,8 @@ class Proofs:
         except ValueError as error:
             return str(error)
         made["keys"] = {key: value for key, value in made["keys"].items() if key in wanted["keys"]}  # it may say more
+        other = self.case.converter.get("otherwise", ())
+        made["tensors"] |= {name: it for name, it in wanted["tensors"].items() if name in other}
         return "" if same(made, wanted) else "llama.cpp's converter makes another file of it"
 
 
