@@ -62,7 +62,7 @@ WITHOUT_A_SENTENCE = {
     "internlm2", "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "kormo",
     "lfm2_bidirectional", "lille", "mamba", "mamba2", "mimo", "minimax_m2", "modernbert", "modernbert_classifier",
     "nanochat", "nomic_bert", "nomic_bert_moe", "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1",
-    "roberta", "roberta_classifier", "sarvam_moe", "solar_open", "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder",
+    "roberta", "roberta_classifier", "solar_open", "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder",
     "xlm_roberta", "xlm_roberta_classifier", "xverse",
 }  # fmt: skip
 
