@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -122,7 +123,7 @@ class Errors:
                 moved = after.astype(np.float64) - before
                 largest, square = float(np.abs(moved).max()), float(np.square(moved).sum())
         if not np.isfinite(largest):
-            raise _beyond(before, dtype)
+            raise _beyond(_largest(before), dtype)
         note = partial(self._note, dtype.name, before.size, largest, square)
         aside: list[Callable[[], None]] | None = getattr(_aside, "notes", None)
         note() if aside is None else aside.append(note)
@@ -210,10 +211,10 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
     triple = triple_of(dtype)
     if triple is not None:
         return np.concatenate(planes_of(floats, triple, number), axis=1)
-    _check_finite(floats)
+    most = _largest(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
-    _check_held(floats, dtype, importance)
+    _check_held(floats, most, dtype, importance)
     if has_library():
         return _by_library(np.ascontiguousarray(floats), dtype, importance)
     import gguf.quants
@@ -228,21 +229,23 @@ def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = Tr
 
     ``codes=False`` leaves the first empty.
     """
-    _check_finite(floats)
+    _largest(floats)
     if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before
         floats, number = floats.copy(), triple.number
         round_to(floats, number)
     return quantize_triple(floats, triple, number, codes=codes)
 
 
-def _check_finite(floats: Floats) -> None:
-    if not np.isfinite(floats).all():
+def _largest(floats: Floats) -> float:
+    """Largest magnitude, held to be finite as every value is then."""
+    most = float(max(floats.max(initial=0), -floats.min(initial=0)))
+    if not math.isfinite(most):
         bad = floats[~np.isfinite(floats)].flat[0]
         raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantized", found=str(bad))
+    return most
 
 
-def _beyond(floats: Floats, dtype: DType) -> UnsupportedError:
-    most = float(np.abs(floats).max())
+def _beyond(most: float, dtype: DType) -> UnsupportedError:
     return UnsupportedError("quantize.value", f"values up to {most:g} are beyond the range of {dtype}", found=most)
 
 
@@ -259,19 +262,19 @@ _SUMMED = 2.0**110
 _GROUP = 32
 
 
-def _check_held(floats: Floats, dtype: DType, importance: Floats | None) -> None:
+def _check_held(floats: Floats, most: float, dtype: DType, importance: Floats | None) -> None:
     """Refuse values of which ggml makes others in silence, or ends."""
     if importance is None and dtype.name in NEEDS_IMPORTANCE:  # of a plan this is refused before
         raise UnsupportedError(
             "quantize.imatrix", f"{dtype} needs an importance matrix", hint="--imatrix FILE names the one that was used"
         )
     if importance is not None and floats.size:
-        most, weight = float(np.abs(floats).max()), float(importance.max())
+        weight = float(importance.max())
         if weight * max(most, 1.0) ** 2 > _SUMMED:
             text = f"values up to {most:g} that count up to {weight:g} (--imatrix) have sums beyond float32's range"
             raise UnsupportedError("quantize.value", text, found=weight)
-    if max(floats.max(initial=0), -floats.min(initial=0)) > _ENDS.get(dtype.name, _END):
-        raise _beyond(floats, dtype)
+    if most > _ENDS.get(dtype.name, _END):
+        raise _beyond(most, dtype)
     if dtype.name != "IQ3_S":
         return
     blocks = floats.reshape(-1, dtype.block // _GROUP, _GROUP) != 0
