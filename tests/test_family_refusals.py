@@ -174,12 +174,24 @@ def test_what_some_models_have_is_missed_where_only_some_layers_have_it(tmp_path
         ("hunyuan_vl", "untied", {"num_experts": 2}, "num_experts"),
         ("hunyuan_vl", "untied", {"use_cla": True}, "use_cla"),
         ("hunyuan_vl", "untied", {"norm_type": "layernorm"}, "norm_type"),
+        # the class turns so many elements: it fails, and of 2 it turns all by one angle
+        *((family, "", {"head_dim": 2}, "head_dim = 2") for family in ("deepseek_v3", "glm4_moe_lite", "youtu")),
+        ("youtu", "", {"head_dim": -1}, "head_dim = -1"),
     ],
 )
 def test_what_no_class_builds_is_refused_by_its_key(
     tmp_path: Path, family: str, name: str, changes: dict[str, Any], said: str
 ) -> None:
     assert said in refusal(*checkpoint(tmp_path, family, name, **changes))
+
+
+@pytest.mark.parametrize(("family", "size"), [("youtu", 0), ("deepseek_v32", 2), ("glm_moe_dsa", 24)])
+def test_a_size_that_the_class_makes_of_others_is_none_of_its_own(tmp_path: Path, family: str, size: int) -> None:
+    for given in ({}, {"head_dim": size}):
+        source, options = checkpoint(tmp_path / str(len(given)), family, "", **given)
+        ckconv.convert(source, tmp_path / f"{len(given)}.gguf", options=options)
+
+    assert (tmp_path / "0.gguf").read_bytes() == (tmp_path / "1.gguf").read_bytes()
 
 
 @pytest.mark.parametrize(
