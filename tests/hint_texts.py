@@ -45,7 +45,8 @@ def hint_texts() -> dict[str, str]:
                     if re.search(r"[a-z]{2}", re.sub(r"\.\+", "", pattern)):
                         found.setdefault(pattern, str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "families").rglob("*.toml")):
-        for text in re.findall(r'\bhint = "([^"]+)"', path.read_text(encoding="utf-8")):
+        whole = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))  # lines that go on
+        for text in re.findall(r'\bhint = "+([^"]+)"', whole):
             found.setdefault(re.sub(r"\\{\w+\\}", ".+", re.escape(text)), str(path.relative_to(ROOT)))
     return found
 
