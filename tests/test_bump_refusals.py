@@ -56,7 +56,7 @@ FAMILIES_RUN = {
 
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
-    "afmoe", "bailing_hybrid", "bamba", "bert", "bert_classifier", "camembert", "dflash", "distilbert",
+    "afmoe", "bailing_hybrid", "bamba", "bert", "bert_classifier", "camembert", "chatglm", "dflash", "distilbert",
     "distilbert_classifier", "dspark", "eagle3", "exaone", "falcon_h1", "falcon_mamba", "gemma4_dspark",
     "gemma_embedding", "granite4", "granite_swa", "granitehybrid", "granitemoe_swa", "granitemoehybrid", "grovemoe",
     "internlm2", "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "kormo",

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import gguf
@@ -76,14 +77,16 @@ def test_the_class_is_that_of_the_models_type_where_no_file_names_one(tmp_path: 
     assert converted(source, "*.attention.?.bias")["pre"] == "qwen2"
 
 
-def test_a_class_without_rules_leaves_the_tokenizer_out_by_name(tmp_path: Path) -> None:
-    settings = {"tokenizer_class": "CLIPTokenizer"}
-    files = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": "a b\n", "tokenizer_config": settings}
-    source = model(tmp_path / "hf", 3, **files)
+@pytest.mark.parametrize("kind", ["CLIPTokenizer", "ChatGLMTokenizer", "ChatGLM4Tokenizer"])
+def test_a_class_without_rules_leaves_the_tokenizer_out_by_name(kind: str, tmp_path: Path) -> None:
+    files = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": "a b\n"} if kind == "CLIPTokenizer" else {}
+    source = model(tmp_path / "hf", 3, **files, tokenizer_config={"tokenizer_class": kind})
+    if not files:
+        copyfile(FIXTURES / "tokenizers" / "sentencepiece-bpe.model", source / "tokenizer.model")
 
     report = ckconv.convert(source, tmp_path / "out.gguf", to="gguf")
 
-    assert any("of the class 'CLIPTokenizer', which ckconv has no rules for" in note for note in report.plan.notes)
+    assert any(f"of the class {kind!r}, which ckconv has no rules for" in note for note in report.plan.notes)
 
 
 def sizes(special: int) -> dict[str, int]:

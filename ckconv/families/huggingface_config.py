@@ -175,7 +175,10 @@ def read_rope(
         context: the model's context length.
         turns_a_part: the class turns a part of every head where nothing is scaled; others turn all of it.
     """
-    own = {**own, "rope_theta": own.get(style.theta), "partial_rotary_factor": own.get(style.share)}
+    base = own.get(style.theta)
+    if style.said and base is not None:
+        base = style.said.value({"it": checked_number(style.theta, base, REAL, fail)})
+    own = {**own, "rope_theta": base, "partial_rotary_factor": own.get(style.share)}
     scaling = _object(own.get("rope_scaling"), "rope_scaling", fail)
     nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
     if own.get("rope_parameters") is None and consumer == TRANSFORMERS:

@@ -421,6 +421,7 @@ class RopeStyle(NamedTuple):
             a row.
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
+        said: the number of the first -> the base, where it is another one.
         counted: what they call the number of elements of a head that they turn, "" where none has a key for it.
     """
 
@@ -431,6 +432,7 @@ class RopeStyle(NamedTuple):
     default: Mapping[str, Any] = {}
     part: Mapping[str, float] = {}
     theta: str = "rope_theta"
+    said: Expression | None = None
     share: str = "partial_rotary_factor"
     counted: str = ""
     alpha: bool = False
@@ -628,6 +630,7 @@ def rope_style(
         default=default,
         part={READERS[who][0]: share for who, share in part.items() if who in READERS},
         theta=next((cell.key for cell in base if not cell.of_rope), RopeStyle().theta),
+        said=next((cell.read for cell in base if not cell.of_rope), None),
         share=next((cell.key for cell in parts), RopeStyle().share),
         counted=next((cell.key for cell in turned if not cell.of_rope and not cell.read), ""),
         alpha="rope_alpha" in parameters,

@@ -743,6 +743,8 @@ _LIMIT = 64 << 20
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 #: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+#: Classes whose code has other words than their file: ``tokenization_chatglm.py``, of SentencePiece's or tiktoken's.
+_OF_CODE = {"ChatGLMTokenizer", "ChatGLM4Tokenizer"}
 #: What Mistral calls them, with the version of its chats.
 _VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
 #: Tokenizers of other libraries.
@@ -771,7 +773,9 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     own = None
     tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
     settings = _settings(root, alone=tokenizer is None and model is not None)
-    if tokenizer is None and model is None:
+    if tokenizer is None and model is not None and (said := str(settings.get("tokenizer_class"))) in _OF_CODE:
+        model, why = None, f"{named} is of the class {said!r}, which ckconv has no rules for"
+    elif tokenizer is None and model is None:
         try:
             tokenizer = _apart(root, settings, config)
             if tokenizer is not None:
