@@ -138,6 +138,8 @@ EPOCH = {"rope_parameters": "", "rope_scaling": ""}
     [
         ("exaone_moe", 0, "ExaoneMoEForCausalLM", "another", {}, {}),
         ("lfm2", 0, "LFM2ForCausalLM", "another", {}, {}),
+        ("llada_moe", 0, "LLaDAMoEModel", "another", {}, {}),
+        ("minimax_m3", 0, "MiniMaxM3SparseForCausalLM", "another", {}, {}),
         ("plamo2", 0, "PLaMo2ForCausalLM", "another", {}, {}),
         ("rwkv7", 0, "Rwkv7ForCausalLM", "another", {}, {}),
         ("falcon", 0, "RWForCausalLM", "RefinedWebModel", RW, {}),
