@@ -51,6 +51,12 @@ _GEMMA4 = {**_TEXT, "num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16
 _UNIFIED = {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8}
 _CONFORMER = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 20,
               "subsampling_conv_channels": [128, 4]}  # fmt: skip
+_OMNI: dict[str, dict[str, Any]] = {
+    "vision_config": {"depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 14,
+                      "out_hidden_size": 24, "fullatt_block_indexes": [1, 3]},
+    "audio_config": {"d_model": 16, "encoder_ffn_dim": 20, "encoder_layers": 3, "encoder_attention_heads": 2,
+                     "num_mel_bins": 8, "output_dim": 24},
+}  # fmt: skip
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 _NORMALIZED = {**_PREPARED, "do_normalize": True}  # which Gemma 4's class does not by itself
 
@@ -314,6 +320,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "vision_config": {"patch_size": 2, "mm_embed_dim": 20, "output_proj_dims": 20, "mm_posemb_size": 12}},
         _NORMALIZED, {},
     ),
+    "qwen2_5_omni-f32": (
+        "Qwen2_5OmniThinker", "F32",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS, "tie_word_embeddings": False}, **_OMNI},
+        {**_PREPARED, **_HEARD}, {},
+    ),
+    "qwen2_5_omni-f16": (
+        "Qwen2_5OmniThinker", "F16",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS, "tie_word_embeddings": False},
+         "vision_config": {**_OMNI["vision_config"], "depth": 3, "fullatt_block_indexes": [2]},
+         "audio_config": {**_OMNI["audio_config"], "d_model": 20, "encoder_layers": 2, "encoder_attention_heads": 5}},
+        {**_PREPARED, **_HEARD}, {},
+    ),
     "minicpmv4_6-f16": (
         "MiniCPMV4_6", "F16",
         {"text_config": {**_LINEAR, "model_type": "qwen3_5_text"}, "insert_layer_id": 1,
@@ -503,7 +521,10 @@ _EVA = {"dropout_prob": 0.0, "hidden_act": "gelu", "hidden_size": 16, "image_siz
 _WORD = {"model.embed_tokens.weight": [384, 24]}
 
 #: What released checkpoints say they are, by which llama.cpp's converter knows them -> transformers' class.
-_CLASSES = {"LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration"}
+_CLASSES = {
+    "LightOnOcrForConditionalGeneration": "LightOnOCRForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "Qwen2_5OmniModel",
+}
 
 #: Of Gemma 3n: gguf-py's ``tensor_mapping.py`` has no place for them, and the converter stops.
 _UNPLACED = tuple(f"model.audio_tower.subsample_conv_projection.conv_{n}.norm.weight" for n in (0, 1))
@@ -607,13 +628,19 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     classes = [_CLASSES.get(one, one) for one in recorded["config"]["architectures"]]
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(),
-        "document": {"architectures": classes},
+        "document": {"architectures": classes, **within(recorded["config"])},
         "plain": name in CASES or name.startswith(("kimi_k25", "gemma3n")), "arguments": ["--mmproj"],
         "vocabulary": False,
     }  # fmt: skip
     if said := converter.ask(asked):
         raise ValueError(f"llama.cpp's converter, of {name}: {said}")
     return {**recorded, "converter": read_gguf(place / "theirs.gguf")}
+
+
+def within(document: dict[str, Any]) -> dict[str, Any]:
+    """What the document of the whole says besides, of a part that thinks."""
+    whole, _, part = document["model_type"].rpartition("_")
+    return {"model_type": whole, "thinker_config": document} if part == "thinker" else {}
 
 
 def older(place: Path, recorded: dict[str, Any]) -> Path:

@@ -48,6 +48,7 @@ UNSAID = {
     "initializer_range", "layer_scale_init_value", "layer_types", "max_window_layers", "mrope_interleaved",
     "projection_dropout", "router_aux_loss_coef", "transformers_version", "use_bidirectional_attention",
     "use_mask_token",
+    "position_id_per_seconds", "seconds_per_chunk", "user_token_id",  # of Qwen's Omni
 }  # fmt: skip
 
 #: Those that a GGUF says in other words: a Mistral whose window is as wide as its context is a Llama there; a head that
@@ -118,8 +119,10 @@ def test_every_tensor_comes_back_under_its_own_name(name: str, tmp_path: Path) -
     wanted, made = arrays(source), arrays(out)
     parts = BEHIND.get(name, ())
     behind = {key for key in wanted if key.startswith("vision_tower.") and any(part in key for part in parts)}
-    zeros = {key for key in behind if "post_layernorm" in key}
-    assert len(zeros) == 2 * (name in BEHIND)
+    unread = {key for key in wanted if ".audio_bos_eos_token." in key}  # which the class has
+    behind |= unread
+    zeros = {key for key in behind if "post_layernorm" in key} | unread
+    assert len(zeros) == 2 * (name in BEHIND) + name.startswith("qwen2_5_omni")
     assert [key for key in zeros if made.pop(key).any()] == []
     wanted = {key: array for key, array in wanted.items() if key not in behind}
     assert made.keys() == wanted.keys()
@@ -159,7 +162,8 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
     assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
     # a row of the embedding is a tensor of the mmproj, too; what frequencies are divided by follows
-    within = name.startswith(("pixtral", "mistral3", "gemma4"))
+    # and so do sines of positions
+    within = name.startswith(("pixtral", "mistral3", "gemma4", "qwen2_5_omni"))
     # of three linear layers: q, k and v, and two of a convolution, in one; gate and up of two layers
     parts = 9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 2 if name.startswith(("glm4v-", "glm_ocr")) else 0
     assert (
@@ -595,3 +599,20 @@ def test_layers_that_nothing_sees_go_along_in_the_same_format(name: str, tmp_pat
     assert {key: one["data"] for key, one in after.items()} == {key: one["data"] for key, one in before.items()}
     assert all(any(part in key for key in after) for part in BEHIND[name])
     verify(tmp_path / "out", source, options=Options(tie="untie"))
+
+
+def test_positions_that_no_class_computes_are_seen(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, text, mmproj = halves("qwen2_5_omni-f16", tmp_path)
+    reader = gguf.GGUFReader(mmproj, "r+")
+    table = next(one for one in reader.tensors if one.name == "a.position_embd.weight").data
+    moved = np.outer(np.arange(1500), 10000.0 ** (-np.arange(10) / 9))
+    assert np.abs(table - np.hstack([np.sin(moved), np.cos(moved)])).max() < 1e-3
+    table[7, 3] += 0.01
+    reader.data.flush()
+
+    done = ckconv("verify", mmproj, source)
+    assert (done.code, "a.position_embd.weight is not the table of sines and cosines" in done.err) == (5, True), (
+        done.err
+    )
+    done = ckconv("convert", text, mmproj, f"{tmp_path}/out/")
+    assert (done.code, "is no table of sines and cosines of positions" in done.err) == (4, True), done.err

@@ -70,7 +70,7 @@ def seen_by_mlx_vlm(name: str) -> Any:
 
 def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Key of config.json -> the token of pictures that it names; other keys where it names none."""
-    if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5")):
+    if config["model_type"].startswith(("qwen3", "qwen2_vl", "qwen2_5_vl")):
         return _TOKENS["qwen"]
     if config.get("audio_config") and config["model_type"] in ("gemma4", "gemma4_unified"):
         return _TOKENS["gemma4_hearing"]
@@ -145,6 +145,15 @@ _TOKENS = {
         "video_token_id": "<|VIDEO_PLACEHOLDER|>",
         "vision_start_token_id": "<|IMAGE_START|>",
         "vision_end_token_id": "<|IMAGE_END|>",
+    },
+    "qwen2_5_omni_thinker": {
+        "image_token_index": "<|IMAGE|>",
+        "video_token_index": "<|VIDEO|>",
+        "audio_token_index": "<|AUDIO|>",
+        "vision_start_token_id": "<|vision_bos|>",
+        "vision_end_token_id": "<|vision_eos|>",
+        "audio_start_token_id": "<|audio_bos|>",
+        "audio_end_token_id": "<|audio_eos|>",
     },
     "qwen": {
         "image_token_id": "<|image_pad|>",

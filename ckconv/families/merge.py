@@ -588,6 +588,7 @@ FORMER: Mapping[str, str] = {
     "packed": 'as = "blocks"',
     "part": "the default of parameters.rope_dim",
     "rope": "parameters.rope_theta and rope_dim, and rope of engines.mlx_lm,",
+    "sinusoids": 'value = "sinusoids"',
     "slides": 'reads = ["window"]',
     "share": "a key of parameters.rope_dim.hf with read",
     "theta": "the key of parameters.rope_theta.hf",

@@ -358,12 +358,14 @@ class Dropped(NamedTuple):
         why: what is said of it.
         zeros: the class has it whatever is stored, and would make it up: zeros are written.
         copied: other classes of the family read it: it goes along where tensors keep their names.
+        sinusoids: sines and cosines of positions, which are written where the source has none.
     """
 
     name: str
     why: str
     zeros: bool = False
     copied: bool = False
+    sinusoids: bool = False
 
 
 class TensorRow(NamedTuple):
@@ -456,10 +458,11 @@ class TensorRows(Fields):
                 )
             if isinstance(cell, dict) and "dropped" in cell:
                 values = listed(self.fields(cell, _DROPPED).get("value", []))
-                if unknown := [word for word in values if word not in ("zeros", "copied")]:
-                    raise self.fault(f"a tensor that is dropped has no value {unknown[0]!r} (known: copied, zeros)")
-                also = (word in values for word in ("zeros", "copied"))
-                dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
+                known = ("zeros", "copied", "sinusoids")
+                if unknown := [word for word in values if word not in known]:
+                    words = ", ".join(sorted(known))
+                    raise self.fault(f"a tensor that is dropped has no value {unknown[0]!r} (known: {words})")
+                dropped[format] = Dropped(cell["name"], cell["dropped"], *(word in values for word in known))
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
             keyed = isinstance(cell, dict) and "key" in cell

@@ -121,6 +121,11 @@ class Sizes:
             self._sizes[number] = cache(lambda letter: self._size(letter, scope))
         return self._sizes[number]
 
+    def shape(self, row: TensorRow) -> tuple[int, ...]:
+        """Canonical shape of a tensor that is in no layer."""
+        size = self.of(row, None)
+        return tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
+
     def kind(self, part: Part, layer: int | None) -> Kind:
         """The part in a layer, made once for all layers of the same sizes.
 

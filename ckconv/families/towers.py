@@ -29,6 +29,7 @@ from ckconv.families.merge import FOLDER, is_family
 from ckconv.families.names import HF, Names, names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
+from ckconv.families.sizes import Sizes
 
 _TOWERS = FOLDER / "towers"
 
@@ -214,6 +215,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return shortest_float32(value) if isinstance(value, float) else value
+
+
+def sinusoids_of(tower: Tower) -> Mapping[str, tuple[int, ...]]:
+    """Stored tables of positions that the class computes, and their shapes."""
+    family = tower_family(tower.family)
+    rows = ((cell.name, row) for row in family.tensors.values() for cell in row.dropped.values() if cell.sinusoids)
+    return {name: Sizes(family, tower.parameters).shape(row) for name, row in rows}
 
 
 def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) -> Canonical:

@@ -17,7 +17,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
-from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, parse, with_layer
+from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
@@ -42,9 +42,16 @@ from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, layers_of_nothing
-from ckconv.families.towers import diffuses, has_names_of_diffusers, is_of_diffusion, is_seen_by, tower_of_document
+from ckconv.families.towers import (
+    diffuses,
+    has_names_of_diffusers,
+    is_of_diffusion,
+    is_seen_by,
+    sinusoids_of,
+    tower_of_document,
+)
 from ckconv.options import Options
-from ckconv.plan.probe import SourceFacts, crossed, zeros
+from ckconv.plan.probe import SourceFacts, crossed, no_sinusoids, zeros
 from ckconv.plan.steps import Change, Container, LeftOut, OutputFile, Plan, Reason, missing_tensors
 
 # What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered.
@@ -243,6 +250,11 @@ class Planner(ABC):
                 f"{text}: transformers computes the maximum then, and llama.cpp on a CPU the minimum",
                 f"with {high:.9g} for both every program computes the maximum",
             )
+
+    def refuse_positions(self, index: TensorIndex, tower: Tower) -> None:
+        """Refuse a table of positions that is not the one of the class."""
+        for name in no_sinusoids(index, sinusoids_of(tower)):
+            self.refuse(f"{name} is no table of sines and cosines of positions, and those are what the class computes")
 
     def refuse(self, text: str, hint: str = "") -> None:
         """Note a reason."""

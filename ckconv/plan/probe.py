@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from ckconv.core.late import Floats, NamedTuple, Rows, np
-from ckconv.core.layouts import BF16, EXPONENTIALS, INTEGERS, DType
+from ckconv.core.layouts import BF16, EXPONENTIALS, F32, INTEGERS, DType
 from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import and_more, counted
 from ckconv.families.canonical import unowned
@@ -142,6 +142,37 @@ def not_of_zeros(index: TensorIndex) -> Iterator[str]:
     """Stored tensors with more before what their rule takes than zeros."""
     with Files(index.identities) as files:
         yield from (name for name, before in index.once(unowned).items() if not files.are_zero(runs(before)))
+
+
+def sinusoids(rows: int, columns: int) -> Floats:
+    """Sines of positions, and behind them their cosines.
+
+    Every step is rounded to the nearest float32, where torch's are off in the last place, and otherwise on another
+    processor. Source: ``SinusoidsPositionEmbedding`` of transformers' qwen2_5_omni, ``generate_extra_tensors`` of
+    llama.cpp's ``conversion/qwenvl.py``.
+    """
+    step = np.float32(-math.log(10000) / (columns // 2 - 1))
+    powers = (step * np.arange(columns // 2, dtype=np.float32)).astype(np.float64)
+    angles = (np.arange(rows, dtype=np.float32)[:, None] * np.exp(powers).astype(np.float32)).astype(np.float64)
+    found: Floats = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    return found
+
+
+def no_sinusoids(index: TensorIndex, tables: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Stored tables that are no sines and cosines of positions.
+
+    Args:
+        tables: their names -> their shapes.
+    """
+    with Files(index.identities) as files:
+        for stored in (item.stored for item in index.dropped if item.stored.name in tables):
+            data, rows, columns = bytearray(stored.extent.nbytes), *tables[stored.name]
+            files.read_run([stored.extent], 0, data)
+            alike = stored.dtype is F32 and stored.shape == (rows, columns)
+            if not (
+                alike and np.allclose(np.frombuffer(data, "<f4").reshape(rows, -1), sinusoids(rows, columns), atol=1e-3)
+            ):
+                yield stored.name
 
 
 def crossed(index: TensorIndex, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float, float]]:

@@ -40,7 +40,7 @@ from ckconv.families.canonical import as_head, unowned
 from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
 from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.schema import DRAFT_FORMATS, MTP
-from ckconv.families.towers import tower_family
+from ckconv.families.towers import sinusoids_of, tower_family
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
@@ -396,6 +396,7 @@ class TensorComparison:
     _embedded: Collection[str] = ()
     _no_part: Collection[str] = ()
     _derived: Collection[str] = ()
+    _positions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         source = self.source
@@ -407,6 +408,8 @@ class TensorComparison:
         if self.source is not None and self.source.format != self.out.format:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
             self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
+        if self.out.tower is not None:
+            self._positions = sinusoids_of(self.out.tower)
         if self.source is not None:
             # Rows of a head that is compared itself, which the source has in blocks.
             self._derived = {key for key in rows_of_head(self.out) if key in self._ours and key not in self._theirs}
@@ -425,7 +428,8 @@ class TensorComparison:
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
         embedded = sum(key in self._ours for key in self._embedded)
-        count = len(self._ours) - self.zero_filled - len(self._no_part) - embedded - len(self._derived)
+        unmade = sum(self._ours[key].source not in self._positions for key in self._no_part)
+        count = len(self._ours) - self.zero_filled - unmade - embedded - len(self._derived)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
@@ -455,6 +459,9 @@ class TensorComparison:
         """Look at one tensor of the output."""
         yield from self._padding(tensor)
         if key in self._no_part or key in self._derived:
+            if tensor.source in self._positions and not self._is_of_positions(tensor):
+                text = f"{_label(tensor)} is not the table of sines and cosines that the class computes"
+                yield Fault("verify.tensor", text, tensor.source)
             return
         twin = self._twin(key)
         self._found += twin is not None
@@ -639,6 +646,16 @@ class TensorComparison:
         llama3 = kind == "llama3"
         meant = again(config.rope_theta or 0.0, config.rotary_dim, scaling) if llama3 else scaling.get("factor", 1.0)
         return bool(np.allclose(np.frombuffer(stored, "<f4"), meant, rtol=1e-5, atol=0))
+
+    def _is_of_positions(self, tensor: Tensor) -> bool:
+        """Whether a table is one of sines and cosines, within rounding."""
+        from ckconv.verification.values import sinusoids as again
+
+        shape, stored = self._positions[tensor.source], np.zeros(tensor.shape, "<f4")
+        if tensor.dtype is not F32 or tensor.shape != shape:
+            return False
+        self.files.read_run(list(runs(tensor)), 0, stored)
+        return bool(np.allclose(stored, again(*shape), rtol=0, atol=1e-3))
 
     def _padding(self, tensor: Tensor) -> list[Fault]:
         """Padding is zero."""

@@ -564,6 +564,14 @@ def _vector(tensor: Tensor, files: Files, rows: Index) -> Doubles:
     return np.full(len(rows), np.nan) if everything is None else everything.reshape(-1)[rows]
 
 
+def sinusoids(rows: int, columns: int) -> Floats:
+    """Sines of positions and their cosines, in powers of one number."""
+    half = columns // 2
+    turns = np.outer(np.arange(rows), 10000.0 ** (-np.arange(half) / (half - 1)))
+    both: Floats = np.exp(1j * turns)
+    return np.hstack([both.imag, both.real])
+
+
 def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) -> Doubles:
     """The divisors of Llama 3 for the frequency of each pair.
 

@@ -65,6 +65,7 @@ from ckconv.families.towers import (
     ROW,
     Diffusion,
     diffusion_in,
+    sinusoids_of,
     taken_otherwise,
     tower_family,
 )
@@ -109,7 +110,7 @@ from ckconv.formats.gguf.values import (
 )
 from ckconv.io.files import own_texts
 from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
-from ckconv.plan.probe import placeholders
+from ckconv.plan.probe import placeholders, sinusoids
 from ckconv.plan.quantizing import Matrix, Picture, Placed, Quantized
 from ckconv.plan.steps import DECODE, Container, OutputFile, Plan, Step, apart, decode_hint, missing_tensors, place
 from ckconv.quant.convert import Conversion, Run, decodable, side_by_side, writable
@@ -829,11 +830,14 @@ class TowerPlanner(GgufPlanner):
                 named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
                 fp32 = not short and (named or is_fp32(called))
                 entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
+        for called, shape in sinusoids_of(self._tower).items():
+            made = numbers_entry(called, called, sinusoids(*shape).astype("<f4").tobytes())
+            entries[called] = made._replace(shape=shape, layout=plain(*shape))
         return list(entries.values())
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         family = tower_family(self._tower.family)
-        label = size_label(sum(tensor.elements for entry in entries for tensor in entry.parts), 0, 0)
+        label = size_label(sum(math.prod(entry.shape) for entry in entries), 0, 0)
         return {
             **general_keys(family, self._name(frozenset()), label, "mmproj"),
             **keys_of_entries(family, self._written.entries),

@@ -195,8 +195,7 @@ def spare_of(
     sizes = Sizes(family, parameters)
     own = {item.stored.name: item.stored for item in dropped if item.copied}
     for name, row in scheme_names(family, scheme).zeros.items():
-        size = sizes.of(row, None)
-        shape = tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
+        shape = sizes.shape(row)
         found = next((one for called, one in own.items() if called == name or called.endswith(f".{name}")), None)
         if found is not None and found.shape == shape:
             yield (copied_piece(found, typed(found.name, found.dtype))._replace(name=name),)

@@ -856,6 +856,7 @@ class WholePlanner(CheckpointPlanner):
         for sentence in taken_otherwise(self._tower, self.written, "hf", TRANSFORMERS.name):
             self.refuse(sentence)
         self.refuse_crossed(self._seen)
+        self.refuse_positions(self.whole, self._tower)
         wanted = self.seeing.in_huggingface.tokens
         self._tokens = token_ids(self.index.metadata, wanted.values())
         missing = [token for token in wanted.values() if token not in self._tokens]
