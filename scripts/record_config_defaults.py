@@ -1,6 +1,9 @@
-"""Record what the configuration classes of transformers take where a document does not say it.
+"""Record what the classes of transformers and mlx-lm take where a document does not say it.
 
     python scripts/record_config_defaults.py
+
+ckconv/families/mlx_lm_defaults.json: of each class of mlx-lm the defaults of its arguments, ``"= !"`` of those that it
+is not built without.
 
 ckconv/families/transformers_defaults.json: of each class the values of its fields, and the keys whose value is that of
 others (the heads of keys are those of queries, a head's size is what each gets of the width); and of the classes of
@@ -16,6 +19,7 @@ import importlib.metadata
 import inspect
 import json
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -24,9 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from record_config_keys import KEYS  # noqa: E402
+from record_config_keys import KEYS, arguments_of  # noqa: E402
 
-from ckconv.families.huggingface_classes import DEFAULTS, TIES  # noqa: E402
+from ckconv.families.catalog import FAMILIES  # noqa: E402
+from ckconv.families.huggingface_classes import DEFAULTS, DEFAULTS_OF_MLX, TIES  # noqa: E402
 
 #: Heads and width of a document that says nothing else, so that what follows from them is told from what does not.
 _HEADS, _WIDTH = 6, 6 * 22
@@ -38,6 +43,12 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    rows = (family.engines.get("mlx_lm") for family in FAMILIES.values())
+    names = sorted({*KEYS, *(row.model_type for row in rows if row is not None and row.model_type)})
+    taken = {name: found for name in names if (found := of_mlx(name))}
+    classes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in taken.items())
+    version = importlib.metadata.version("mlx-lm")
+    DEFAULTS_OF_MLX.write_text(f'{{\n "versions": {{"mlx-lm": "{version}"}},\n "defaults": {{\n{classes}\n }}\n}}\n')
     made = {name: of_class(transformers, name) for name in KEYS if name in transformers.CONFIG_MAPPING}
     version = importlib.metadata.version("transformers")
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in made.items())
@@ -116,6 +127,24 @@ def of_class(transformers: Any, name: str) -> dict[str, Any]:
         if is_json(value):
             found[key] = value
     return found
+
+
+def of_mlx(name: str) -> dict[str, Any]:
+    """Key -> default, ``"= !"`` for none; a default that no document says, or that no code asks for, is left out."""
+    own, *others = arguments_of(name) or [None]
+    if own is None:
+        return {}
+    wraps = "text_config" in {field.name for field in dataclasses.fields(own)}
+    classes = [own, *others] if wraps else [own]  # others are those of the class that the model's is made of
+    code = "".join(inspect.getsource(sys.modules[one.__module__]) for one in [own, *others])
+    found = {}
+    for field in (field for one in classes for field in dataclasses.fields(one)):
+        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        value = "= !" if made is dataclasses.MISSING else list(made) if isinstance(made, tuple) else made
+        asked = value == "= !" or re.search(rf"\b(args|config)\.{field.name}\b", code)
+        if field.name not in ("model_type", "text_config") and asked and is_json(value):
+            found[field.name] = value
+    return dict(sorted(found.items()))
 
 
 def is_json(value: Any) -> bool:

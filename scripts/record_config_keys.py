@@ -77,6 +77,12 @@ def of_transformers(transformers: Any, model_type: str) -> list[str]:
 
 def of_mlx(model_type: str) -> list[str]:
     """Fields of ``ModelArgs``, and of that of a text part, its base's too; empty for a class that there is not."""
+    found = {field.name for own in arguments_of(model_type) for field in dataclasses.fields(own)}
+    return sorted(found - {"text_config"} if model_type in WRAPPED else found)  # the document around the family's own
+
+
+def arguments_of(model_type: str) -> list[Any]:
+    """Classes of the arguments of a model of mlx-lm, and of its text part; empty for one that there is not."""
     from mlx_lm.utils import MODEL_REMAPPING
 
     name = WRAPPED.get(model_type, model_type)
@@ -84,10 +90,9 @@ def of_mlx(model_type: str) -> list[str]:
         module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(name, name)}")
     except (ImportError, SystemExit):  # a class that needs another package
         return []
-    modules = [sys.modules[base.__module__] for base in module.Model.__mro__ if base.__module__.startswith("mlx_lm.")]
-    classes = [getattr(one, name) for one in modules for name in _ARGUMENTS if hasattr(one, name)]
-    found = {field.name for own in classes for field in dataclasses.fields(own)}
-    return sorted(found - {"text_config"} if model_type in WRAPPED else found)  # the document around the family's own
+    bases = [sys.modules[base.__module__] for base in module.Model.__mro__ if base.__module__.startswith("mlx_lm.")]
+    found = [getattr(one, name) for one in (module, *bases) for name in _ARGUMENTS if hasattr(one, name)]
+    return list(dict.fromkeys(found))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from embedding_cases import EMBEDDINGS
 from gguf_copies import gguf_copy
 from test_floors import FILES, WRITES
 from tower_cases import checkpoint, recordings, seen_by_mlx_vlm, with_tokens
+from whisper_cases import save as save_whisper
 
 import ckconv
 from ckconv.__main__ import run
@@ -892,6 +893,8 @@ CONTENT = [
     Case("bump: no count of merges", "bump.write:manifest", keyed_in("num_merges"), AUTO, BUMP),
     Case("bump: norms of Q and K are not said", "bump.write:manifest", keyed_in("has_qk_norm", False), QWEN3, BUMP),
     Case("bump: no types of matrices", "bump.write:_summary", touched(lambda made: None), AUTO, BUMP),
+    Case("mlx: no rope_theta", CONFIG, documented("rope_theta"), "zoo/granite", MLX),
+    Case("mlx: no tie_word_embeddings", CONFIG, documented("tie_word_embeddings"), "zoo/olmo2", MLX),
     Case("bump: no rms_norm_eps", "bump.write:config_json", keyed_in("rms_norm_eps"), HF, BUMP),
     *(
         Case(f"bump: {name} of words", ENTRIES, in_entries(name, change), AUTO, BUMP)
@@ -1152,6 +1155,15 @@ def test_every_part_of_a_document_of_mlx_vlm_is_that_of_the_source(key: str, val
     with broken("MlxWholePlanner.encoded", touched(wrong)) as calls:
         status, printed = command("convert", str(source), f"{tmp_path}/out/", *MLX)
     assert (calls[0] > 0, status) == (True, 5), printed
+
+
+@pytest.mark.parametrize(("key", "value"), [("hop_length", 161), ("feature_size", 81), ("n_fft", None)])
+def test_a_document_says_how_whisper_hears(key: str, value: int | None, tmp_path: Path) -> None:
+    model = save_whisper(tmp_path / "source", "english-80-f16")
+    assert command("convert", str(model), f"{tmp_path}/m.bin", "--to", "whisper-ggml")[0] == 0
+
+    with broken("families.towers:speech_settings", keyed_in(key, value)):
+        assert command("convert", f"{tmp_path}/m.bin", f"{tmp_path}/out/", "--to", "hf")[0] == 5
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Classes of transformers and mlx-lm: defaults, accepted values, tensors.
 
-transformers_defaults.json has the values of the classes' fields (``scripts/record_config_defaults.py``). A key without
-a row, and every key of a class that is not recorded, is taken for one that has to be there. It also has who ties the
-head where a model has a text part: some classes ask the whole's configuration, some the text part's, some both.
+transformers_defaults.json and mlx_lm_defaults.json have the values of the classes' fields
+(``scripts/record_config_defaults.py``). A key without a row, and every key of a class that is not recorded, is taken
+for one that has to be there. The first also has who ties the head where a model has a text part: some classes ask the
+whole's configuration, some the text part's, some both.
 
 transformers_types.json has the annotations of the classes (``scripts/record_config_types.py``). What counts of them is
 what ``@strict`` of huggingface_hub looks at: a float is no whole number, true is no number, a list holds what it says.
@@ -28,29 +29,30 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import text_key
 from ckconv.core.tensors import parse
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import MLX_LM, Parameter
+from ckconv.families.keys import MLX_LM, TRANSFORMERS, Parameter
 from ckconv.families.schema import Family
 from ckconv.families.sizes import always, expected_layers, required, switches
 
-# -- Defaults of transformers' configuration classes for missing keys --------------------------------------------------
+# -- Defaults of both libraries' classes for missing keys --------------------------------------------------------------
 
 DEFAULTS = Path(__file__).with_name("transformers_defaults.json")
+DEFAULTS_OF_MLX = Path(__file__).with_name("mlx_lm_defaults.json")
 
 #: Value of a key that nothing is known of: no document says it.
 UNKNOWN = object()
 
-#: Value of a key that a recorded class does not read.
-UNREAD = object()
+#: Value of a key that a recorded class does not read, and of one without which it makes no model.
+UNREAD, REQUIRED = object(), object()
 
 
 @cache
-def _of_classes() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(DEFAULTS.read_text())
+def _of_classes(consumer: str = TRANSFORMERS) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((DEFAULTS_OF_MLX if consumer == MLX_LM else DEFAULTS).read_text())
     return found
 
 
-def _class_defaults() -> dict[str, dict[str, Any]]:
-    return _of_classes()["defaults"]
+def _class_defaults(consumer: str = TRANSFORMERS) -> dict[str, dict[str, Any]]:
+    return _of_classes(consumer)["defaults"]
 
 
 #: Columns of a row of ``ties``: ``tie_word_embeddings`` of the whole, and that of its text part.
@@ -71,6 +73,17 @@ def ties_head(model_type: str, *, whole: bool | None, text: bool) -> bool | None
 def is_recorded(document: Mapping[str, Any]) -> bool:
     """The class of this document is one of transformers' that are recorded."""
     return str(document.get("model_type")) in _class_defaults()
+
+
+def defaults_of_mlx(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keys that mlx-lm's class reads -> defaults; empty if not recorded.
+
+    Of a document with a text part, those of the class that reads it.
+    """
+    classes, inner = _class_defaults(MLX_LM), document.get(text_key(document))
+    names = (inner.get("model_type") if isinstance(inner, dict) else None, document.get("model_type"))
+    found = next((classes[str(name)] for name in names if str(name) in classes), {})
+    return {key: REQUIRED if value == "= !" else value for key, value in found.items()}
 
 
 def default_of(document: Mapping[str, Any], key: str) -> Any:

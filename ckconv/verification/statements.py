@@ -25,7 +25,7 @@ from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, parse, s
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.huggingface_classes import UNKNOWN, UNREAD, default_of, unaccepted
+from ckconv.families.huggingface_classes import REQUIRED, UNKNOWN, UNREAD, default_of, defaults_of_mlx, unaccepted
 from ckconv.families.keys import BOTH, CONSUMERS, ROPE_KEYS, TRANSFORMERS, Kind, Parameter, full_key
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
@@ -99,6 +99,11 @@ CARRIED = (
 _REQUIRED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
 
 _TIED, _TYPES, _CLASSES = "tie_word_embeddings", ("dtype", "torch_dtype"), "architectures"
+
+#: Keys that count layers behind the last: --drop mtp leaves them out, and no class of MLX has them.
+_DRAFTED = {"mtp_num_hidden_layers", "num_nextn_predict_layers"}
+
+_EXTRACTOR = "preprocessor_config.json"
 
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
@@ -442,6 +447,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             if not _is_asked(fact.key, options):
                 yield fact
     yield from _of_total(out, source)
+    if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
+        yield from _of_extractor(out, source)
     row = engine_row(out)
     if out.config is not None and not _is_asked("model_type", options):
         family, said = FAMILIES[out.config.family], mine.get("model_type")
@@ -454,7 +461,13 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     one, other = QUANTIZATION_KEYS[:2]
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
         yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
+    taken = defaults_of_mlx(mine) if row is not None and not sees(out) else {}
+    for fact in _of_defaults(taken, _flat(mine), out, source) if taken else ():
+        if not _is_asked(fact.key, options):
+            yield fact
     for key in row.needs if row is not None and not sees(out) else ():
+        if taken and "." not in key:
+            continue
         told = out.format != source.format or key in _flat(meant)  # a copy lacks what its source does
         table, _, word = key.rpartition(".")
         holder = mine.get(table) or {word: None} if table else _flat(mine)  # a table that is not there lacks nothing
@@ -558,6 +571,27 @@ def _besides(
             yield Fact(key, shown(value), None, CONFIG_NAME)
 
 
+def _of_defaults(
+    taken: Mapping[str, Any], mine: Mapping[str, Any], out: TensorIndex, source: TensorIndex
+) -> Iterator[Fact]:
+    """Keys for which a class takes something else where they are missing.
+
+    Args:
+        taken: what it takes, by key.
+    """
+    assert source.config is not None
+    family, meant = FAMILIES[source.config.family], _flat(document_of(source.metadata))
+    by_tensors = {"tied", *switches(family)}
+    rows = (one for one in family.parameters.values() if one.name not in by_tensors)
+    said = {**meant, **dict(_said_by_rows(rows, scope_of(family, source.config), "hf"))}
+    for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
+        value, copied = said.get(key), out.format == source.format and key not in meant
+        nothing = value is None or (key not in meant and value is not False and value == 0)  # no layer has it
+        other = not (nothing or taken[key] is None) and unequal(value, taken[key])
+        if (taken[key] is REQUIRED or other) and not copied:
+            yield Fact(key, None, shown(value) if value is not None else "one", CONFIG_NAME)
+
+
 def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
     """Faults in the document of a model that sees, made for another library.
 
@@ -573,7 +607,7 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
     floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
     names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
-    free = _STORED - {*_TYPES} | {"mtp_num_hidden_layers", "num_nextn_predict_layers"}  # --drop mtp
+    free = _STORED - {*_TYPES} | _DRAFTED
     free |= {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
     unread = {f"{text_key(meant)}.{_CLASSES}"}
     engine = tower.engines.get(MLX_VLM.row) if CONSUMERS[out.format] != TRANSFORMERS else None
@@ -646,7 +680,7 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
     """
     assert out.config is not None
     family, consumer, table = FAMILIES[out.config.family], CONSUMERS[out.format], needed()["documents"]
-    patterns = {parse(name).pattern for name in out.tensors}
+    patterns, defaults = {parse(name).pattern for name in out.tensors}, defaults_of_mlx(document_of(out.metadata))
     headed = "output.weight" in out.tensors and "output" in family.tensors
     told = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
     for name, biases in switches(family).items():
@@ -654,8 +688,9 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
         told.append(([cell.key for cell in cells], not biases.isdisjoint(patterns), False))
     for keys, there, otherwise in told:
         said = {key: mine[key] for key in keys if type(mine.get(key)) is bool}
-        if not said and keys and not meant:  # each is written, as classes of mlx-lm take one thing or the other
-            taken = default_of(mine, keys[0]) if consumer == TRANSFORMERS else otherwise
+        if not said and keys:
+            unsaid = None if meant else otherwise  # of a class that nobody recorded
+            taken = default_of(mine, keys[0]) if consumer == TRANSFORMERS else defaults.get(keys[0], unsaid)
             said = {keys[0]: taken} if type(taken) is bool else {}
         for key in (key for key, value in said.items() if value != there):
             yield Fact(key, shown(mine.get(key)), shown(there), CONFIG_NAME)
@@ -668,6 +703,17 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
     known = isinstance(value, list) and value and all(one in classes for one in value)
     if not known and not (meant and value == meant.get(_CLASSES)):
         yield Fact(_CLASSES, shown(value), shown([classes[0]]), CONFIG_NAME)
+
+
+def _of_extractor(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Faults of the document about the sound that a model hears."""
+    assert source.config is not None
+    path = beside(out).get(_EXTRACTOR)
+    mine = json.loads(read_whole(path)) if path is not None else {}
+    meant = {**needed()["extractor"], "feature_size": source.config.scope["mels"]}
+    for key in sorted(mine.keys() | meant.keys()):
+        if unequal(mine.get(key), meant.get(key)):
+            yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), _EXTRACTOR)
 
 
 def _of_total(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
