@@ -43,8 +43,8 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    rows = (family.engines.get("mlx_lm") for family in FAMILIES.values())
-    names = sorted({*KEYS, *(row.model_type for row in rows if row is not None and row.model_type)})
+    engines = (family.engines.get("mlx_lm") for family in FAMILIES.values())
+    names = sorted({*KEYS, *(row.model_type for row in engines if row is not None and row.model_type)})
     taken = {name: found for name in names if (found := of_mlx(name))}
     classes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in taken.items())
     version = importlib.metadata.version("mlx-lm")
