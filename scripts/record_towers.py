@@ -480,6 +480,34 @@ def cogvlm() -> dict[str, list[int]]:
     return {f"model.vision.{name}": shape for name, shape in {**found, "boi": [1, 1, 24], "eoi": [1, 1, 24]}.items()}
 
 
+def deepseek_ocr() -> dict[str, list[int]]:
+    """The two towers of DeepSeek-OCR; its code has 256 channels between them, and 64 squares of pixels in a row."""
+    found = {"vision_model.embeddings.class_embedding": [20], "image_newline": [24], "view_seperator": [24]}
+    found |= {
+        "vision_model.embeddings.patch_embedding.weight": [20, 3, 14, 14],
+        "vision_model.embeddings.position_embedding.weight": [257, 20],
+        "sam_model.pos_embed": [1, 64, 64, 16],
+        "sam_model.neck.0.weight": [256, 16, 1, 1],
+        "sam_model.neck.2.weight": [256, 256, 3, 3],
+        "sam_model.net_2.weight": [8, 256, 3, 3],
+        "sam_model.net_3.weight": [20, 8, 3, 3],
+    }
+    found |= module("sam_model.neck.1", 256) | module("sam_model.neck.3", 256) | module("projector.layers", 24, 40)
+    found |= module("sam_model.patch_embed.proj", 16, 3, 16, 16) | module("vision_model.pre_layrnorm", 20)
+    for n in range(3):  # the last one looks at all of a picture
+        block, places = f"sam_model.blocks.{n}", [127 if n == 2 else 27, 8]
+        found |= module(f"{block}.norm1", 16) | module(f"{block}.norm2", 16)
+        found |= module(f"{block}.attn.qkv", 48, 16) | module(f"{block}.attn.proj", 16, 16)
+        found |= module(f"{block}.mlp.lin1", 64, 16) | module(f"{block}.mlp.lin2", 16, 64)
+        found |= {f"{block}.attn.rel_pos_h": places, f"{block}.attn.rel_pos_w": places}
+    for n in range(4):
+        layer = f"vision_model.transformer.layers.{n}"
+        found |= module(f"{layer}.layer_norm1", 20) | module(f"{layer}.layer_norm2", 20)
+        found |= module(f"{layer}.self_attn.qkv_proj", 60, 20) | module(f"{layer}.self_attn.out_proj", 20, 20)
+        found |= module(f"{layer}.mlp.fc1", 80, 20) | module(f"{layer}.mlp.fc2", 20, 80)
+    return {f"model.{name}": shape for name, shape in found.items()}
+
+
 def gemma3n(dtype: str) -> dict[str, Any]:
     """A Gemma 3n whose MobileNetV5 of timm, which has one size, is a sixteenth as wide."""
     text = {**_TEXT, "head_dim": 12, "hidden_size_per_layer_input": 256, "laurel_rank": 64, "num_kv_shared_layers": 0,
@@ -518,7 +546,44 @@ _DOTS = {**_VISION, "embed_dim": 16, "patch_size": 4, "spatial_merge_size": 2, "
 _EVA = {"dropout_prob": 0.0, "hidden_act": "gelu", "hidden_size": 16, "image_size": 16, "in_channels": 3,
         "intermediate_size": 20, "layer_norm_eps": 1e-6, "num_heads": 2, "num_hidden_layers": 3, "num_positions": 17,
         "patch_size": 4}  # fmt: skip
+#: Of DeepSeek-OCR, whose document has keys of the text model twice.
+_DEEPSEEK = {
+    **_TEXT, "num_key_value_heads": 4, "first_k_dense_replace": 1, "kv_lora_rank": None, "lm_head": True,
+    "moe_intermediate_size": 20, "n_group": 1, "n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2,
+    "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "rm_head": False, "topk_group": 1,
+    "topk_method": "greedy", "use_mla": False, "v_head_dim": 0,
+}  # fmt: skip
+_DEEPLIP = {
+    "image_size": 1024, "mlp_ratio": 3.7362, "model_name": "deeplip_b_l", "model_type": "vision",
+    "width": {
+        "clip-l-14-224": {"heads": 2, "image_size": 224, "layers": 4, "patch_size": 14, "width": 20},
+        "sam_vit_b": {"downsample_channels": [8, 20], "global_attn_indexes": [2, 5, 8, 11], "heads": 2, "layers": 3,
+                      "width": 16},
+    },
+}  # fmt: skip
 _WORD = {"model.embed_tokens.weight": [384, 24]}
+
+_OCR = of_repository(
+    {
+        **_DEEPSEEK,
+        "architectures": ["DeepseekOCRForCausalLM"],
+        "model_type": "deepseek_vl_v2",
+        "candidate_resolutions": [[1024, 1024]],
+        "global_view_pos": "head",
+        "language_config": {**_DEEPSEEK, "architectures": ["DeepseekV2ForCausalLM"]},
+        "projector_config": {
+            "input_dim": 40,
+            "model_type": "mlp_projector",
+            "n_embed": 24,
+            "projector_type": "linear",
+        },
+        "tile_tag": "2D",
+        "vision_config": _DEEPLIP,
+    },
+    deepseek_ocr(),
+    _WORD,
+    _PREPARED,
+)
 
 #: What released checkpoints say they are, by which llama.cpp's converter knows them -> transformers' class.
 _CLASSES = {
@@ -588,6 +653,8 @@ OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
         ),
         "F16",
     ),
+    "deepseek_ocr-f16": (_OCR, "F16"),
+    "deepseek_ocr-bf16": (_OCR, "BF16"),
     "gemma3n-bf16": (gemma3n, "BF16"),
     "ultravox-bf16": (ultravox, "BF16"),
     "ultravox-f16": (ultravox, "F16"),

@@ -26,7 +26,7 @@ RECORDED = recordings()
 
 #: Models that see, of which both halves are known.
 HALF = (
-    *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm"),  # code of their repositories
+    *("internvl_chat", "ultravox", "kimi_vl", "kimi_k25", "dots_ocr", "cogvlm", "deepseek_ocr"),  # code of repositories
     "qwen3_vl_moe",  # a GGUF of its tower is read as that of the dense ones
     "janus",  # it draws, too
 )

@@ -36,7 +36,19 @@ def cogvlm(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arra
     return {**config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}, kept
 
 
-TWINS: dict[str, Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arrays]]] = {"cogvlm-plain": cogvlm}
+def deepseek_ocr(config: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    """The matrices are those of a DeepSeek 1, whose rows llama.cpp has in another order and whose weights it scales."""
+    said = {**config, "model_type": "deepseek", "architectures": ["DeepseekForCausalLM"]}
+    kept = {
+        key: value for key, value in said.items() if not key.startswith(("qk_", "v_", "use_mla", "n_group", "topk"))
+    }
+    return kept, arrays
+
+
+TWINS: dict[str, Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arrays]]] = {
+    "cogvlm-plain": cogvlm,
+    "deepseek_ocr-plain": deepseek_ocr,
+}
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -141,8 +141,9 @@ def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 #: What a drafter of the package speculators calls the configuration of its layer.
 LAYER_TABLE = "transformer_layer_config"
 
-#: What a configuration of several modalities calls the text part's: transformers' classes, and InternVL's own code.
-_TEXT_KEYS = ("text_config", "llm_config", LAYER_TABLE)
+#: What a configuration of several modalities calls the text part's: transformers' classes, and code of InternVL and
+#: DeepSeek.
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", LAYER_TABLE)
 
 
 def text_key(document: Mapping[str, Any]) -> str:

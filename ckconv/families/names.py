@@ -558,8 +558,8 @@ _BESIDE = frozenset(
     {
         "aligner", "audio_tower", "connector", "embed_audio", "embed_vision", "image_newline", "merger", "mlp1",
         "mlp_AR", "mm_projector", "multi_modal_projector", "multimodal_projector", "patch_merger",
-        "pre_mm_projector_norm", "vision", "vision_embedder", "vision_encoder", "vision_language_adapter",
-        "vision_model", "vision_projection", "vision_tower", "visual",
+        "pre_mm_projector_norm", "projector", "sam_model", "view_seperator", "vision", "vision_embedder",
+        "vision_encoder", "vision_language_adapter", "vision_model", "vision_projection", "vision_tower", "visual",
     }
 )  # fmt: skip
 
@@ -583,6 +583,8 @@ def beside_text(config: Mapping[str, Any], name: str) -> str:
     if name.startswith(tuple(prefix for prefix, _ in NESTED)):
         return ""
     part = f"{head}.{rest.partition('.')[0]}" if head == "model" else head
+    if name == part:  # no module, one array
+        return part if part.removeprefix("model.") in _BESIDE else ""
     return f"{part}.*" if name.startswith(f"{part}.") else ""
 
 

@@ -319,14 +319,17 @@ _FP32_MODULES = frozenset(
         "position_embd", "token_types", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef",
         "altup_predict_coef", "conv_dw", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
         "time_mix_first", "time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2",
-        "time_mix_lerp_fused", "q_proj", "k_proj",
+        "time_mix_lerp_fused", "q_proj", "k_proj", "pos_h", "pos_w",
     }
 )  # fmt: skip
 
 _FP32_ENDS = ("_norm", ".indexer.proj", ".shortconv.conv")
 
-#: What becomes of a spectrogram before the layers, likewise; of a picture in Gemma 3n.
-_FP32_STARTS = ("a.conv1d.", "a.input_projection.", "v.conv_stem.")
+#: What becomes of a spectrogram before the layers, likewise; of a picture in Gemma 3n; convolutions and places of a SAM
+#: (``tensor_force_quant`` of ``DeepseekOCRVisionModel``, as is ``pos_h``).
+_FP32_STARTS = (
+    "a.conv1d.", "a.input_projection.", "v.conv_stem.", "v.sam.neck.", "v.sam.net_", "v.sam.pos_embd.",
+)  # fmt: skip
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 
