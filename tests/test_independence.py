@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import math
 import pkgutil
 import re
 import shutil
@@ -1164,6 +1165,31 @@ def test_a_document_says_how_whisper_hears(key: str, value: int | None, tmp_path
 
     with broken("families.towers:speech_settings", keyed_in(key, value)):
         assert command("convert", f"{tmp_path}/m.bin", f"{tmp_path}/out/", "--to", "hf")[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change"),
+    [
+        ("gemma3-f16", "text_config", {"rope_theta": 1e4}),  # which rope_parameters overrule
+        ("qwen3_vl-bf16", "vision_config", {"hidden_act": ...}),  # the class's own, not the text's
+        ("qwen2_5_vl-bf16", "vision_config", {"attention_window": math.inf}),
+        ("gemma4_unified-bf16", "text_config", {"rope_parameters": None}),
+        ("smolvlm-bf16", "text_config", {"dtype": "bfloat16"}),
+        ("qwen3_vl_moe-f16", "text_config", {"torch_dtype": "bfloat16"}),
+    ],
+)
+def test_a_document_of_mlx_vlm_follows_what_classes_make_of_the_source(
+    name: str, part: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    source = with_tokens(seen_by_mlx_vlm(name), tmp_path / "source")
+    document = json.loads((source / "config.json").read_text())
+    made = document[part] | change
+    document[part] = {key: value for key, value in made.items() if value is not ...}
+    (source / "config.json").write_text(json.dumps(document))
+
+    status, printed = command("convert", str(source), f"{tmp_path}/out/", *MLX)
+
+    assert status == 0, printed
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in
 from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
-from ckconv.core.metadata import Content, beside, scalar
+from ckconv.core.metadata import CONFIG_NAME, Content, beside, document_of, scalar
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import (
     CkconvError,
@@ -451,11 +451,14 @@ def verify_whole(
     other = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
     planned = islice(_but_of_shards(other, out), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
+    documents = out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT
+    nulls = {key for key, value in document_of(source.metadata).items() if value is None} if documents else ()
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
     for fact in planned:
         of_the_place = made and fact.key in LABELS  # programs spell a directory in ways of their own
-        if not (of_the_place or fact.name in idle):
+        null = fact.file == CONFIG_NAME and fact.key in nulls and fact.mine == "None"  # which mlx-lm keeps
+        if not (of_the_place or null or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
     if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):

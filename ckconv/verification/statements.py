@@ -614,6 +614,7 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     says = dict(engine.says) if engine is not None else {}
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
+    overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
 
     def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
         for key in sorted(ours.keys() | theirs.keys()):
@@ -623,21 +624,23 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
                 continue
             if isinstance(value, dict) and (isinstance(said, dict) or (said is None and key not in TABLES_OF_ROPE)):
                 yield from walk(value, said or {}, f"{place}.")
-            elif not unequal(value, said):
+            elif not (unequal(value, said) and unequal(value, _strict(said))) or key in overruled:
                 continue
             elif key == "model_type" or key in _TYPES:
-                if value not in (names if key == "model_type" else floats):
+                # no class of mlx-vlm reads a type
+                if value not in (names if key == "model_type" else (None, whole.get(key), *floats)):
                     yield Fact(place, shown(value), shown(said), CONFIG_NAME)
             elif said is None:
-                known = whole[key] if whole.get(key) is not None else default_of(theirs, key)
+                stated = whole.get(key) if where in ("", f"{text_key(mine)}.") else None  # other parts have words alike
+                known = default_of(theirs, key) if stated is None else stated
                 if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
                     same = {**(theirs.get(TABLES_OF_ROPE[1]) or value), "type": value.get("rope_type")}
                     known = {word: same.get(word) for word in value}
                 neutral = key in kinds and kinds[key].is_neutral(value)
                 constant = key in text.document.written and text.document.written[key] == value
-                if unequal(value, known) and (whole.get(key) is not None or not (key in read or neutral or constant)):
-                    yield Fact(place, shown(value), shown(whole.get(key)), CONFIG_NAME)
-            elif unequal(value, _strict(said)):
+                if unequal(value, known) and (stated is not None or not (key in read or neutral or constant)):
+                    yield Fact(place, shown(value), shown(stated), CONFIG_NAME)
+            else:
                 yield Fact(place, shown(value), shown(said), CONFIG_NAME)
 
     at_top = mine.get(text_key(mine), {}) if engine is not None and engine.at_top else {}

@@ -24,7 +24,7 @@ from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.families.towers import name_within
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
-from ckconv.formats.safetensors.config_json import complete
+from ckconv.formats.safetensors.config_json import complete, strict
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts
@@ -475,7 +475,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         key = text_key(whole)
         inner, own = whole.get(key, {}), text.get(key, text)
         own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
-        tables = {name: {**table, **own[name]} for name, table in inner.items() if isinstance(own.get(name), dict)}
+        tables = {name: {**(it or {}), **own[name]} for name, it in inner.items() if isinstance(own.get(name), dict)}
         kind = {name: inner[name] for name in ("model_type",) if name in inner}
         said = complete(self.index, config, self.said(modules, False))
         # Of a class that divides the width by the heads it would be a number that no other reader is told.
@@ -501,7 +501,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         for path, expression in row.says.items():
             table, _, name = path.rpartition(".")
             (whole[table] if table else whole)[name] = expression.value(scope)
-        return super().encoded({**whole, **quantized}, text, modules)
+        return super().encoded(strict({**whole, **quantized}), text, modules)
 
 
 def _entry(quantization: Quantization) -> dict[str, Any]:
