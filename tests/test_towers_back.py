@@ -616,3 +616,33 @@ def test_positions_that_no_class_computes_are_seen(ckconv: Callable[..., Result]
     )
     done = ckconv("convert", text, mmproj, f"{tmp_path}/out/")
     assert (done.code, "is no table of sines and cosines of positions" in done.err) == (4, True), done.err
+
+
+def test_a_part_that_thinks_is_read_within_the_whole(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, *made = halves("qwen2_5_omni-f16", tmp_path)
+    raw = (source / "model.safetensors").read_bytes()
+    size = 8 + int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8:size]), raw[size:]
+    header = {name if name == "__metadata__" else f"thinker.{name}": said for name, said in header.items()}
+    header["talker.norm.weight"] = {"dtype": "F16", "shape": [2], "data_offsets": [len(data), len(data) + 4]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data + bytes(4))
+    part = json.loads((source / "config.json").read_text())
+    document = {"model_type": "qwen2_5_omni", "dtype": "float16", "talker_config": {"hidden_size": 2}}
+    (source / "config.json").write_text(json.dumps({**document, "thinker_config": part}))
+
+    done = ckconv("convert", source, tmp_path / "again.gguf", "--mmproj", tmp_path / "seen.gguf")
+
+    assert (done.code, "left out talker.norm.weight: of the parts that speak" in done.out) == (0, True), done.err
+    for again, file in zip((tmp_path / "again.gguf", tmp_path / "seen.gguf"), made, strict=True):
+        assert again.read_bytes() == file.read_bytes()
+        assert ckconv("verify", again, source).code == 0
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "hf").code == 0
+    copied, own = (dict(deserialize((root / "model.safetensors").read_bytes())) for root in (tmp_path / "copy", source))
+    assert copied == own
+    assert (tmp_path / "copy" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert ckconv("convert", source, f"{tmp_path}/wide/", "--to", "hf", "--dtype", "f32").code == 0
+    wide = json.loads((tmp_path / "wide" / "config.json").read_text())
+    types = wide["dtype"], wide["thinker_config"]["dtype"]
+    assert (types, wide["talker_config"]) == (("float32", "float32"), {"hidden_size": 2})

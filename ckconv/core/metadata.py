@@ -138,6 +138,31 @@ def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}
 
 
+#: Key of the configuration of a part that thinks, as it is read -> what that of the whole, which speaks too, says
+#: besides. The part's tensors are called as its class calls them, behind ``thinker.``.
+WHOLE, _PART, THINKER = "whole", "thinker_config", "thinker."
+
+
+def opened(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the part that thinks, of a whole that has one."""
+    part = document.get(_PART)
+    if not isinstance(part, dict):
+        return dict(document)
+    rest = {key: value for key, value in document.items() if key != _PART}
+    return {**{key: rest[key] for key in QUANTIZATION_KEYS if key in rest}, **part, WHOLE: rest}
+
+
+def closed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the whole again, of :func:`opened`."""
+    rest = document.get(WHOLE)
+    if not isinstance(rest, dict):
+        return dict(document)
+    taken = {key for key in QUANTIZATION_KEYS if key in rest and rest[key] == document.get(key)}
+    part = {key: value for key, value in document.items() if key not in (WHOLE, *taken)}
+    types = {key: part[key] for key in ("dtype", "torch_dtype") if key in part and key in rest}
+    return {**rest, **types, _PART: part}
+
+
 #: What a drafter of the package speculators calls the configuration of its layer.
 LAYER_TABLE = "transformer_layer_config"
 
@@ -153,6 +178,9 @@ def text_key(document: Mapping[str, Any]) -> str:
 
 #: Keys of ``config.json`` about how tensors are quantized: MLX's, everybody's, and compressed-tensors' old one.
 QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
+
+#: Those that no document of one part has.
+UNWRITTEN = (*QUANTIZATION_KEYS, WHOLE)
 
 
 def unquantized(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:

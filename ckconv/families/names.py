@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ckconv.core.late import NamedTuple
+from ckconv.core.metadata import THINKER, WHOLE
 from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
@@ -572,12 +573,15 @@ BESIDE_TEXT = "not part of the text model"
 
 def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
     """A tensor is of a part that the text model does not have."""
-    return beside_text(config, name).removesuffix(".*").removeprefix("model.") in _BESIDE
+    return beside_text(config, name).removesuffix(".*").removeprefix("model.").removeprefix(THINKER) in _BESIDE
 
 
 def beside_text(config: Mapping[str, Any], name: str) -> str:
     """Glob of the multimodal part that a tensor belongs to; "" for text."""
     head, _, rest = name.partition(".")
+    if WHOLE in config and name.startswith(THINKER):
+        found = beside_text({key: value for key, value in config.items() if key != WHOLE}, rest)
+        return found and THINKER + found
     if not any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config")):
         return f"{head}.*" if rest and head in _BESIDE_IN_GGUF else ""
     if name.startswith(tuple(prefix for prefix, _ in NESTED)):

@@ -19,6 +19,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, shortest_float32
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import plain
+from ckconv.core.metadata import THINKER
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalize
@@ -43,7 +44,7 @@ PROCESSOR = "processor"
 _BEHIND = "of a layer behind the one that the text model sees"
 
 #: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
-_NESTED = (("model.", ""),)
+_NESTED = (("model.", ""), (THINKER, ""))
 
 
 @cache

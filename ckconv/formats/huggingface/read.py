@@ -15,7 +15,16 @@ from typing import Any, cast
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES, DType, Kind, plain
-from ckconv.core.metadata import document_of, joined_metadata, root_of, text_key, unquantized, without_stale
+from ckconv.core.metadata import (
+    THINKER,
+    WHOLE,
+    document_of,
+    joined_metadata,
+    root_of,
+    text_key,
+    unquantized,
+    without_stale,
+)
 from ckconv.core.tensors import (
     EMBEDDING,
     HEAD,
@@ -561,6 +570,9 @@ class _Integers:
             self._source.close()
 
 
+#: Why tensors are left out that no part which thinks has: the talker's, and what makes sounds of its tokens.
+_SPEAKS = "of the parts that speak, which no other format has"
+
 # -- Canonical index of a checkpoint's headers and configuration -------------------------------------------------------
 
 # The headers and the configuration of a checkpoint -> the canonical index.
@@ -626,6 +638,7 @@ def index_checkpoint(
             )
             nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
             nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
+            nested = (*nested, (THINKER, "")) if WHOLE in said_of_model else nested
             canonical = read(nested=nested)
             heads = [tensor.source for tensor in canonical.tensors.values()]
             for start in _starts(canonical.unknown) if not canonical.tensors.keys() - {HEAD} else ():
@@ -639,6 +652,10 @@ def index_checkpoint(
     elif not (mlx or found.unread) and (diffusing := diffusion_of(checkpoint.tensors)):
         architecture = architecture or diffusing.name
         canonical = canonical_diffusion(diffusing, found.items or map(plain_item, checkpoint.tensors))
+    of_whole = [one for one in canonical.unknown if WHOLE in (config or {}) and not one.name.startswith(THINKER)]
+    speaking = [Dropped(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
+    gone = {item.stored.name for item in speaking}
+    unknown = [one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown
     index = TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,
@@ -649,8 +666,8 @@ def index_checkpoint(
         stored=checkpoint.tensors,
         tensors=canonical.tensors,
         canonical_of=canonical.canonical_of,
-        dropped=(*canonical.dropped, *found.dropped),
-        unknown=canonical.unknown,
+        dropped=(*canonical.dropped, *found.dropped, *speaking),
+        unknown=unknown,
         metadata_kind=MetadataKind.DOCUMENT,
         metadata=_metadata(checkpoint),
         facts=_facts(checkpoint, config, found.words),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig, scaled
 from ckconv.core.layouts import DTYPES, F32, INTEGERS, DType, Kind
-from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, beside, document_of, text_of_card
+from ckconv.core.metadata import CONFIG_NAME, METADATA, UNWRITTEN, beside, document_of, text_of_card
 from ckconv.core.tensors import (
     EMBEDDING,
     GATE_UP,
@@ -962,9 +962,7 @@ class WholePlanner(CheckpointPlanner):
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         text = json.loads(super()._document(modules, kept))
         if self.index.format in CHECKPOINTS:
-            whole = {
-                key: value for key, value in document_of(self.index.metadata).items() if key not in QUANTIZATION_KEYS
-            }
+            whole = {key: value for key, value in document_of(self.index.metadata).items() if key not in UNWRITTEN}
             whole |= {**{key: text[key] for key in OUTER if key in text}, "model_type": self.within}
             return self.encoded(whole, text, modules)
         tables = nested(self.written.entries)

@@ -14,7 +14,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES
-from ckconv.core.metadata import CONFIG_NAME, METADATA, document_of, text_key, unquantized, without_stale
+from ckconv.core.metadata import CONFIG_NAME, METADATA, WHOLE, closed, document_of, text_key, unquantized, without_stale
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
 from ckconv.families.catalog import (
@@ -541,7 +541,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
     if not said.kept and config and family and isinstance(nested, dict) and not of_both:
-        beside = _around(source, index, said).keys() - {*_OUTER, *TAKEN}
+        beside = {*_around(source, index, said), WHOLE} - {*_OUTER, *TAKEN}
         kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
         document |= _of_tower(family, config)
@@ -707,7 +707,7 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
             if path.name == CONFIG_NAME:
                 with open_source(path) as file:
                     return file.read_at(0, file.size or 0)
-    written = {key: strict(value) for key, value in _limits(document, index.config).items()}
+    written = {key: strict(value) for key, value in closed(_limits(document, index.config)).items()}
     return (json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

@@ -21,6 +21,7 @@ from ckconv.core.metadata import (
     beside,
     document_of,
     numbered,
+    opened,
     pipeline_tokenizer,
     text_key,
 )
@@ -301,7 +302,7 @@ def read_checkpoint_files(
     names = names or names_in(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
-        config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
+        config = opened(read_object(root / CONFIG_NAME, CONFIG_DOCUMENT))
     if config is None and path.is_dir() and shards[0].path.name.startswith(WEIGHTS) and PARAMS_NAME in names:
         params = regular_file(root, PARAMS_NAME, follow_links=follow_links)
         if params:
