@@ -74,6 +74,16 @@ def test_mlx_lm_says_how_it_opened_a_model_that_it_converts(tmp_path: Path, ckco
         assert (found.code, f"'{key}' is True" in found.err) == (code, code == 5), found.err
 
 
+@pytest.mark.parametrize(("key", "code"), [("clip_qkv", 0), ("rope_traditional", 5)])
+def test_mlx_lm_keeps_what_its_source_says_nothing_of(key: str, code: int, tmp_path: Path, ckconv: Run) -> None:
+    source = save(tmp_path / "hf", {**MODEL.config(), "clip_qkv": None}, MODEL.tensors())
+    assert ckconv("convert", source, f"{tmp_path}/m/", "--to", "mlx").code == 0
+    config = tmp_path / "m/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), key: None}))
+
+    assert ckconv("verify", tmp_path / "m", source).code == code
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
 def test_an_index_is_read_for_the_names_of_files_alone(
