@@ -309,6 +309,12 @@ def prepare(
     if mmproj is not None and to is None and says_nothing(target):
         to = whole_format()
     place = destination(target, to, options, source=os.fspath(source)) if to or not says_nothing(target) else None
+    apart = None
+    if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
+        message = f"a {place.format} has no place for a text model and a tower"
+        apart = UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+        if not os.path.exists(mmproj):  # noqa: PTH110 - what is there may be no tower, which is said first
+            raise apart
     index = index or open_index(
         as_path(source),
         format=source_format,
@@ -319,9 +325,8 @@ def prepare(
     index = of_task(index, options.task)
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
-        if place is not None and not format_of(place.format).holds_towers:
-            message = f"a {place.format} has no place for a text model and a tower"
-            raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
+    if apart is not None:
+        raise apart
     place = place or destination(target, _format_of_record(index, options), options)
     told = (
         (f"the name {target} says {place.format}: --to writes another format",)
