@@ -1139,10 +1139,12 @@ def test_a_gguf_has_the_tokens_that_bert_puts_around_a_text(role: str, tmp_path:
         *[("image_token_index", 3), ("dtype", "float64"), ("hidden_size", None), ("text_config.model_type", None)],
         *[("text_config.mm_tokens_per_image", 17), ("text_config.max_position_embeddings", 65)],
         *[("vision_config.model_type", "another"), ("vision_config.attention_dropout", 1.0)],
+        *[("text_config.rope_theta", None), ("text_config.tie_word_embeddings", False)],
     ],
 )
 def test_every_part_of_a_document_of_mlx_vlm_is_that_of_the_source(key: str, value: Any, tmp_path: Path) -> None:
-    source = with_tokens(seen_by_mlx_vlm("gemma3-f16"), tmp_path / "source")
+    name = "mistral3-f16" if key in ("text_config.rope_theta", "text_config.tie_word_embeddings") else "gemma3-f16"
+    source = with_tokens(seen_by_mlx_vlm(name), tmp_path / "source")
     part, _, word = key.rpartition(".")
 
     def wrong(data: bytes) -> bytes:

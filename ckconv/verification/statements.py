@@ -26,7 +26,7 @@ from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import REQUIRED, UNKNOWN, UNREAD, default_of, defaults_of_mlx, unaccepted
-from ckconv.families.keys import BOTH, CONSUMERS, ROPE_KEYS, TRANSFORMERS, Kind, Parameter, full_key
+from ckconv.families.keys import BOTH, CONSUMERS, MLX_LM, ROPE_KEYS, TRANSFORMERS, Kind, Parameter, full_key
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
 from ckconv.families.parameters import differ, scope_of
@@ -643,6 +643,18 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
             else:
                 yield Fact(place, shown(value), shown(said), CONFIG_NAME)
 
+    if engine is not None and source.config is not None:  # each key is said, as classes have defaults of their own
+        flat, by_tensors = _flat(mine), {"tied", "context", *switches(text)}
+        each = [row for row in text.parameters.values() if row.name not in by_tensors]
+        asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
+        wanted = dict(_said_by_rows(each, scope_of(text, source.config), "hf"))
+        wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
+        tied = "output.weight" not in out.tensors
+        if _TIED in document_words(text, "tied"):
+            wanted[_TIED] = tied
+        for key, value in wanted.items():
+            if key not in flat or (key == _TIED and tied and flat[key] is not True):
+                yield Fact(f"{text_key(mine)}.{key}".lstrip("."), shown(flat.get(key)), shown(value), CONFIG_NAME)
     at_top = mine.get(text_key(mine), {}) if engine is not None and engine.at_top else {}
     yield from walk(mine, {**at_top, **meant}, "")
     for path in says:
