@@ -349,7 +349,7 @@ def numbered_on(stored: str, family: Family, layers: int) -> str:
 def numbered_apart(called: str, canonical: str, family: Family, layers: int) -> str:
     """Inverse of :func:`numbered_on`; leaves further names alone."""
     layer = parse(canonical).layer
-    if not family.of_drafts or layer is None or layer < layers:
+    if not (family.of_drafts and layer is not None and layer >= layers and canonical.startswith("layers.")):
         return called
     rest = called.removeprefix(family.prefixes[HF][0][1].replace("{n}", str(layer)))
     if "{n}" in family.of_drafts:
