@@ -45,7 +45,16 @@ _LORA = {f"L.{name}.lora_{kind}" for name in ("attn_q", "attn_k", "attn_v", "att
 REFUSED |= {"granite_switch": _LORA | {f"L.ffn_{name}.lora_{kind}" for name in ("gate", "up", "down") for kind in "ab"}}
 
 #: Families whose draft layers llama.cpp's own copy of the package has, and the published one of 0.19 has not.
-DRAFTED = {"deepseek_v3", "glm4_moe_lite", "mimo_v2_flash", "qwen3_5", "qwen3_5_moe", "qwen3_next", "step3p5"}
+DRAFTED = {
+    "deepseek_v3",
+    "exaone4",
+    "glm4_moe_lite",
+    "mimo_v2_flash",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "step3p5",
+}
 REFUSED |= {"mimo_v2_flash": {"L.layer_output_norm"}}
 #: Likewise those with a head that ranks.
 RANKED = {"qwen3_classifier", "qwen3_reranker"}

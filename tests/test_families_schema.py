@@ -125,7 +125,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         (
             'extends = "llama"\n[tensors]\n'
             '"x" = { axes = "H", hf = { name = "x", dropped = "", value = "zeroes" }, gguf = "x" }',
-            "tensors.x: a tensor that is dropped has no value 'zeroes' (known: copied, zeros)",
+            "tensors.x: a tensor that is dropped has no value 'zeroes' (known: copied, sinusoids, zeros)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.{a,b}" = { axes = "H", hf = "L.{x,y,z}", gguf = "L.x" }',
