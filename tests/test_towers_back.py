@@ -492,6 +492,7 @@ GIVEN: dict[str, tuple[str, int, dict[str, tuple[int, ...]], dict[str, Any]]] = 
     "llama4": ("image_token_index", 4, {"pixel_values": (1, 3, 16, 16)}, {}),
     "lighton_ocr": ("image_token_id", 4, {"pixel_values": (1, 3, 16, 16)}, {"image_sizes": [[16, 16]]}),
     "exaone4_5": ("image_token_id", 6, {"pixel_values": (24, 1176)}, {"image_grid_thw": [[1, 4, 6]]}),
+    "qwen2_5_omni_thinker": ("image_token_index", 6, {"pixel_values": (24, 1176)}, {"image_grid_thw": [[1, 4, 6]]}),
     "minicpmv4_6": ("image_token_id", 1, {"pixel_values": (1, 3, 4, 64)}, {"target_sizes": [[4, 4]]}),
     "voxtral": ("audio_token_id", 3, {"input_features": (1, 8, 24)}, {}),
     "qwen2_audio": ("audio_token_index", 6, {"input_features": (1, 8, 24)}, {"feature_attention_mask": [[1] * 24]}),
