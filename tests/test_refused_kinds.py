@@ -714,6 +714,22 @@ def test_mscale_all_dim_alone_weighs_scores_of_latent_attention(
     assert (done.code, "mscale_all_dim is 1.0" in done.err) == (code, code == 4), done.err
 
 
+@pytest.mark.parametrize(("sections", "code"), [([1, 1, 1], 0), ([1, 2, 1], 4), ([2, 2, 2], 0)])
+def test_sections_that_are_less_than_what_turns_have_to_be_thirds(
+    sections: list[int], code: int, tmp_path: Path, ckconv: Any
+) -> None:
+    """``ggml_mrope_cache_init`` of ggml repeats them: logits of [4, 6, 6] and heads of 128 are off by up to 1.4."""
+    case = next(family_cases.cases("qwen3_vl"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["rope_parameters"]["mrope_section"] = sections
+    (source / "config.json").unlink()
+    (source / "config.json").write_text(json.dumps(config))
+
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (done.code, f"sections, {sections}, are less than half" in done.err) == (code, code == 4), done.err
+
+
 def test_limits_of_a_layer_without_experts_get_a_note(tmp_path: Path, ckconv: Any) -> None:
     """llama.cpp's ``build_ffn`` has one list for shared experts and layers without any."""
     case = next(one for one in family_cases.cases("bailing_hybrid") if one.name == "clamped")
