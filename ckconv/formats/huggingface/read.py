@@ -572,6 +572,7 @@ class _Integers:
 
 #: Why tensors are left out that no part which thinks has: the talker's, and what makes sounds of its tokens.
 _SPEAKS = "of the parts that speak, which no other format has"
+_SPEAKING = ("talker.", "token2wav.", "code2wav.")
 
 # -- Canonical index of a checkpoint's headers and configuration -------------------------------------------------------
 
@@ -594,6 +595,7 @@ def index_checkpoint(
         InputError: ``mlx.quant``.
     """
     config, mlx = checkpoint.config, group is not None
+    whole = WHOLE in (config or {})
     architecture = str(config.get("model_type", "")) if config else ""
     if group is not None:
         found = Found(group(checkpoint.tensors, config, path) if config is not None else [])
@@ -623,6 +625,7 @@ def index_checkpoint(
         def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
             consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
             stored = _of_class(stored, known, scheme) if scheme in OTHER_SCHEMES else stored
+            stored = [one for one in stored if one.name.startswith(THINKER)] if whole else stored
             model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
             items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
             read = partial(
@@ -638,7 +641,7 @@ def index_checkpoint(
             )
             nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
             nested = (*_nested_in_mlx(said_of_model), *nested) if mlx else nested
-            nested = (*nested, (THINKER, "")) if WHOLE in said_of_model else nested
+            nested = (*nested, (THINKER, "")) if whole else nested
             canonical = read(nested=nested)
             heads = [tensor.source for tensor in canonical.tensors.values()]
             for start in _starts(canonical.unknown) if not canonical.tensors.keys() - {HEAD} else ():
@@ -652,7 +655,7 @@ def index_checkpoint(
     elif not (mlx or found.unread) and (diffusing := diffusion_of(checkpoint.tensors)):
         architecture = architecture or diffusing.name
         canonical = canonical_diffusion(diffusing, found.items or map(plain_item, checkpoint.tensors))
-    of_whole = [one for one in canonical.unknown if WHOLE in (config or {}) and not one.name.startswith(THINKER)]
+    of_whole = [one for one in canonical.unknown if whole and one.name.startswith(_SPEAKING)]
     speaking = [Dropped(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
     gone = {item.stored.name for item in speaking}
     unknown = [one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown
