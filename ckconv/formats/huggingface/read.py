@@ -625,7 +625,7 @@ def index_checkpoint(
         def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
             consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
             stored = _of_class(stored, known, scheme) if scheme in OTHER_SCHEMES else stored
-            stored = [one for one in stored if one.name.startswith(THINKER)] if whole else stored
+            stored = tuple(one for one in stored if one.name.startswith(THINKER)) if whole else stored
             model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
             items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
             read = partial(
