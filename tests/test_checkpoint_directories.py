@@ -62,6 +62,17 @@ def test_a_total_that_is_wrong_in_both_is_no_fault_of_a_copy(tmp_path: Path, ckc
     assert ckconv("verify", copy, source).code == 0
 
 
+@pytest.mark.parametrize("said", [None, {"made": "by hand"}])
+def test_a_copy_without_the_library_that_its_source_lacks_is_the_source(
+    said: dict[str, str] | None, tmp_path: Path, ckconv: Run
+) -> None:
+    source = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), metadata=said)
+    assert ckconv("verify", shutil.copytree(source, tmp_path / "copy"), source).code == 0
+    named = save(tmp_path / "pt", MODEL.config(), MODEL.tensors(), metadata={**(said or {}), "format": "pt"})
+    found = ckconv("verify", tmp_path / "copy", named)
+    assert (found.code, "__metadata__.format is missing" in found.err) == (5, True), found.err
+
+
 def test_mlx_lm_says_how_it_opened_a_model_that_it_converts(tmp_path: Path, ckconv: Run) -> None:
     """transformers 5 stores arguments of ``from_pretrained``, and mlx-lm counts elements in ways of its own."""
     source, out = save(tmp_path / "hf", MODEL.config(), MODEL.tensors(), shards=2), tmp_path / "mlx"

@@ -11,7 +11,15 @@ from dataclasses import field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckconv.comparison.verify import LABELS, OF_THE_PLACE, content_of_plan, plan_again, wants_model, with_flags
+from ckconv.comparison.verify import (
+    LABELS,
+    OF_THE_PLACE,
+    WRITTEN_FOR,
+    content_of_plan,
+    plan_again,
+    wants_model,
+    with_flags,
+)
 from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.late import Floats, NDArray, Rows, dataclass, np
 from ckconv.core.layouts import COUNTED, F32, F64, I64, INTEGERS, WIDENS_TO_F32
@@ -418,8 +426,8 @@ _SCALING = r"rope\.scal(ing\..+|e_linear)$"
 #: How far a layer of a GGUF sees that slides.
 _WINDOW = ".attention.sliding_window"
 
-#: The library that a safetensors file says it was written for, and the names that its tensors have.
-_WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
+#: What headers of safetensors say of their readers: the library, and the names that tensors have.
+_OF_READERS = (WRITTEN_FOR, f"{METADATA}.{NAMES_KEY}")
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -601,7 +609,7 @@ def _counts(fact: Fact, places: Collection[str]) -> bool:
     Args:
         places: tables of ``config.json`` with hyper-parameters; those of a tower are others under the same names.
     """
-    if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
+    if fact.key in (SPELLING, *_OF_READERS) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     if (fact.idle and fact.file == CONFIG_NAME) or (not fact.file and re.match(_OF_THE_FILE, fact.key)):
         return False

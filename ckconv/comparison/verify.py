@@ -20,7 +20,7 @@ from ckconv.conversion.write import Losses, Watcher, check_frame, check_kept, in
 from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
-from ckconv.core.metadata import CONFIG_NAME, Content, beside, document_of, scalar
+from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
 from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import (
     CkconvError,
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 #: A GGUF is called after the place of its source, where that has no name of its own.
 OF_THE_PLACE = "general.name"
+
+#: The library that a safetensors file says it was written for.
+WRITTEN_FOR = f"{METADATA}.format"
 
 #: What converters take from the name of the source's directory: it is shown, and no difference of the model.
 LABELS = frozenset({OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
@@ -453,12 +456,14 @@ def verify_whole(
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     documents = out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT
     nulls = {key for key, value in document_of(source.metadata).items() if value is None} if documents else ()
+    alike = out.format == source.format  # a copy lacks what its source does
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
     for fact in planned:
         of_the_place = made and fact.key in LABELS  # programs spell a directory in ways of their own
         null = fact.file == CONFIG_NAME and fact.key in nulls and fact.mine == "None"  # which mlx-lm keeps
-        if not (of_the_place or null or fact.name in idle):
+        lacked = alike and fact.key == WRITTEN_FOR and fact.mine is None and fact.key not in source.metadata
+        if not (of_the_place or null or lacked or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
     if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):
