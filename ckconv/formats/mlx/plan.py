@@ -435,7 +435,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
     @property
     def text_alone(self) -> str:
         """Flag that writes the text model without the tower."""
-        return f"{super().text_alone}, for mlx-lm"
+        alone = super().text_alone
+        return alone and f"{alone}, for mlx-lm"
 
     def check_seen_by(self, config: ModelConfig) -> None:
         """Check that mlx-vlm computes both as transformers does."""
