@@ -95,6 +95,13 @@ def test_mlx_lm_keeps_what_its_source_says_nothing_of(key: str, code: int, tmp_p
     assert ckconv("verify", tmp_path / "m", source).code == code
 
 
+def test_a_key_that_happens_to_be_called_whole_stays_one(tmp_path: Path, ckconv: Run) -> None:
+    source = save(tmp_path / "hf", {**MODEL.config(), "whole": {"a": 1}}, MODEL.tensors())
+    assert ckconv("convert", source, f"{tmp_path}/m/", "--to", "mlx").code == 0
+    made = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (made["whole"], made["model_type"], "thinker_config" in made) == ({"a": 1}, "llama", False)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
 def test_an_index_is_read_for_the_names_of_files_alone(

@@ -57,7 +57,6 @@ RESTATED = {
     "text_config.model_type", "text_config.pretraining_tp",
     "text_config.sliding_window", "text_config.tie_word_embeddings", "vision_config.initializer_factor",
     "vision_config.tokens_per_second",
-    # sizes that the class has twice, or the text model says; what it does not read
     "audio_config.vocab_size", "hidden_size", "image_size", "patch_size", "vision_config.norm_eps",
 }  # fmt: skip
 #: Idefics 3 comes back as the SmolVLM that it is; of a Gemma 4 per_layer_config says what global_head_dim does.
@@ -649,3 +648,11 @@ def test_a_part_that_thinks_is_read_within_the_whole(ckconv: Callable[..., Resul
     wide = json.loads((tmp_path / "wide" / "config.json").read_text())
     types = wide["dtype"], wide["thinker_config"]["dtype"]
     assert (types, wide["talker_config"]) == (("float32", "float32"), {"hidden_size": 2})
+    assert ckconv("edit", source, f"{tmp_path}/edited/", "--set-meta", "thinker_config.seconds_per_chunk=3").code == 0
+    edited = json.loads((tmp_path / "edited" / "config.json").read_text())
+    assert edited == {**document, "thinker_config": {**part, "seconds_per_chunk": 3}}
+    kept = tmp_path / "kept.gguf", tmp_path / "kept-seen.gguf"
+    assert ckconv("convert", source, kept[0], "--mmproj", kept[1], "--source-record").code == 0
+    assert ckconv("convert", *kept, f"{tmp_path}/back/").code == 0
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()

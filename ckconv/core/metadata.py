@@ -140,15 +140,15 @@ def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 #: Key of the configuration of a part that thinks, as it is read -> what that of the whole, which speaks too, says
 #: besides. The part's tensors are called as its class calls them, behind ``thinker.``.
-WHOLE, _PART, THINKER = "whole", "thinker_config", "thinker."
+WHOLE, PART, THINKER = "(whole)", "thinker_config", "thinker."
 
 
 def opened(document: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the part that thinks, of a whole that has one."""
-    part = document.get(_PART)
+    part = document.get(PART)
     if not isinstance(part, dict):
         return dict(document)
-    rest = {key: value for key, value in document.items() if key != _PART}
+    rest = {key: value for key, value in document.items() if key != PART}
     return {**{key: rest[key] for key in QUANTIZATION_KEYS if key in rest}, **part, WHOLE: rest}
 
 
@@ -160,7 +160,7 @@ def closed(document: Mapping[str, Any]) -> dict[str, Any]:
     taken = {key for key in QUANTIZATION_KEYS if key in rest and rest[key] == document.get(key)}
     part = {key: value for key, value in document.items() if key not in (WHOLE, *taken)}
     types = {key: part[key] for key in ("dtype", "torch_dtype") if key in part and key in rest}
-    return {**rest, **types, _PART: part}
+    return {**rest, **types, PART: part}
 
 
 #: What a drafter of the package speculators calls the configuration of its layer.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.core.metadata import opened
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalog import drafter_of
 from ckconv.formats.huggingface.read import index_checkpoint, is_mlx, mlx_items, with_modules
@@ -103,4 +104,4 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
     )
     document = parse_object(config.read_at(0, config.size or 0), CONFIG_DOCUMENT, config.path) if config else None
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
-    return index_of(path, CheckpointFiles(path, None, shards, tensors, document, ()))
+    return index_of(path, CheckpointFiles(path, None, shards, tensors, document and opened(document), ()))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
-from ckconv.core.metadata import CONFIG_NAME, METADATA, QUANTIZATION_KEYS, text_key
+from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, QUANTIZATION_KEYS, WHOLE, closed, opened, text_key
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families.axes import AxesError
@@ -75,7 +75,7 @@ class _Place(NamedTuple):
     path: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.file}: {'.'.join(self.path)}"
+        return f"{self.file}: {'.'.join(key for key in self.path if key != WHOLE)}"
 
 
 def with_edits(plan: Plan) -> Plan:
@@ -128,7 +128,8 @@ class _Edits:
         if name not in self._side:
             return {}
         data = b"".join(pieces_of(self._side[name]))
-        return parse_object(data, Document("document", "usage.meta", "usage.meta", _LIMIT, lax=True), Path(name))
+        said = parse_object(data, Document("document", "usage.meta", "usage.meta", _LIMIT, lax=True), Path(name))
+        return opened(said) if name == CONFIG_NAME else said
 
     # -- What flags do
 
@@ -154,7 +155,7 @@ class _Edits:
         found = any(fnmatchcase(name, glob) for key in headers for name in (key, f"{METADATA}.{key}"))
         for file in (*_DOCUMENTS, _SPECIAL):
             inner = text_key(self._after[file])
-            tables = [(), (inner,), (_ROPE,), (inner, _ROPE)]
+            tables = [(), (inner,), (_ROPE,), (inner, _ROPE), (WHOLE,)]
             nested = [(*at, key) for at in tables for key in _table(self._after[file], (*at, "")) or ()]
             for path in nested:
                 key = path[-1]
@@ -199,9 +200,10 @@ class _Edits:
         """The places of a key that documents have."""
         found = []
         for file in _DOCUMENTS:
-            document, split = self._after[file], tuple(key.split("."))
+            document, split = self._after[file], tuple(key.removeprefix(f"{PART}.").split("."))
             inner = text_key(document)
-            named = [path for path in dict.fromkeys(((key,), split, (inner, *split))) if _has(document, path)]
+            paths = dict.fromkeys(((key,), split, (inner, *split), (WHOLE, *split)))
+            named = [path for path in paths if _has(document, path)]
             said = [(_table(document, path) or {})[path[-1]] for path in named]
             named = [
                 path for path, value in zip(named, said, strict=True) if value == said[0]
@@ -418,7 +420,7 @@ class _Edits:
     def files(self) -> dict[str, bytes]:
         """Every file that is another."""
         changed = {
-            name: (json.dumps(strict(after), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+            name: (json.dumps(strict(closed(after)), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
             for name, after in self._after.items()
             if after != self._before[name]
         }
