@@ -581,9 +581,12 @@ def _of_defaults(
     """
     assert source.config is not None
     family, meant = FAMILIES[source.config.family], _flat(document_of(source.metadata))
-    by_tensors = {"tied", *switches(family)}
+    by_tensors, reader = {"tied", *switches(family)}, CONSUMERS.get(source.format, CONSUMERS[out.format])
     rows = (one for one in family.parameters.values() if one.name not in by_tensors)
-    said = {**meant, **dict(_said_by_rows(rows, scope_of(family, source.config), "hf"))}
+    kinds = family.document.keys.keys.items()
+    unread = {name for name, key in kinds if key.kind is Kind.MODIFIER and reader not in key.readers}
+    read = {key: value for key, value in meant.items() if key not in unread}
+    said = {**read, **dict(_said_by_rows(rows, scope_of(family, source.config), "hf"))}
     for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
         value, copied = said.get(key), out.format == source.format and key not in meant
         nothing = value is None or (key not in meant and value is not False and value == 0)  # no layer has it

@@ -225,7 +225,7 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")
 
 
-#: Types of a matrix that says nothing without its scales; FP8 may do so where no matrix has some.
+#: Types of a matrix that says nothing without its scales: FP8 where others have some, else it is cast.
 _CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2"))
 
 
@@ -423,7 +423,8 @@ def packed_items(
             words = f"a model whose weights and activations are rotated ({key})"
             return Found(words=words, unread=words)
     if not modules or (method and method not in _KNOWN):
-        foreign = foreign_quantizer(stored, settings) or _bare_codes(stored)
+        whole = [one for one in stored if one.dtype.kind is Kind.INTEGER]
+        foreign = foreign_quantizer(stored, settings) or _bare_codes(whole)
         return Found(words=foreign, unread=foreign)
     plain_items = [plain_item(tensor) for tensor in stored]
     faults = Faults(root)
