@@ -250,10 +250,8 @@ def test_a_state_of_quanto_is_called_so_without_a_configuration(tmp_path: Path, 
     assert "of a quanto format" in ckconv("convert", tmp_path, tmp_path / "m.gguf").err
 
 
-@pytest.mark.parametrize(("to", "said"), [("gguf", "llama.cpp loads no I8 here"), ("bump", "the engine has no I8")])
-def test_codes_whose_scales_are_lost_have_a_way_out(
-    to: str, said: str, tmp_path: Path, ckconv: Callable[..., Result]
-) -> None:
+@pytest.mark.parametrize("to", ["gguf", "bump"])
+def test_codes_whose_scales_are_lost_have_a_way_out(to: str, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
     source = family_cases.checkpoint(next(iter(family_cases.cases("llama"))).recorded, tmp_path / "hf")
     tensors = load_file(source / "model.safetensors")
     codes = {name: np.ones(array.shape, np.int8) for name, array in tensors.items() if name.endswith("proj.weight")}
@@ -261,7 +259,7 @@ def test_codes_whose_scales_are_lost_have_a_way_out(
 
     done = ckconv("convert", source, tmp_path / "out", "--to", to)
 
-    assert (done.code, said in done.err) == (4, True), done.err
+    assert (done.code, "21 tensors of codes without what decodes them" in done.err) == (4, True), done.err
     assert "convert the original, unquantized checkpoint" in done.err
 
 
@@ -294,11 +292,11 @@ def test_blocks_without_a_decoder_have_no_hint_to_decode_them(dtype: str, hint: 
 
 
 def test_a_tower_of_another_type_is_a_tower(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
-    fields = [("general.architecture", "str", "clip"), ("clip.projector_type", "str", "deepseekocr")]
+    fields = [("general.architecture", "str", "clip"), ("clip.projector_type", "str", "deepseekocr2")]
     (tmp_path / "mm.gguf").write_bytes(gguf(fields, [Tensor("mm.0.weight", (4, 4))]))
     text = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
 
     done = ckconv("convert", text, tmp_path / "mm.gguf", f"{tmp_path}/out/", "--to", "hf")
 
     assert "mm.gguf is a tower that is not known" in done.err
-    assert "ckconv does not know clip.projector_type 'deepseekocr'; llama.cpp does" in done.err
+    assert "ckconv does not know clip.projector_type 'deepseekocr2'; llama.cpp does" in done.err

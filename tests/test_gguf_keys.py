@@ -104,6 +104,7 @@ UNREAD = {
     "nemotron": {"attention.layer_norm_rms_epsilon"},
     "orion": {"tensor_data_layout"},
     "qwen": {"attention.layer_norm_epsilon"},
+    "qwen2_5_omni": {"attention.layer_norm_rms_epsilon"},
     "qwen2_5_vl": {"attention.layer_norm_rms_epsilon"},
     "qwen2_vl": {"attention.layer_norm_rms_epsilon"},
     "stablelm": {"use_parallel_residual"},

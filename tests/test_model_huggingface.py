@@ -557,7 +557,7 @@ Q = "model.layers.0.self_attn.q_proj"
         (module(Q, weight___data=BYTES, other=ONES), "a quanto format", 1),
         (module(Q, weight=BYTES[:, :1]),
          f"4-bit codes of bitsandbytes without absmax and quant_state ({Q}.weight is U8 [8, 1])", 1),
-        (module(Q, weight=WORDS), f"codes without scales ({Q}.weight is I32 [8, 8])", 1),
+        (module(Q, weight=WORDS), f"codes without what decodes them ({Q}.weight is I32 [8, 8])", 1),
     ],
 )  # fmt: skip
 def test_foreign_quantizers_are_named_with_their_count(tmp_path: Path, parts: Tensors, what: str, count: int) -> None:

@@ -225,7 +225,7 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")
 
 
-#: Types of a matrix that says nothing without its scales: FP8 where others have some, else it is cast.
+#: Types of a matrix that says nothing without scales, or biases: FP8 where others have some, else it is cast.
 _CODES = frozenset(DTYPES[name] for name in ("U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2"))
 
 
@@ -235,7 +235,7 @@ def _bare_codes(tensors: Sequence[StoredTensor]) -> str:
     if not codes:
         return ""
     column = all(one.dtype is DTYPES["U8"] and one.shape[1:] == (1,) for one in codes)  # as Params4bit lies
-    what = "4-bit codes of bitsandbytes without absmax and quant_state" if column else "codes without scales"
+    what = "4-bit codes of bitsandbytes without absmax and quant_state" if column else "codes without what decodes them"
     first = f"{codes[0].name} is {codes[0].dtype} {list(codes[0].shape)}"
     return f"{counted(len(codes), 'tensor')} of {what} ({first})"
 
