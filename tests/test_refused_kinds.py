@@ -64,7 +64,12 @@ DOCUMENTS: list[tuple[str, str, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 8, "beta_slow": 2}},
         "rope_parameters.beta_slow=1 makes them 32 and 1, and llama.cpp's --yarn-beta-fast 8 --yarn-beta-slow 2",
     ),
-    ("gemma3", "m.gguf", {"rope_parameters.full_attention.rope_type": "x"}, "of which transformers knows nothing"),
+    (
+        "gemma3",
+        "m.gguf",
+        {"rope_parameters.full_attention.rope_type": "x"},
+        "rope_type 'x' of rope_scaling or rope_parameters, of which transformers knows nothing",
+    ),
     # lists over layers of another length: classes stop at load
     ("gemma3n", "m/", {"activation_sparsity_pattern": [0.95] * 10}, "activation_sparsity_pattern has 10 entries, num_"),
     ("gemma3n", "m/", {"intermediate_size": [1200] * 10}, "intermediate_size has 10 entries, num_hidden_layers is 11"),

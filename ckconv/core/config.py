@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from ckconv.core.late import Floats, NamedTuple, NDArray, dataclass, np
-from ckconv.errors import InputError, an
+from ckconv.errors import InputError, an, quoted
 
 
 class Cause(Enum):
@@ -85,8 +85,9 @@ _SCALINGS = frozenset({"linear", "dynamic", "yarn", "longrope", "llama3", "propo
 def scaled(kind: str, config: ModelConfig) -> str:
     """A sentence that RoPE is scaled, with the configuration key."""
     if config.raw:
-        none = "" if kind in _SCALINGS else ", of which transformers knows nothing"
-        return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters{none})"
+        known = kind in _SCALINGS
+        said = f"{kind if known else quoted(kind)} of rope_scaling or rope_parameters"
+        return f"RoPE is scaled (rope_type {said}{'' if known else ', of which transformers knows nothing'})"
     keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
     return f"RoPE is scaled ({kind} by {', '.join(keys)})"
 
