@@ -719,6 +719,35 @@ def test_mscale_all_dim_alone_weighs_scores_of_latent_attention(
     assert (done.code, "mscale_all_dim is 1.0" in done.err) == (code, code == 4), done.err
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("multi_query_attention", False, "Q, K and V lie head by head (multi_query_attention)"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "the class of chatglm reads no scaling of RoPE"),
+        ("ffn_hidden_size", None, "axis (I|I) has 0 elements (ffn_hidden_size"),
+    ],
+)
+def test_what_a_file_of_another_family_cannot_say_is_refused(
+    key: str, value: object, said: str, tmp_path: Path, ckconv: Any
+) -> None:
+    """A GGUF of a ChatGLM is a GLM's: the family's own rows count besides."""
+    case = next(family_cases.cases("chatglm"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").unlink()
+    (source / "config.json").write_text(json.dumps(config | {key: value}))
+
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (done.code, said in done.err) == (4, True), done.err
+
+
+@pytest.mark.parametrize("name", ["ernie4_5_moe-untied", "mellum-tied"])
+def test_layers_that_a_rule_leaves_out_may_be_dropped_by_name(name: str, tmp_path: Path, ckconv: Any) -> None:
+    case = next(case for case in family_cases.cases(name.partition("-")[0]) if str(case) == name)
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "mtp").code == 0
+
+
 @pytest.mark.parametrize(("sections", "code"), [([1, 1, 1], 0), ([1, 2, 1], 4), ([2, 2, 2], 0)])
 def test_sections_that_are_less_than_what_turns_have_to_be_thirds(
     sections: list[int], code: int, tmp_path: Path, ckconv: Any

@@ -37,6 +37,9 @@ class Segments:
 
     parts: tuple[tuple[Term, ...], ...]
 
+    def __str__(self) -> str:
+        return f"({'|'.join(' '.join(map(str, part)) for part in self.parts)})"
+
 
 #: An axis letter, a number, or segments.
 Term = str | Segments

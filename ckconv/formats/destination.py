@@ -204,8 +204,8 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     config = index.config if options.drop else None
     known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()
     own = index.config.own if index.config is not None else {}
-    halves = own.get(DRAFTS) is False and index.dropped
-    known |= {MTP} if own.get(DRAFTS) or halves else set()
+    aside = index.dropped and index.config and (own.get(DRAFTS) is False or FAMILIES[index.config.family].of_drafts)
+    known |= {MTP} if own.get(DRAFTS) or aside else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
         known.update(read_shard_index(index.shard_index).weight_map)
     if options.drop:

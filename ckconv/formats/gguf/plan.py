@@ -416,6 +416,10 @@ class GgufPlanner(Planner):
             tied=tied,
             equal=self.source.head_is_embedding or HEAD not in self.index.tensors,
         )
+        if (own := self.index.config) is not None and own.family != config.family:  # what the file cannot say
+            equal = self.source.head_is_embedding or HEAD not in self.index.tensors
+            more = row_reasons(own, LLAMA_CPP, context=self._context, tied=tied, equal=equal)
+            self.reasons += [reason for reason in more if reason not in self.reasons]
         self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
         self.reasons += [*module_reasons(self.index), *surplus_reasons(self.index, self.dropped)]
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
