@@ -748,15 +748,27 @@ def test_layers_that_a_rule_leaves_out_may_be_dropped_by_name(name: str, tmp_pat
     assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "mtp").code == 0
 
 
-@pytest.mark.parametrize(("sections", "code"), [([1, 1, 1], 0), ([1, 2, 1], 4), ([2, 2, 2], 0)])
+@pytest.mark.parametrize(
+    ("family", "sections", "code"),
+    [
+        ("qwen3_vl", [1, 1, 1], 0),
+        ("qwen3_vl", [1, 2, 1], 4),
+        ("qwen3_vl", [2, 2, 2], 0),
+        ("qwen3_vl_moe", [1, 2, 1], 4),
+        ("qwen3_omni_moe", [1, 2, 1], 4),
+        ("qwen3_5", [1, 0, 1], 4),
+        ("qwen3_5_moe", [1, 0, 1], 4),
+        ("qwen4_exp", [1, 0, 1], 4),
+    ],
+)
 def test_sections_that_are_less_than_what_turns_have_to_be_thirds(
-    sections: list[int], code: int, tmp_path: Path, ckconv: Any
+    family: str, sections: list[int], code: int, tmp_path: Path, ckconv: Any
 ) -> None:
     """``ggml_mrope_cache_init`` of ggml repeats them: logits of [4, 6, 6] and heads of 128 are off by up to 1.4."""
-    case = next(family_cases.cases("qwen3_vl"))
+    case = next(family_cases.cases(family))
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     config = json.loads((source / "config.json").read_text())
-    config["text_config"]["rope_parameters"]["mrope_section"] = sections
+    config.get("text_config", config)["rope_parameters"]["mrope_section"] = sections
     (source / "config.json").unlink()
     (source / "config.json").write_text(json.dumps(config))
 

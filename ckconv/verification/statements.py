@@ -30,7 +30,7 @@ from ckconv.families.keys import BOTH, CONSUMERS, MLX_LM, ROPE_KEYS, TRANSFORMER
 from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves, is_beside_text
 from ckconv.families.parameters import differ, scope_of
-from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES
+from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family, tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS
@@ -544,9 +544,7 @@ def _besides(
     told_to = CONSUMERS.get(source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
     if typed:
-        by_tensors = {"tied", *switches(family)}
-        rows = (one for one in family.parameters.values() if one.name not in by_tensors)
-        keys = _said_by_rows(rows, scope_of(family, source.config), "hf")
+        keys = _said_by_rows(_told_rows(family), scope_of(family, source.config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     for key in sorted(mine.keys() | meant.keys()):
         if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:
@@ -581,12 +579,11 @@ def _of_defaults(
     """
     assert source.config is not None
     family, meant = FAMILIES[source.config.family], _flat(document_of(source.metadata))
-    by_tensors, reader = {"tied", *switches(family)}, CONSUMERS.get(source.format, CONSUMERS[out.format])
-    rows = (one for one in family.parameters.values() if one.name not in by_tensors)
+    reader = CONSUMERS.get(source.format, CONSUMERS[out.format])
     kinds = family.document.keys.keys.items()
     unread = {name for name, key in kinds if key.kind is Kind.MODIFIER and reader not in key.readers}
     read = {key: value for key, value in meant.items() if key not in unread}
-    said = {**read, **dict(_said_by_rows(rows, scope_of(family, source.config), "hf"))}
+    said = {**read, **dict(_said_by_rows(_told_rows(family), scope_of(family, source.config), "hf"))}
     for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
         value, copied = said.get(key), out.format == source.format and key not in meant
         nothing = value is None or (key not in meant and value is not False and value == 0)  # no layer has it
@@ -647,8 +644,7 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
                 yield Fact(place, shown(value), shown(said), CONFIG_NAME)
 
     if engine is not None and source.config is not None:  # each key is said, as classes have defaults of their own
-        flat, by_tensors = _flat(mine), {"tied", "context", *switches(text)}
-        each = [row for row in text.parameters.values() if row.name not in by_tensors]
+        flat, each = _flat(mine), [row for row in _told_rows(text) if row.name != "context"]
         asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
         wanted = dict(_said_by_rows(each, scope_of(text, source.config), "hf"))
         wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
@@ -876,6 +872,12 @@ def tower_faults(out: TensorIndex, tower: Tower) -> Iterator[Fact]:
             yield Fact(key, shown(mine), None)
         elif mine is None or _other(mine, meant[key]):
             yield Fact(key, shown(mine), shown(meant[key]))
+
+
+def _told_rows(family: Family) -> list[Parameter]:
+    """Parameters that no tensor of the model says."""
+    by_tensors = {"tied", *switches(family)}
+    return [row for row in family.parameters.values() if row.name not in by_tensors]
 
 
 def _said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: str) -> Iterator[tuple[str, Any]]:

@@ -409,15 +409,9 @@ class GgufPlanner(Planner):
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         tied = all(entry.name != HEAD for entry in entries)
-        self.reasons += engine_reasons(
-            config,
-            self._context,
-            rope_dropped=rope_dropped,
-            tied=tied,
-            equal=self.source.head_is_embedding or HEAD not in self.index.tensors,
-        )
+        equal = self.source.head_is_embedding or HEAD not in self.index.tensors
+        self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped, tied=tied, equal=equal)
         if (own := self.index.config) is not None and own.family != config.family:  # what the file cannot say
-            equal = self.source.head_is_embedding or HEAD not in self.index.tensors
             more = row_reasons(own, LLAMA_CPP, context=self._context, tied=tied, equal=equal)
             self.reasons += [reason for reason in more if reason not in self.reasons]
         self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
