@@ -53,6 +53,14 @@ def test_what_is_published_is_what_verify_expects(family: str, options: str, tmp
     assert again.code == 0, again.err
 
 
+def test_another_context_of_a_gguf_is_that_of_the_tokenizer_too(tmp_path: Path, ckconv) -> None:
+    """Positions have no rotation here: no class reads the context, ``model_max_length`` says it all the same."""
+    ckconv("convert", recorded("granitehybrid", tmp_path / "source"), tmp_path / "m.gguf")
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "mlx", "--context", "64")
+    assert made.code == 0, made.err
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == 64
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_logarithms_of_decays_are_rounded_once(dtype: str, tmp_path: Path, ckconv) -> None:
     """GGUF has ``-exp(A_log)``; what is rounded is A_log."""

@@ -173,7 +173,7 @@ def _faults_of(
     if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
         return
     yield from _of_pooling(out, source, options)
-    for fact in tokenizer_faults(out, source):
+    for fact in tokenizer_faults(out, source, options.context):
         if not _is_asked(fact.key.partition("[")[0].removeprefix(DOCUMENT), options):
             yield fact
 

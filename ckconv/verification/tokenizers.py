@@ -115,8 +115,12 @@ def needed() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(NEEDED.read_text())
 
 
-def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
-    """Everything in which the tokenizer of an output is not its source's."""
+def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) -> Iterator[Fact]:
+    """Everything in which the tokenizer of an output is not its source's.
+
+    Args:
+        context: length in tokens that was asked for, 0 where none was.
+    """
     files, made = beside(out), out.metadata_kind is MetadataKind.DOCUMENT
     document = _json(beside(source), _FILE)
     theirs = _words_of(source, document or _of_two_files(beside(source)))
@@ -143,10 +147,10 @@ def tokenizer_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
     if made:
         keys = _Keys(source, theirs)
         yield from _of_documents(files, documents, keys)
-        lengths = [index.config.context_length for index in (out, source) if index.config]
+        lengths = [context] if context else [index.config.context_length for index in (out, source) if index.config]
         said = documents[_SETTINGS].get("model_max_length")
         if any(lengths) and documents[_SETTINGS] and said not in lengths:
-            yield Fact("model_max_length", shown(said), shown(max(lengths)), _SETTINGS)
+            yield Fact("model_max_length", shown(said), shown(max(filter(None, lengths))), _SETTINGS)
         pieces = bool(theirs.scores) and not theirs.is_wordpiece and bool(keys.flags)
         for name in (_FILE, _SETTINGS, *([_MODEL] if pieces else ())):
             if name not in files and {_FILE, _SETTINGS, _MODEL} & files.keys():
