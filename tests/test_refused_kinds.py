@@ -649,6 +649,30 @@ def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckco
     assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", globs[0], "--drop", globs[1]).code == 0
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("model.layers.{n}.mlp.up_proj.weight", "model.layers.{n}.mlp.upp_proj.weight"),
+        ("model.norm.weight", "model.final_norm.weight"),
+    ],
+)
+def test_what_may_be_missing_by_another_name_is_not_dropped(
+    right: str, wrong: str, tmp_path: Path, ckconv: Any
+) -> None:
+    case = next(family_cases.cases("qwen3"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    stored = load_file(source / "model.safetensors")
+    renamed = {name.replace(right.split("{n}")[-1], wrong.split("{n}")[-1]): array for name, array in stored.items()}
+    save_file(renamed, source / "model.safetensors", {"format": "pt"})
+    for target in ("gguf", "mlx"):
+        done = ckconv("convert", source, tmp_path / f"out-{target}" / "m", "--to", target)
+        assert (done.code, "--drop" in done.err) == (4, False)
+        assert f"{wrong}" in done.err and f"hint: if it is {right} by another name, rename it in the file" in done.err
+
+    save_file(stored, source / "model.safetensors", {"format": "pt"})  # renamed again
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+
+
 def test_flags_for_many_unknown_names_are_found_in_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(family_cases.cases("llama"))
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)

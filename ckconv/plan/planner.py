@@ -17,7 +17,7 @@ from typing import Any
 from ckconv.core.config import FIELD_OF, LEFT_OUT, MAX_FLOAT32, Cause, ModelConfig, Modifier
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
-from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, parse, with_layer
+from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
@@ -41,7 +41,7 @@ from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
-from ckconv.families.sizes import always, layers_of_nothing
+from ckconv.families.sizes import always, expected_layers, layers_of_nothing
 from ckconv.families.towers import (
     diffuses,
     has_names_of_diffusers,
@@ -806,11 +806,24 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     Args:
         unruled: no format of the family has it; else a bump file may, in which scripts of its engine put more.
     """
-    return (
-        f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
-        if unruled or index.metadata_kind is MetadataKind.OWN
-        else ""
-    )
+    if not unruled and index.metadata_kind is not MetadataKind.OWN:
+        return ""
+    if missed := index.once(_missed).get(frozenset(parse(name).layer for name in index.once(_unruled)[0][pattern])):
+        return f"if it is {' or '.join(missed)} by another name, rename it in the file"
+    return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
+
+
+def _missed(index: TensorIndex) -> dict[frozenset[int | None], list[str]]:
+    """Layers -> tensors that a family has in them, and the source lacks."""
+    found: dict[frozenset[int | None], list[str]] = defaultdict(list)
+    if index.config is not None:
+        family = FAMILIES[index.config.family]
+        written, wanted = names_of(family, "hf").written, expected_layers(family, "hf", index.config.scope)
+        for pattern, layers in ((one, layers) for one, layers in wanted.items() if not is_bias(one)):
+            named = [(layer, with_layer(pattern, layer)) for layer in layers] if "{n}" in pattern else [(None, pattern)]
+            if lost := frozenset(layer for layer, name in named if name not in index.tensors):
+                found[lost].append(written[pattern].pattern if pattern in written else pattern)
+    return found
 
 
 def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
