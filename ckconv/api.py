@@ -33,6 +33,7 @@ from ckconv.formats import (
     FORMATS,
     adapter_outputs,
     format_of,
+    hazards,
     model_outputs,
     named,
     names,
@@ -50,11 +51,9 @@ from ckconv.formats.destination import (
     says_nothing,
 )
 from ckconv.formats.detect import open_index
-from ckconv.formats.hazards import noted
 from ckconv.formats.model import Model, check_alone, of_task, seen_alike, with_mmproj
-from ckconv.io import as_path
+from ckconv.io import as_path, tiles
 from ckconv.io.files import Files, head_is_embedding, readable
-from ckconv.io.tiles import at_once
 from ckconv.options import OPTIONS, Options, Takes
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.quantizing import check_values
@@ -278,7 +277,7 @@ def open_model(
     with own_families([Path(file) for file in families]):
         index = open_index(as_path(path), format=format, follow_links=follow_links)
         if strict:
-            noted(index, strict=True)
+            hazards.noted(index, strict=True)
         return Model(index)
 
 
@@ -342,7 +341,7 @@ def prepare(
             raise
     if not index.stored and not (options.set_meta or options.drop_meta):
         require_tensors(index)  # metadata alone are edited, not converted
-    carried = noted(index, strict=options.strict)
+    carried = hazards.noted(index, strict=options.strict)
     # Beside standard output there is no place for a record: one that was asked for is refused where it is written.
     kept = place.parent or not format_of(place.format).keeps_source or options.source_record == "always"
     record = options.source_record if kept else False
@@ -448,10 +447,10 @@ def convert(
     if not isinstance(target, str | os.PathLike):
         if lasting or checksums or record or attest is not None or mmproj is not None:
             raise UsageError("usage.target", "a file object takes the output alone: no record, checksums or tower")
-        with own_families(options.families), at_once(jobs):
+        with own_families(options.families), tiles.at_once(jobs):
             return _into(target, source, to, source_format, adapters, options, watching(progress))
     elsewhere = uploading(os.fspath(target), replacing=force, lasting=lasting)
-    with own_families(options.families), at_once(jobs), elsewhere as upload:
+    with own_families(options.families), tiles.at_once(jobs), elsewhere as upload:
         plan, place = prepare(
             source,
             upload.local if upload else os.fspath(target),
@@ -768,7 +767,7 @@ def verify(
     options = replace(options, drop=(*options.drop, *left_out))
     check_values(options)
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
-    with own_families(options.families), at_once(jobs):
+    with own_families(options.families), tiles.at_once(jobs):
         out = opened(as_path(path))
         theirs = of_task(opened(as_path(source)), options.task) if source is not None else None
         theirs = with_mmproj(theirs, mmproj) if theirs is not None and mmproj is not None else theirs
@@ -815,7 +814,7 @@ def check_output(
     if source is not None:
         out, source = seen_alike(out, source)
     if options.strict:
-        noted(out, strict=True)
+        hazards.noted(out, strict=True)
     beside = check_beside(path, out, source)
     if source is None:
         found = verify_alone(out, named, progress=progress)

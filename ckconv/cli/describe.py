@@ -17,11 +17,9 @@ from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.metadata import Card, document_of
 from ckconv.core.tensors import MetadataKind, Role, StoredTensor, Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, an, counted, listed, shown
-from ckconv.families.catalog import drafts_for
+from ckconv.families import catalog, schema, towers
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import FILE_TYPES, directory_name
-from ckconv.families.schema import DRAFTS
-from ckconv.families.towers import tower_of_document
 from ckconv.formats import Output, adapter_outputs, model_outputs
 from ckconv.formats.bump.slots import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
@@ -547,13 +545,13 @@ def _abilities(index: TensorIndex) -> Iterator[str]:
 
 def _heads(index: TensorIndex) -> Iterator[str]:
     own = index.config.own if index.config is not None else {}
-    if own.get(DRAFTS):
+    if own.get(schema.DRAFTS):
         yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
     if labels := own.get("labels"):
         yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
     is_document = index.metadata_kind is MetadataKind.DOCUMENT
     document, left = (document_of(index.metadata), index.unknown) if is_document else ({}, ())
-    if drafts := drafts_for(document, index.architecture):
+    if drafts := catalog.drafts_for(document, index.architecture):
         read = (
             f", of whose layers it reads {', '.join(map(str, own['target_layers']))}" if "target_layers" in own else ""
         )
@@ -561,7 +559,7 @@ def _heads(index: TensorIndex) -> Iterator[str]:
     if index.tower is not None:
         yield f"the tower of {an(index.tower.family)}: {counted(len(index.tensors), 'tensor')}"
     elif beside := sum(is_beside_text(document, stored.name) for stored in left):
-        family = tower_of_document(document)
+        family = towers.tower_of_document(document)
         whose = f"the tower of {an(family.name)}" if family else "a tower that ckconv does not know"
         yield f"{whose}: {counted(beside, 'tensor')}"
 

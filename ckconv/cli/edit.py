@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.flags import flag, pairs_of
-from ckconv.cli.render import ProgressLine
+from ckconv.cli import flags, render
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
 from ckconv.errors import UsageError
 from ckconv.signals import interruptible, noted
@@ -18,8 +17,8 @@ from ckconv.signals import interruptible, noted
 @click.argument("src", type=PATH)
 @click.argument("dst", required=False)
 @click.option("-o", "--output", metavar="DST", help="The output, if it is not the last argument.")
-@flag("--set-meta")
-@flag("--drop-meta")
+@flags.flag("--set-meta")
+@flags.flag("--drop-meta")
 @click.option("--in-place", is_flag=True, help="Replace SRC by the new file once that is complete and verified.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print what would change; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing DST, atomically.")
@@ -62,13 +61,13 @@ def command(
     if (dst is None) != in_place:
         raise UsageError("usage", "give either DST or --in-place", hint="ckconv edit --help")
     with interruptible(last=True):
-        plan, place, late = prepare_edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta)
+        plan, place, late = prepare_edit(src, dst, set_meta=flags.pairs_of(set_meta), drop_meta=drop_meta)
         plan = replace(plan, notes=(*told_elsewhere(context), *plan.notes))
         plan.check()
         if dry_run:
             print_plan(plan, dst or str(src), settings)
             return
-        with ProgressLine(settings, dst or str(src)) as line:
+        with render.ProgressLine(settings, dst or str(src)) as line:
             report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
         with noted():
             print_report(report, settings, err=False)

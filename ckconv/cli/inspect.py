@@ -13,8 +13,7 @@ from ckconv.cli.render import ProgressLine, print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, force_option, settings_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
-from ckconv.io import as_path
-from ckconv.io.files import PipeSource
+from ckconv.io import as_path, files
 from ckconv.signals import interruptible
 from ckconv.tokenizer.source import abilities_of, equal_tokens_of, ids_beyond, render, special_texts, templates_of
 
@@ -98,7 +97,7 @@ def command(
             "usage.flag", "--html excludes --hash and --metadata: the page always has the metadata, and never hashes"
         )
     if piped:
-        index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
+        index = open_index(Path("-"), format=source_format, source=files.PipeSource(sys.stdin.buffer))
     else:
         index = open_index(
             as_path(path), format=source_format, config_path=config, base=base, follow_links=follow_links

@@ -19,8 +19,7 @@ from ckconv.cli.render import container, count, size
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor, TensorIndex, parse
 from ckconv.errors import CkconvError, OutputError, UsageError, VerifyError, counted, shown
-from ckconv.formats.destination import STDOUT
-from ckconv.formats.detect import open_index
+from ckconv.formats import destination, detect
 from ckconv.plan.probe import size_of
 from ckconv.publish.files import check_parent, write_whole
 
@@ -85,7 +84,7 @@ _PAGE_BEGINS = b"<!DOCTYPE html>"
 
 def check_new(path: Path, *, force: bool = False) -> None:
     """Refuse what :func:`write` would, before anything is done."""
-    if str(path) == STDOUT:
+    if str(path) == destination.STDOUT:
         raise UsageError("usage.target", "a page goes to a file, not to stdout")
     if not os.path.lexists(path):
         return
@@ -519,7 +518,9 @@ def page_of_conversion(report: Report, *, directory: Path | None, config: Path |
     from ckconv.cli.report import summary
 
     plan = report.plan
-    out = open_index(directory or report.files[0].path, config_path=config, base=plan.options.base, follow_links=True)
+    out = detect.open_index(
+        directory or report.files[0].path, config_path=config, base=plan.options.base, follow_links=True
+    )
     found, why = compared(plan.index, out)
     facts: list[tuple[str, object]] = [("tensors", summary(plan))]
     facts += [("left out", f"{left.name}: {left.reason}") for left in plan.left_out]

@@ -38,13 +38,10 @@ from ckconv.core.tensors import (
     require_tensors,
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
-from ckconv.families.canonical import unowned
+from ckconv.families import canonical, huggingface_classes, huggingface_config, parameters
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.huggingface_classes import is_on, switches_of
-from ckconv.families.huggingface_config import text_config
 from ckconv.families.keys import CONSUMERS, MLX_LM
 from ckconv.families.names import NAMES_KEY, shift_of
-from ckconv.families.parameters import own_document
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
 from ckconv.formats.gguf.keys import gives_embeddings, type_of
@@ -134,7 +131,7 @@ def _hash_tensor(
             "".join(f"{row}\n" for row in index.adapter.replaced.get(tensor.name.rpartition(".")[0], ())).encode()
         )
     zero_filled = True
-    before = index.once(unowned).get(tensor.source)
+    before = index.once(canonical.unowned).get(tensor.source)
     front = [] if before is None or files.are_zero(runs(before)) else [RowReader(before, files)]
     for each in (reader, *front):
         for _, rows in canonical_pieces(each):
@@ -372,7 +369,7 @@ def _compare(
 
 def _alike_before(one: Tensor, a: TensorIndex, other: Tensor, b: TensorIndex, files: Files) -> bool:
     """Whether elements that no tensor owns are equal, or zeros in one alone."""
-    mine, theirs = a.once(unowned).get(one.source), b.once(unowned).get(other.source)
+    mine, theirs = a.once(canonical.unowned).get(one.source), b.once(canonical.unowned).get(other.source)
     if mine is not None and theirs is not None:
         return _compare(mine, theirs, (0, 0), files, lambda *_: None, spread=False) is None
     return all(before is None or files.are_zero(runs(before)) for before in (mine, theirs))
@@ -490,9 +487,9 @@ def _untold_biases(index: TensorIndex) -> dict[str, str]:
     consumer, found = CONSUMERS.get(index.format), dict[str, str]()
     if index.config is None or consumer is None:
         return found
-    document = own_document(index.config)
-    for key, patterns in switches_of(index.config, consumer).items():
-        on = is_on(index.config, key, document, consumer)
+    document = parameters.own_document(index.config)
+    for key, patterns in huggingface_classes.switches_of(index.config, consumer).items():
+        on = huggingface_classes.is_on(index.config, key, document, consumer)
         there = [tensor for tensor in index.tensors.values() if parse(tensor.name).pattern in patterns]
         if on is bool(there) or not (consumer == MLX_LM or there):
             continue
@@ -673,7 +670,7 @@ def _is_lacking(fact: Fact, index: TensorIndex) -> bool:
     if index.config is None:
         return True
     # Under another of the family's words, or by a default that follows from other numbers, it is said all the same.
-    said = text_config(document_of(index.metadata))
+    said = huggingface_config.text_config(document_of(index.metadata))
     rows = FAMILIES[index.config.family].parameters.values()
     words = {row.name: {cell.key for cell in row.key_cells("hf")} for row in rows}
     named = (row for row in rows if key in words[row.name])

@@ -34,10 +34,9 @@ from ckconv.errors import (
 )
 from ckconv.families.catalog import asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
-from ckconv.formats import format_of, load
+from ckconv.formats import detect, format_of, load
 from ckconv.formats.bump.ages import DEFAULT
 from ckconv.formats.destination import Destination
-from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import parse_shard_name
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
 from ckconv.io.digests import Digests
@@ -652,7 +651,7 @@ def _check(plan: Plan, place: Destination) -> None:
     The record lists digests of files, but neither what is in a template nor weights.
     """
     assert place.directory is not None
-    out = open_index(place.directory, base=plan.options.base)
+    out = detect.open_index(place.directory, base=plan.options.base)
     check_beside(place.directory, out, None)
     check_source_record(out)
     if plan.options.template or plan.options.imatrix:  # of which the record has no digest

@@ -14,15 +14,12 @@ from pathlib import Path
 from ckconv.core.metadata import CONFIG_NAME, document_of
 from ckconv.core.tensors import BY_BASE, HEAD, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
-from ckconv.families.canonical import not_following
-from ckconv.families.catalog import FAMILIES, said_of
-from ckconv.families.expressions import ExpressionError
+from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.towers import reader_of, tower_of_document
-from ckconv.formats import Format, Output, adapter_outputs, format_of, load, tower_format
-from ckconv.formats.detect import open_index
+from ckconv.formats import Format, Output, adapter_outputs, detect, format_of, load, tower_format
 from ckconv.io import as_path
 from ckconv.io.files import Unwritten
 from ckconv.options import Options
@@ -235,10 +232,12 @@ def _plan(
     planner: Planner = (own or load(output.planner))(index, options, source)
     try:
         plan = planner.plan(only_reasons=only_reasons)
-    except ExpressionError as error:
+    except expressions.ExpressionError as error:
         if index.config is None:
             raise
-        text = not_following(FAMILIES[index.config.family], error, said_of(index.config, index.format))
+        text = canonical.not_following(
+            catalog.FAMILIES[index.config.family], error, catalog.said_of(index.config, index.format)
+        )
         plan = Plan(index, format_of(output.name).name, output.version, options, refusals=(Reason(text),))
     if plan.refusals and index.unknown:
         foreign = foreign_names(index)
@@ -350,7 +349,7 @@ def merged(
     opened = []
     for path, weight in adapters:
         try:
-            opened.append(Adapting(open_index(as_path(path), base=base, follow_links=links), weight))
+            opened.append(Adapting(detect.open_index(as_path(path), base=base, follow_links=links), weight))
         except InputError as error:
             # there is no other base to name
             if error.code == "adapter.base" and error.hint in (None, OTHER_BASE):

@@ -21,16 +21,11 @@ from typing import Any, NamedTuple
 from ckconv.conversion.pipeline import FileResult
 from ckconv.conversion.planning import make_plan, merged
 from ckconv.conversion.write import Losses, Watcher, holes, write_frames
-from ckconv.core import __version__
-from ckconv.core.tensors import Tensor
+from ckconv.core import __version__, tensors
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.catalog import is_name, own_files
-from ckconv.formats.destination import Destination
-from ckconv.formats.detect import open_index
-from ckconv.formats.locate import located
-from ckconv.formats.model import of_task
-from ckconv.io import address_of, as_path
-from ckconv.io.digests import sha256_of
+from ckconv.formats import destination, detect, locate, model
+from ckconv.io import address_of, as_path, digests
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Plan
@@ -60,7 +55,7 @@ class Request(NamedTuple):
     """
 
     source: str
-    target: Destination
+    target: destination.Destination
     source_format: str | None
     adapters: tuple[tuple[str, float], ...]
     options: Options
@@ -78,10 +73,10 @@ class Request(NamedTuple):
         check_version(self.version)
         options = self.options
         links, drop = options.follow_links, options.drop
-        index = open_index(
+        index = detect.open_index(
             as_path(self.source), format=self.source_format, base=options.base, follow_links=links, drop=drop
         )
-        index = of_task(index, options.task)
+        index = model.of_task(index, options.task)
         if self.adapters:
             index = merged(index, self.adapters, options, self.target.format)
         with readable(index.path):
@@ -90,7 +85,7 @@ class Request(NamedTuple):
 
 def requested(
     plan: Plan,
-    target: Destination,
+    target: destination.Destination,
     source: str | os.PathLike[str],
     source_format: str | None,
     adapters: Sequence[tuple[str | os.PathLike[str], float]],
@@ -164,7 +159,7 @@ def fingerprint(plan: Plan, container: Container, request: Request) -> Fingerpri
     return Fingerprint(sha256(files.encode("utf-8", "surrogateescape")).hexdigest(), digest.hexdigest())
 
 
-def _described(tensor: Tensor) -> list[object]:
+def _described(tensor: tensors.Tensor) -> list[object]:
     """A tensor without paths and functions, which differ between processes."""
     packed = [
         (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
@@ -190,7 +185,7 @@ def _files(plan: Plan, request: Request) -> Iterator[str]:
             yield f"{path.name} {status.st_size} {status.st_mtime_ns} {sha256(header).hexdigest()}"
     besides = (*(as_path(name) for name, _ in request.adapters), options.imatrix, options.template, options.base)
     for further in filter(None, besides):
-        yield from _small(located(further))
+        yield from _small(locate.located(further))
 
 
 def _small(path: Path) -> Iterator[str]:
@@ -202,7 +197,7 @@ def _small(path: Path) -> Iterator[str]:
                 line = f"{each.name} {status.st_size} {status.st_mtime_ns}"
                 if status.st_size <= _HEADER:
                     with opened_regular(each) as fd:
-                        line += f" {sha256_of(fd)}"
+                        line += f" {digests.sha256_of(fd)}"
                 yield line
 
 
@@ -347,7 +342,7 @@ class SharedFiles:
         with suppress(OSError):
             fd = self._made.open(self._names[number])
             try:
-                return found is not None and sha256_of(fd) == found.digest.hex()
+                return found is not None and digests.sha256_of(fd) == found.digest.hex()
             finally:
                 close_unwritten(fd)
         return False

@@ -42,15 +42,11 @@ from ckconv.core.late import NamedTuple, dataclass
 from ckconv.core.metadata import beside
 from ckconv.core.tensors import HEAD, Extent, TensorIndex
 from ckconv.errors import ADDRESSES, CkconvError, InputError, OutputError, UsageError, VerifyError, counted, shown
-from ckconv.formats import format_of
-from ckconv.formats.destination import Destination
-from ckconv.formats.detect import open_index
-from ckconv.formats.model import seen_as
+from ckconv.formats import destination, detect, format_of, model
 from ckconv.formats.safetensors.container import INDEX_SUFFIX
-from ckconv.io import address_of, as_path
+from ckconv.io import address_of, as_path, tiles
 from ckconv.io.digests import Digests, sha256_of
 from ckconv.io.files import Files
-from ckconv.io.tiles import threads
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
 from ckconv.publish.files import check_parent, check_place, failing, opened_regular
 from ckconv.publish.staging import Outputs, Room, Small
@@ -244,7 +240,7 @@ class Report:
 @noted()
 def run(
     plan: Plan,
-    target: Destination,
+    target: destination.Destination,
     *,
     force: bool = False,
     in_place: bool = False,
@@ -374,7 +370,7 @@ class _Staged:
         self,
         plan: Plan,
         container: Container,
-        target: Destination,
+        target: destination.Destination,
         source: Files,
         outputs: Outputs,
         side: Mapping[Path, Small],
@@ -437,7 +433,7 @@ class _Staged:
         for result, (_, frame, path) in zip(results, self._parts(), strict=True):
             if frame.header:
                 write_at(fds[path], frame.header(result.digest), 0)
-        pool = threads(1)
+        pool = tiles.threads(1)
         syncing = pool.submit(self._outputs.fds.sync) if pool else None
         try:
             verified = self._checked(pipeline, results)
@@ -520,7 +516,9 @@ class _Staged:
             elif len(self._paths) > 1:
                 staged = self._outputs.staging.iterdir()
                 opened = next(path for path in staged if path.name.endswith(INDEX_SUFFIX))
-        return seen_as(self._plan.index, open_index(opened, base=self._plan.options.base, follow_links=True))
+        return model.seen_as(
+            self._plan.index, detect.open_index(opened, base=self._plan.options.base, follow_links=True)
+        )
 
     @contextmanager
     def _as_target(self, *, always: bool = False) -> Iterator[None]:
@@ -545,7 +543,12 @@ class _Staged:
 
 
 def outputs_of(
-    plan: Plan, target: Destination, *, places: Mapping[str, Path], on_request: Sequence[str], late: Sequence[Late]
+    plan: Plan,
+    target: destination.Destination,
+    *,
+    places: Mapping[str, Path],
+    on_request: Sequence[str],
+    late: Sequence[Late],
 ) -> list[Path]:
     """Everything that :func:`run` gives a name."""
     side = side_places(plan, plan.contents(), target, places, on_request)

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.conversion.write import NO_DIGEST
-from ckconv.core import __version__
+from ckconv.core import __version__, tensors
 from ckconv.core.metadata import CONFIG_NAME, beside, root_of
-from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, OutputError, UsageError, VerifyError, and_more, each_text, listed, quoted, valid
 from ckconv.families.catalog import own_files
 from ckconv.formats import FORMATS, format_of, load
@@ -32,8 +31,7 @@ from ckconv.options import Records, asked
 from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, check_target, digest_of, failing, followed, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small
-from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after, record_path
-from ckconv.record.conversion import SCHEMA, read_record, sealed
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at
 
 # -- Files beside a model: places, checksum lists, the conversion record -----------------------------------------------
@@ -262,7 +260,7 @@ def file_digest(path: Path) -> str:
         return sha256_of(fd)
 
 
-def check_sums(index: TensorIndex, opened: Path, digest_of_file: Digest) -> Path | None:
+def check_sums(index: tensors.TensorIndex, opened: Path, digest_of_file: Digest) -> Path | None:
     """Hold every file that a checksum list beside the model names against it.
 
     Args:
@@ -344,8 +342,14 @@ def recorded(facts: Facts, place: Destination) -> Recorded:
         outputs = [
             {"name": seen_from(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
         ]
-        made = {"schema": SCHEMA, "ckconv": __version__, **facts.asked, "sources": facts.sources, "outputs": outputs}
-        return sealed(made)
+        made = {
+            "schema": conversion.SCHEMA,
+            "ckconv": __version__,
+            **facts.asked,
+            "sources": facts.sources,
+            "outputs": outputs,
+        }
+        return conversion.sealed(made)
 
     return content
 
@@ -425,7 +429,7 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def _sources(index: TensorIndex) -> dict[str, Path]:
+def _sources(index: tensors.TensorIndex) -> dict[str, Path]:
     return {path.name: path for path in index.files} | beside(index)
 
 
@@ -539,7 +543,7 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
     return [f"{path.name} is already there and is not part of this output: remove it" for path in left]
 
 
-def check_in_place(index: TensorIndex, place: Destination) -> bool:
+def check_in_place(index: tensors.TensorIndex, place: Destination) -> bool:
     """Whether ``NAME.sha256`` lies beside it and has to be renewed."""
     hint = "name a DST instead of --in-place"
     if place.file is None or len(index.files) != 1 or index.files[0].name != place.file.name:
@@ -549,7 +553,10 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
         raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
     own = (path.with_name(f"{path.name}{CONVERSION_SUFFIX}"), record_path(path))
     speaking = [f"{other.name} beside it describes its present bytes" for other in own if os.path.lexists(other)]
-    for name, listed_in in ((IN_DIRECTORY, _pairs), (CONVERSION_NAME, lambda record: read_record(record).outputs)):
+    for name, listed_in in (
+        (IN_DIRECTORY, _pairs),
+        (CONVERSION_NAME, lambda record: conversion.read_record(record).outputs),
+    ):
         other = path.with_name(name)
         try:
             if other.is_file() and path.name in (os.path.normpath(one) for one, _ in listed_in(other)):

@@ -26,12 +26,9 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import Faults, InputError, UnsupportedError, an, quoted
-from ckconv.families import axes as shapes
-from ckconv.families.catalog import FAMILIES
+from ckconv.families import axes as shapes, catalog, merge, parameters
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, Part, Stored, names_of, numbered_on
-from ckconv.families.parameters import scope_of
 from ckconv.families.schema import DRAFTS, DROP_MTP, MTP, Family, stored_higher
 from ckconv.families.sizes import Kind, Sizes, draft_layers, factor_of, layers_with, stored_layout, with_factor
 
@@ -114,7 +111,7 @@ def not_following(family: Family, error: ExpressionError, said: Said) -> str:
     Raises:
         ExpressionError: the same, in a file of one's own: its author is told of the expression.
     """
-    if family.path.parent != FOLDER:
+    if family.path.parent != merge.FOLDER:
         raise error
     text = error.why or f"a number or list of {an(family.name)} does not follow from its configuration"
     rows = (family.parameters[name] for name in sorted(error.names) if name in family.parameters)
@@ -483,8 +480,8 @@ def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
     """
     if config is None:
         return embedding
-    family = FAMILIES[config.family]
-    written, scope = names_of(family, HF).written, scope_of(family, config)
+    family = catalog.FAMILIES[config.family]
+    written, scope = names_of(family, HF).written, parameters.scope_of(family, config)
     parts = [written[name].parts[0] for name in (_EMBEDDING, _HEAD) if name in written]
     if all(part.by is None for part in parts) or len(parts) < 2:
         return embedding
@@ -497,7 +494,9 @@ def unowned(index: TensorIndex) -> dict[str, Tensor]:
 
     A Granite Switch's GGUF has an adapter of zeros before the others, and no checkpoint has a place for it.
     """
-    family = FAMILIES[index.config.family] if index.config and index.metadata_kind is MetadataKind.TYPED else None
+    family = (
+        catalog.FAMILIES[index.config.family] if index.config and index.metadata_kind is MetadataKind.TYPED else None
+    )
     written = names_of(family, "gguf").written.values() if family else ()
     if not any(letter.startswith("_") for held in written for letter in shapes.letters(held.parts[0].stored)):
         return {}

@@ -24,13 +24,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ckconv.core import metadata, tensors
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import text_key
-from ckconv.core.tensors import parse
-from ckconv.families.catalog import FAMILIES
+from ckconv.families import catalog, schema
 from ckconv.families.keys import MLX_LM, TRANSFORMERS, Parameter
-from ckconv.families.schema import Family
 from ckconv.families.sizes import always, expected_layers, required, switches
 
 # -- Defaults of both libraries' classes for missing keys --------------------------------------------------------------
@@ -80,7 +78,7 @@ def defaults_of_mlx(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Of a document with a text part, those of the class that reads it.
     """
-    classes, inner = _class_defaults(MLX_LM), document.get(text_key(document))
+    classes, inner = _class_defaults(MLX_LM), document.get(metadata.text_key(document))
     names = (inner.get("model_type") if isinstance(inner, dict) else None, document.get("model_type"))
     found = next((classes[str(name)] for name in names if str(name) in classes), {})
     return {key: REQUIRED if value == "= !" else value for key, value in found.items()}
@@ -111,7 +109,7 @@ def default_of(document: Mapping[str, Any], key: str) -> Any:
 
 def tying_key(document: Mapping[str, Any]) -> str:
     """The key that ties a whole's head where it is true, or empty."""
-    name, part = str(document.get("model_type")), text_key(document)
+    name, part = str(document.get("model_type")), metadata.text_key(document)
     key = "tie_word_embeddings"
     if ties_head(name, whole=True, text=False) is not False:
         return key
@@ -249,7 +247,7 @@ def _lists(value: Any, kinds: list[str], lengths: Sequence[Any]) -> bool:
 
 def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]:
     """Bias keys of the consumer's class -> canonical patterns of biases."""
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     return {
         key: patterns
         for name, patterns in switches(family).items()
@@ -260,7 +258,7 @@ def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]
 
 def is_on(config: ModelConfig, key: str, document: Mapping[str, Any], consumer: str) -> bool:
     """Whether a document, or the class by default, has these biases."""
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     if key in document:
         return document[key] is True
     rows = [family.parameters[name] for name in switches(family)]
@@ -283,7 +281,7 @@ def expected_layers_of(config: ModelConfig, on: Mapping[str, bool], consumer: st
     Args:
         on: keys of :func:`switches_of` -> there are those biases; of others, what the class takes.
     """
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     told = {}
     for name in switches(family):
         row = family.parameters[name]
@@ -311,7 +309,7 @@ class Fit(NamedTuple):
 
 def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
     """Hold canonical names against the class, without the output head."""
-    counts = Counter(parse(name).pattern for name in present)
+    counts = Counter(tensors.parse(name).pattern for name in present)
     on = {key: any(counts[name] for name in names) for key, names in switches_of(config, consumer).items()}
     wanted = expected_of(config, on, consumer)
     return Fit(
@@ -321,6 +319,6 @@ def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
     )
 
 
-def needs(family: Family, canonical: str) -> bool:
+def needs(family: schema.Family, canonical: str) -> bool:
     """Whether the class requires this tensor, even full of zeros."""
-    return not family.known_classes or parse(canonical).pattern in always(family, "hf")
+    return not family.known_classes or tensors.parse(canonical).pattern in always(family, "hf")

@@ -14,9 +14,7 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import THINKER, WHOLE
 from ckconv.core.tensors import GATE_UP, PARTS, QKV, parse, with_layer
-from ckconv.families import axes as shapes
-from ckconv.families.expressions import Expression
-from ckconv.families.merge import FOLDER
+from ckconv.families import axes as shapes, expressions, merge
 from ckconv.families.schema import (
     COUNTED_NUMBERS,
     EXPERTS,
@@ -63,7 +61,7 @@ class Part(NamedTuple):
     value: str | float
     stack: str
     row: TensorRow
-    by: Expression | None = None
+    by: expressions.Expression | None = None
     instead: str = ""
 
 
@@ -80,7 +78,7 @@ class Stored(NamedTuple):
     pattern: str
     canonical: str
     parts: tuple[Part, ...]
-    numbers: Expression | None = None
+    numbers: expressions.Expression | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -689,7 +687,7 @@ _FACTORS = "rope_freqs.weight"
 @cache
 def decoder() -> Family:
     """Rows of the decoder fragment."""
-    return load(FOLDER / "decoder.toml")
+    return load(merge.FOLDER / "decoder.toml")
 
 
 def _gguf_whole(canonical: str) -> str:

@@ -14,9 +14,8 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import F32, Axis, DType, Kind as Kinds, Layout, float32, merged, strip
 from ckconv.core.tensors import Tensor, matrix_of, parse
 from ckconv.errors import UnsupportedError, quoted
-from ckconv.families import axes as shapes
+from ckconv.families import axes as shapes, merge
 from ckconv.families.expressions import Expression, ExpressionError
-from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, Part, Stored, canonical_pattern, has_bias, heads_of, names_of
 from ckconv.families.schema import DRAFTS, FAMILIES_KEPT, Engine, Family, TensorRow
 
@@ -168,7 +167,7 @@ class Sizes:
         try:
             value = self.family.axes[letter].value(scope)
         except ExpressionError as error:
-            what = f": {error}" if self.family.path.parent != FOLDER else " has no number of elements"
+            what = f": {error}" if self.family.path.parent != merge.FOLDER else " has no number of elements"
             raise shapes.AxesError(f"axis {letter}{what}") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise shapes.AxesError(f"axis {letter} is {value!r}, not a number of elements")

@@ -16,21 +16,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ckconv.core import layouts, metadata
 from ckconv.core.config import ModelConfig, shortest_float32
 from ckconv.core.late import NamedTuple
-from ckconv.core.layouts import plain
-from ckconv.core.metadata import THINKER
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
+from ckconv.families import catalog, expressions, sizes
 from ckconv.families.canonical import Canonical, Item, canonicalize
-from ckconv.families.catalog import FAMILIES
-from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, is_family
 from ckconv.families.names import HF, Names, names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
-from ckconv.families.sizes import Sizes
 
 _TOWERS = FOLDER / "towers"
 
@@ -44,7 +41,7 @@ PROCESSOR = "processor"
 _BEHIND = "of a layer behind the one that the text model sees"
 
 #: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
-_NESTED = (("model.", ""), (THINKER, ""))
+_NESTED = (("model.", ""), (metadata.THINKER, ""))
 
 
 @cache
@@ -115,8 +112,8 @@ def reader_of(consumer: str, document: Mapping[str, Any]) -> str:
     return MLX_VLM.name if seeing is not None and MLX_VLM.row in seeing.engines else consumer
 
 
-def _holds(condition: Expression | None, said: Mapping[str, Any]) -> bool:
-    with suppress(ExpressionError):  # what is not said fulfils no condition
+def _holds(condition: expressions.Expression | None, said: Mapping[str, Any]) -> bool:
+    with suppress(expressions.ExpressionError):  # what is not said fulfils no condition
         return condition is None or bool(condition.value(said))
     return False
 
@@ -131,7 +128,7 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
         parameters = {name: _plain(values[name]) for name in family.parameters}
         for name, row in family.parameters.items():
             _check(row, parameters[name])
-    except (ParameterError, ExpressionError) as error:
+    except (ParameterError, expressions.ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
     table = family.parameters["hidden"].key_cells("hf")[0].head  # of the document, which is the tower's
     said = _said(source, table) if source.format == "hf" else {}
@@ -222,7 +219,7 @@ def sinusoids_of(tower: Tower) -> Mapping[str, tuple[int, ...]]:
     """Stored tables of positions that the class computes, and their shapes."""
     family = tower_family(tower.family)
     rows = ((cell.name, row) for row in family.tensors.values() for cell in row.dropped.values() if cell.sinusoids)
-    return {name: Sizes(family, tower.parameters).shape(row) for name, row in rows}
+    return {name: sizes.Sizes(family, tower.parameters).shape(row) for name, row in rows}
 
 
 def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) -> Canonical:
@@ -319,7 +316,7 @@ def speech() -> Speech:
 
 def speech_family() -> Family:
     """The family that the file is for."""
-    return FAMILIES[speech().family]
+    return catalog.FAMILIES[speech().family]
 
 
 @cache
@@ -490,5 +487,5 @@ def _shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The tensor with its own shape; blocks keep the rows that they are in."""
     if not shape:
         return tensor
-    layout = plain(*matrix_of(shape, tensor.dtype)) if tensor.dtype.block == 1 else tensor.layout
+    layout = layouts.plain(*matrix_of(shape, tensor.dtype)) if tensor.dtype.block == 1 else tensor.layout
     return replace(tensor, shape=shape, layout=layout)

@@ -12,16 +12,13 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, TensorIndex, parse, with_layer
 from ckconv.errors import UsageError, counted, listed, shown
-from ckconv.families.catalog import FAMILIES
+from ckconv.families import catalog, parameters
 from ckconv.families.names import beside_text, names_of
-from ckconv.families.parameters import directory_name
 from ckconv.families.schema import DRAFTS, MTP, TOWER
 from ckconv.formats import ALIASES, FORMATS, Format, Place, format_of, load, model_outputs, named
-from ckconv.formats.safetensors.container import INDEX_SUFFIX, parse_shard_name
-from ckconv.formats.safetensors.files import read_shard_index
+from ckconv.formats.safetensors import container, files
 from ckconv.options import OPTIONS, Chosen, Options, asked
-from ckconv.plan.quantizing import parsed
-from ckconv.plan.steps import Plan
+from ckconv.plan import quantizing, steps
 
 # Where an output goes, and what its name says about its format.
 
@@ -204,10 +201,12 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     config = index.config if options.drop else None
     known |= {TOWER} if config and any(beside_text(config.raw, stored.name) for stored in index.unknown) else set()
     own = index.config.own if index.config is not None else {}
-    aside = index.dropped and index.config and (own.get(DRAFTS) is False or FAMILIES[index.config.family].of_drafts)
+    aside = (
+        index.dropped and index.config and (own.get(DRAFTS) is False or catalog.FAMILIES[index.config.family].of_drafts)
+    )
     known |= {MTP} if own.get(DRAFTS) or aside else set()
     if options.drop and index.shard_index is not None:  # what an index lists and no shard has is left out already
-        known.update(read_shard_index(index.shard_index).weight_map)
+        known.update(files.read_shard_index(index.shard_index).weight_map)
     if options.drop:
         from ckconv.plan.planner import lost_tensors
 
@@ -215,7 +214,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")
-    rules = parsed(options.quantize).rules if options.quantize else ()
+    rules = quantizing.parsed(options.quantize).rules if options.quantize else ()
     written = _names_elsewhere(index) if rules else frozenset()
     for glob, _ in rules:
         if not any(fnmatchcase(name, glob) for name in (*names, *written)):
@@ -229,7 +228,7 @@ def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
     """Names of the model's tensors in a GGUF and in a checkpoint."""
     if index.config is None:
         return frozenset()
-    family, found = FAMILIES[index.config.family], set()
+    family, found = catalog.FAMILIES[index.config.family], set()
     for format in ("gguf", "hf"):
         written = names_of(family, format).written
         for name in index.tensors:
@@ -239,7 +238,7 @@ def _names_elsewhere(index: TensorIndex) -> frozenset[str]:
     return frozenset(found)
 
 
-def check_version(plan: Plan) -> None:
+def check_version(plan: steps.Plan) -> None:
     """Refuse options that have a say in other versions of the output only."""
     outputs = format_of(plan.format).outputs
     if format_of(plan.format).choose is None or (plan.refusals and not plan.version):
@@ -332,7 +331,7 @@ def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
     within = {source: os.path.realpath(source.parent) for source in sets}
     stems = {(within[source], found[0]) for source, found in sets.items() if found}
     for source, found in sets.items():
-        if source.name.endswith(INDEX_SUFFIX) and (within[source], _name(source)) in stems:
+        if source.name.endswith(container.INDEX_SUFFIX) and (within[source], _name(source)) in stems:
             continue
         wholes.setdefault((within[source], source.suffix, found) if found else (within[source], source.name), source)
     named: dict[str, list[Path]] = {}
@@ -355,7 +354,7 @@ def _split_set(name: str) -> tuple[str, int] | None:
 
     if split := parse_split_name(name):
         return split.stem, split.count
-    shard = parse_shard_name(name)
+    shard = container.parse_shard_name(name)
     return (shard[0], shard[2]) if shard else None
 
 
@@ -365,8 +364,8 @@ def _name(source: Path) -> str:
     A directory as it is (of a download cache, the repository), a file without suffix.
     """
     if os.path.isdir(source):  # noqa: PTH112 - never raises
-        return directory_name(source) or "model"
-    name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
+        return parameters.directory_name(source) or "model"
+    name = source.name.partition("?")[0].removesuffix(container.INDEX_SUFFIX)
     found = _split_set(name)
     if found:
         return found[0]

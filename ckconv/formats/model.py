@@ -14,8 +14,7 @@ from ckconv.core.late import NDArray, dataclass
 from ckconv.core.layouts import WIDENS_TO_F32, DType
 from ckconv.core.tensors import Identity, Tensor, TensorIndex, joined
 from ckconv.errors import UnsupportedError, UsageError, counted, shown
-from ckconv.formats import format_of
-from ckconv.formats.detect import open_index
+from ckconv.formats import detect, format_of
 from ckconv.io import as_path
 from ckconv.io.files import Files
 
@@ -270,7 +269,7 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
         UnsupportedError: ``plan.refused``, both are towers; ``tower.unknown``.
         InputError: ``model.config``, the tower's tensors have other shapes than its keys give them.
     """
-    tower = open_index(as_path(mmproj))
+    tower = detect.open_index(as_path(mmproj))
     _check_one_tower([index, tower])
     if tower.tower is None or tower.config is not None:
         if tower.facts.get("kind") == "mmproj" or tower.architecture == "clip":
@@ -298,7 +297,7 @@ def check_one_tower(paths: Sequence[str | os.PathLike[str]]) -> None:
         UnsupportedError: ``plan.refused``.
         InputError: one cannot be read.
     """
-    _check_one_tower([open_index(as_path(path)) for path in paths])
+    _check_one_tower([detect.open_index(as_path(path)) for path in paths])
 
 
 def _check_one_tower(indexes: Sequence[TensorIndex]) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckconv.conversion.planning import make_plan
-from ckconv.conversion.write import Losses, chunks
+from ckconv.conversion import planning, write
 from ckconv.core.config import FIELD_OF
 from ckconv.core.layouts import F32, DType
 from ckconv.core.metadata import as_read, document_of
@@ -113,7 +112,7 @@ def check(family: Path, pair: Pair, *, values: bool = True) -> Checked:
 def keys_of_mlx(family: Path, checkpoint: Path) -> dict[str, Any]:
     """Keys of the config.json of an MLX directory, by dotted path."""
     with own_families([family]):
-        plan = make_plan(open_index(checkpoint), "mlx", Options(families=(family,)))
+        plan = planning.make_plan(open_index(checkpoint), "mlx", Options(families=(family,)))
         plan.check()
         files = plan.contents().side_files
     content: Any = files[next(name for name in files if Path(name).name == "config.json")]
@@ -149,7 +148,7 @@ def _made(
     found = Direction()
     try:
         options = Options(families=(family,), dtype=_dtype(there, source), dequantize=near and to != "gguf")
-        plan = make_plan(source, to, options)
+        plan = planning.make_plan(source, to, options)
         plan.check()
         container = plan.contents()
     except CkconvError as error:
@@ -231,7 +230,7 @@ def _bytes(
         for file in plan.files:
             starts = {offset: name for (offset, of), name in places.items() if of == id(file)}
             begin, name, rows = 0, "", Rows()
-            for offset, data, _ in chunks(file, inputs, Losses(plan)):
+            for offset, data, _ in write.chunks(file, inputs, write.Losses(plan)):
                 if offset in starts:
                     begin, name, rows = offset, starts[offset], Rows()
                 tensor, view = meant[name], memoryview(data).cast("B")

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckconv.core.metadata import text_key
-from ckconv.families import axes as shapes
-from ckconv.families.expressions import Expression
+from ckconv.families import axes as shapes, expressions
 from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
 from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
@@ -456,7 +455,7 @@ class Keys:
             isinstance(value, list) and len(value) == pair.layers for value, pair in zip(said, self._pairs, strict=True)
         ):
             return ""
-        found: dict[str, list[Expression]] = {}
+        found: dict[str, list[expressions.Expression]] = {}
         for family in self._families.values():
             for row in family.parameters.values():
                 mine = any(cell.key == key for cell in row.key_cells("hf"))

@@ -21,9 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.core import __version__
-from ckconv.core.metadata import text_key
-from ckconv.core.tensors import TensorIndex
+from ckconv.core import __version__, metadata, tensors
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY, NONE
@@ -199,7 +197,7 @@ def _made(family: Path, pair: Pair, made: Path) -> Mapping[str, tuple[Any, Any]]
             shutil.copyfile(path, made / path.name)
     sets = [dict(changed) for changed in _other_sizes(family, pair)]
     document = json.loads((made / "config.json").read_text())
-    part = text_key(pair.checkpoint.metadata)
+    part = metadata.text_key(pair.checkpoint.metadata)
     asked = {"model": str(made), "document": document, "part": part, "sets": sets, "tokens": _tokens(pair)}
     taken = _ask("make", asked)
     return {key: (pair.flat.get(key, pair.document.get(key)), value) for key, value in sets[taken].items()}
@@ -462,7 +460,9 @@ def _merged(name: str) -> Mapping[str, Any]:
     return merged(FOLDER / f"{name}.toml")
 
 
-def _with_names(found: Learned, draft: _Draft, pair: Pair, directory: TensorIndex, name: str, rows: int) -> Learned:
+def _with_names(
+    found: Learned, draft: _Draft, pair: Pair, directory: tensors.TensorIndex, name: str, rows: int
+) -> Learned:
     """The same with the names of an MLX directory."""
     with tempfile.TemporaryDirectory(prefix="ckconv-learn-") as folder:
         path = Path(folder) / f"{name}.toml"
@@ -698,7 +698,7 @@ class _Draft:
             f" nearest; {rows}types and equal values are not known"
         )
 
-    def add_names(self, family: Family, directory: TensorIndex, same: Mapping[str, str]) -> None:
+    def add_names(self, family: Family, directory: tensors.TensorIndex, same: Mapping[str, str]) -> None:
         """Write the names of an MLX directory beside those of the checkpoint."""
         theirs = prefix_of(family, directory)
         if theirs != family.prefixes["mlx"][0]:

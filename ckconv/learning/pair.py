@@ -12,15 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckconv.core.config import shortest_float32
-from ckconv.core.layouts import EXPONENTIALS, DType
-from ckconv.core.metadata import document_of
+from ckconv.core import config, layouts, metadata
 from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.families import axes as shapes
+from ckconv.families import axes as shapes, expressions, huggingface_config, keys
 from ckconv.families.axes import AxesError, Shape
-from ckconv.families.expressions import Expression
-from ckconv.families.huggingface_config import flat, text_config
-from ckconv.families.keys import Parameter, ParameterCell
 from ckconv.families.schema import Cell, Family, stored_higher
 from ckconv.io.files import Files
 from ckconv.quant.convert import decode, shifted
@@ -94,8 +89,8 @@ class Pair:
 
     def __init__(self, checkpoint: TensorIndex, model: TensorIndex, *, near: bool = False) -> None:
         self.checkpoint, self.model, self.near = checkpoint, model, near
-        self.document = dict(text_config(document_of(checkpoint.metadata)))
-        self.flat = {key: value for key, value in flat(self.document).items() if value is not None}
+        self.document = dict(huggingface_config.text_config(metadata.document_of(checkpoint.metadata)))
+        self.flat = {key: value for key, value in huggingface_config.flat(self.document).items() if value is not None}
         self.architecture = model.architecture
         prefix = f"{model.architecture}."
         own = {key.removeprefix(prefix): value for key, value in model.metadata.items() if key.startswith(prefix)}
@@ -129,7 +124,7 @@ class Pair:
 def value_of(found: Any) -> Any:
     """Metadata value as a list, text or shortest float32 decimal."""
     value = found.value if isinstance(found.value, str | int | float) else found.value.decode()
-    return shortest_float32(value) if isinstance(value, float) else value
+    return config.shortest_float32(value) if isinstance(value, float) else value
 
 
 def _type(found: Any) -> str:
@@ -177,7 +172,7 @@ class Numbers:
         return self._pages[key]
 
 
-def floats(raw: np.ndarray, dtype: DType) -> np.ndarray:
+def floats(raw: np.ndarray, dtype: layouts.DType) -> np.ndarray:
     """Float32 of stored bytes."""
     if dtype.name == "BF16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -192,7 +187,7 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(np.isnan(found), np.inf, found))
 
 
-def stored_as(values: np.ndarray, dtype: DType) -> np.ndarray:
+def stored_as(values: np.ndarray, dtype: layouts.DType) -> np.ndarray:
     """Float32 values rounded to another type, as converters round them."""
     if dtype.name == "F16":
         with np.errstate(over="ignore"):
@@ -244,7 +239,7 @@ class Guess(Mapping[str, Any]):
         self._known = dict(self._told)
         self._sizes.clear()
 
-    def _read(self, row: Parameter) -> Any:
+    def _read(self, row: keys.Parameter) -> Any:
         for format in ("hf", "gguf"):
             for cell in row.cells.get(format, ()) if self._only in ("", format) else ():
                 try:
@@ -261,7 +256,7 @@ class Guess(Mapping[str, Any]):
                     continue
         return None
 
-    def _cell(self, cell: ParameterCell, format: str) -> Any:
+    def _cell(self, cell: keys.ParameterCell, format: str) -> Any:
         pair = self.pair
         if cell.kind == "key":
             said = pair.flat if format == "hf" else pair.keys
@@ -281,7 +276,7 @@ class Guess(Mapping[str, Any]):
             return shape[cell.axis] if shape else None
         return cell.expression.value(self) if cell.kind == "fixed" and cell.expression else None
 
-    def with_it(self, expression: Expression, it: Any) -> Any:
+    def with_it(self, expression: expressions.Expression, it: Any) -> Any:
         """The expression over a stored or a read value."""
         return expression.value(With(self, {"it": it, "stated": list(self)}))
 
@@ -299,7 +294,7 @@ class Guess(Mapping[str, Any]):
             self._sizes[letter] = int(value)
         return self._sizes[letter]
 
-    def kind(self, expression: Expression, layer: int) -> bool:
+    def kind(self, expression: expressions.Expression, layer: int) -> bool:
         """Whether a layer is of a kind."""
         value = expression.value(_Kinds(self, layer))
         return bool(value[layer] if isinstance(value, list) else value)
@@ -622,7 +617,7 @@ class Tracer:
         if blocks:
             return not value and bool(apart(found, meant) <= APART)
         shift = stored_higher(value)
-        if shift in EXPONENTIALS:
+        if shift in layouts.EXPONENTIALS:
             return bool(np.allclose(shifted(found, shift), meant, rtol=NEAR, atol=0))
         found = found + np.float32(shift) if shift else found
         return bool(np.array_equal(stored_as(found, theirs.dtype), meant, equal_nan=True))

@@ -15,9 +15,8 @@ import numpy as np
 
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError
-from ckconv.families import axes as shapes
+from ckconv.families import axes as shapes, expressions
 from ckconv.families.axes import expanded
-from ckconv.families.expressions import Expression
 from ckconv.families.schema import Cell, Family, TensorRow
 from ckconv.formats.detect import open_index
 from ckconv.learning.pair import (
@@ -114,13 +113,13 @@ class Rows:
         """Whether the base would have the tensor; ``None`` if unsaid."""
         return None if row.when is None else self._value(row.when, 0)
 
-    def _value(self, expression: Expression, number: int) -> Any:
+    def _value(self, expression: expressions.Expression, number: int) -> Any:
         try:
             return bool(expression.value(self._guesses[self._base.name, number]))
         except FAILS:
             return None
 
-    def _agreed(self, expression: Expression, number: int) -> bool | None:
+    def _agreed(self, expression: expressions.Expression, number: int) -> bool | None:
         """Value of a condition in both files; ``None`` if they differ."""
         try:
             said = [bool(expression.value(self._said(self._base.name, format, number))) for format in ("hf", "gguf")]
@@ -376,7 +375,7 @@ class Rows:
         """Which layers have it."""
         kinds = row.layers if row is not None else None
 
-        def of(expression: Expression | None, number: int, pair: Pair) -> list[bool] | None:
+        def of(expression: expressions.Expression | None, number: int, pair: Pair) -> list[bool] | None:
             try:
                 guess = self._guesses[self._base.name, number]
                 return [expression is None or guess.kind(expression, n) for n in range(pair.layers)]

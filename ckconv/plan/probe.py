@@ -14,10 +14,8 @@ from ckconv.core.late import Floats, NamedTuple, Rows, np
 from ckconv.core.layouts import BF16, EXPONENTIALS, F32, INTEGERS, DType
 from ckconv.core.tensors import Role, Tensor, TensorIndex, is_bias, parse
 from ckconv.errors import and_more, counted
-from ckconv.families.canonical import unowned
-from ckconv.families.catalog import FAMILIES
+from ckconv.families import canonical, catalog, schema
 from ckconv.families.names import tables_of
-from ckconv.families.schema import EXPERTS
 from ckconv.io.files import Files, head_is_embedding, runs
 from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone, same_values
 from ckconv.quant.codec import to_float32
@@ -117,7 +115,11 @@ def _gathered(index: TensorIndex) -> SourceFacts:
     with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
     config = index.config
-    tables = tables_of(FAMILIES[config.family], EXPERTS) if config and config.family in FAMILIES else frozenset()
+    tables = (
+        tables_of(catalog.FAMILIES[config.family], schema.EXPERTS)
+        if config and config.family in catalog.FAMILIES
+        else frozenset()
+    )
     experts = config.num_experts if config else 0
 
     words = config.vocab_size if config else 0
@@ -141,7 +143,7 @@ def _gathered(index: TensorIndex) -> SourceFacts:
 def not_of_zeros(index: TensorIndex) -> Iterator[str]:
     """Stored tensors with more before what their rule takes than zeros."""
     with Files(index.identities) as files:
-        yield from (name for name, before in index.once(unowned).items() if not files.are_zero(runs(before)))
+        yield from (name for name, before in index.once(canonical.unowned).items() if not files.are_zero(runs(before)))
 
 
 def sinusoids(rows: int, columns: int) -> Floats:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from ckconv.core.late import Bytes, Flags, Floats, NamedTuple, Zeros, np
 from ckconv.core.layouts import DTYPES, F16, DType, holds
 from ckconv.quant import codec
-from ckconv.quant.codec import from_float32, pack
 
 if TYPE_CHECKING:
     from ckconv.quant.mlx import Triple
@@ -187,8 +186,8 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
         fits = fits & (codes.reshape(*fits.shape, -1).max(axis=-1) >> q.bits == 0)
         codes = codes & np.uint8((1 << q.bits) - 1)
     count = parts.scale.shape[1] * parts.group // q.group_size
-    numbers = (from_float32(_spread(values, count), number)[0] for values in (parts.scale, bias))
-    return Repacked((pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
+    numbers = (codec.from_float32(_spread(values, count), number)[0] for values in (parts.scale, bias))
+    return Repacked((codec.pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
 
 
 def integers(parts: Affine) -> tuple[Bytes, Flags]:

@@ -43,7 +43,6 @@ from ckconv.errors import UnsupportedError
 from ckconv.quant import mlx as mlxquant, packed
 from ckconv.quant.codec import from_float32, libgguf, to_float32
 from ckconv.quant.mlx import Triple, plane_types, quantize_triple, split_planes, triple_of
-from ckconv.quant.packed import scheme_of
 from ckconv.system import c_function
 
 if TYPE_CHECKING:
@@ -504,12 +503,12 @@ class Conversion(NamedTuple):
     @property
     def _taken_apart(self) -> bool:
         """One array is written of a matrix whose rows hold them all."""
-        return self.plane is not None and scheme_of(self.target) is not None
+        return self.plane is not None and packed.scheme_of(self.target) is not None
 
     @property
     def together(self) -> int:
         """Rows of the source that one row of the array which is written is for."""
-        scheme = scheme_of(self.target) if self.plane == 2 else None
+        scheme = packed.scheme_of(self.target) if self.plane == 2 else None
         return packed.together(scheme) if scheme else 1
 
     @property
@@ -682,7 +681,7 @@ def decodable(dtype: DType) -> bool:
 
 def side_by_side(dtype: DType) -> bool:
     """Whether rows hold all codes, then all scales, and cannot be cut."""
-    return triple_of(dtype) is not None or scheme_of(dtype) is not None
+    return triple_of(dtype) is not None or packed.scheme_of(dtype) is not None
 
 
 def way_between(source: DType, target: DType) -> Way | None:
@@ -699,7 +698,7 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
     Float types, ggml's blocks, MLX's triples and packed matrices.
     """
-    if scheme_of(dtype) is not None:
+    if packed.scheme_of(dtype) is not None:
         return packed.decode(rows, dtype)
     triple = triple_of(dtype)
     if triple is None:

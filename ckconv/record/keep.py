@@ -19,9 +19,8 @@ from ckconv.io.files import Files, extent_pieces, head_is_embedding
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.options import Options, Records, asked
 from ckconv.plan.steps import Plan, Step
+from ckconv.quant import mlx, repack
 from ckconv.quant.convert import Action, Conversion
-from ckconv.quant.mlx import Triple, triple_of
-from ckconv.quant.repack import Recipe, find
 from ckconv.record import CONVERSION_NAME, record_path
 from ckconv.record.read import (
     DOCUMENT_NAME,
@@ -354,8 +353,8 @@ class _Returning:
         if conversion is None or (len(array.extents) > 1 and not array.layout.in_order):
             yield whole
         elif conversion.action is Action.REPACK:
-            triple = triple_of(tensor.dtype)
-            recipe = find(triple.quantization, conversion.target) if triple is not None else None
+            triple = mlx.triple_of(tensor.dtype)
+            recipe = repack.find(triple.quantization, conversion.target) if triple is not None else None
             if triple is None or recipe is None:  # there is no way back
                 yield whole
             elif plane or recipe.anywhere:
@@ -385,7 +384,7 @@ class _Returning:
                 return False
         return True
 
-    def _respelled(self, tensor: Tensor, recipe: Recipe, triple: Triple) -> tuple[list[int], bool]:
+    def _respelled(self, tensor: Tensor, recipe: repack.Recipe, triple: mlx.Triple) -> tuple[list[int], bool]:
         """Rows whose numbers come back as other bits of equal values."""
         _, scales, *biases = (RowReader(array, self._files) for array in tensor.planes)
         found, moved = [], False

@@ -19,8 +19,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.values import ShardName, parse_shard_name
 from ckconv.formats.huggingface.read import with_tower
-from ckconv.formats.safetensors.container import is_pickle
-from ckconv.formats.safetensors.write import check_opens
+from ckconv.formats.safetensors import container, write
 from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
@@ -73,7 +72,7 @@ def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
     if not file_name:
         return {name: name for name in files}
     if len(files) == 1:
-        return {files[0]: file_name} if is_pickle(files[0]) == is_pickle(file_name) else None
+        return {files[0]: file_name} if container.is_pickle(files[0]) == container.is_pickle(file_name) else None
     if not format_of(opened.record.format).single:
         return None
     shard = parse_shard_name(file_name)
@@ -261,5 +260,5 @@ def _bytes_at(extent: Extent, name: str) -> Tensor:
 def _container(format: str, files: Sequence[str], side_files: Mapping[str, bytes]) -> Container:
     """Container with side files alone; headers are steps."""
     made = Container(tuple(Frame(b"") for _ in files), side_files=side_files)
-    checked = not format_of(format).single and not any(map(is_pickle, files))
-    return made._replace(check=check_opens) if checked else made
+    checked = not format_of(format).single and not any(map(container.is_pickle, files))
+    return made._replace(check=write.check_opens) if checked else made

@@ -17,11 +17,10 @@ from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
 from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower
 from ckconv.errors import quoted
+from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, told_by_architecture, without_aids, without_noted
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
-from ckconv.families.schema import OF_FORMAT, Engine
-from ckconv.families.towers import tower_family
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
 from ckconv.io.files import open_source
@@ -115,7 +114,7 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
     """Parameters in which two towers differ."""
     if one is None or other is None:
         return {}
-    rows = (row for tower in (one, other) for row in tower_family(tower.family).parameters.values())
+    rows = (row for tower in (one, other) for row in towers.tower_family(tower.family).parameters.values())
     aids = {row.name for row in rows if row.read_only or row.of_a_class}
     names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
     pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names if name not in aids}
@@ -154,9 +153,9 @@ def _told(name: str, other: str) -> str:
     return min(told.name, told_by_architecture(other)) if by_tokenizer else told.name
 
 
-def engine_row(index: TensorIndex) -> Engine | None:
+def engine_row(index: TensorIndex) -> schema.Engine | None:
     """Row of the engine that files of this format are for."""
-    loader = OF_FORMAT.get(index.format)
+    loader = schema.OF_FORMAT.get(index.format)
     return FAMILIES[index.config.family].engines.get(loader.row) if loader is not None and index.config else None
 
 

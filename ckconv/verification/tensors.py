@@ -36,11 +36,9 @@ from ckconv.core.tensors import (
     quantized_order,
 )
 from ckconv.errors import UnsupportedError, VerifyError, listed
-from ckconv.families.canonical import as_head, unowned
+from ckconv.families import canonical, schema, towers
 from ckconv.families.catalog import FAMILIES, rows_of_head, said_of
 from ckconv.families.names import IN_CONFIGURATION
-from ckconv.families.schema import DRAFT_FORMATS, MTP
-from ckconv.families.towers import sinusoids_of, tower_family
 from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
@@ -409,7 +407,7 @@ class TensorComparison:
             # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
             self._no_part = {key for key in _no_part(self.out) if key not in self._theirs}
         if self.out.tower is not None:
-            self._positions = sinusoids_of(self.out.tower)
+            self._positions = towers.sinusoids_of(self.out.tower)
         if self.source is not None:
             # Rows of a head that is compared itself, which the source has in blocks.
             self._derived = {key for key in rows_of_head(self.out) if key in self._ours and key not in self._theirs}
@@ -467,7 +465,7 @@ class TensorComparison:
         self._found += twin is not None
         if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
             twin = self._theirs.get("token_embedding.weight")
-            twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
+            twin = canonical.as_head(twin, self.source.config) if twin is not None and self.source is not None else None
         if twin is not None and tensor.name in self._embedded and self._is_left_out(twin, key):
             return
         if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
@@ -553,7 +551,7 @@ class TensorComparison:
         names = (tensor.name, tensor.source)
         layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
         behind = layer is not None and config is not None and layer >= config.num_layers
-        if behind and (MTP in self.left_out or (tensor.name.startswith("layers.") and not self._holds_drafts)):
+        if behind and (schema.MTP in self.left_out or (tensor.name.startswith("layers.") and not self._holds_drafts)):
             return True
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
 
@@ -562,7 +560,7 @@ class TensorComparison:
         """Whether the output has a place for layers that predict further tokens."""
         another = self.source is not None and self.source.format != self.out.format
         row = engine_row(self.out) if another else None
-        return self.out.format in DRAFT_FORMATS and not (row and row.drafts)
+        return self.out.format in schema.DRAFT_FORMATS and not (row and row.drafts)
 
     def _rows(self, tensor: Tensor, twin: Tensor, arrays: Sequence[tuple[list[int], int]]) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's.
@@ -659,7 +657,7 @@ class TensorComparison:
 
     def _padding(self, tensor: Tensor) -> list[Fault]:
         """Padding is zero."""
-        before = self.out.once(unowned).get(tensor.source)
+        before = self.out.once(canonical.unowned).get(tensor.source)
         if before is not None and self.source is not None and not self._same_before(before, self.source):
             return [Fault("verify.padding", f"{_label(tensor)} {_BEFORE}", tensor.source)]
         if not tensor.layout.padded:
@@ -673,7 +671,7 @@ class TensorComparison:
 
     def _same_before(self, before: Tensor, source: TensorIndex) -> bool:
         """Whether elements that no tensor owns are zeros, or made of the source's."""
-        theirs = source.once(unowned).get(before.source)
+        theirs = source.once(canonical.unowned).get(before.source)
         if theirs is None or theirs.shape != before.shape or not writable(theirs.dtype, before.dtype):
             return self.files.are_zero(runs(before))
         conversion = between(theirs, before, decoded=self.decodes is not None and self.decodes(theirs))
@@ -723,7 +721,7 @@ def _within_text(index: TensorIndex) -> Collection[str]:
     """Tensors of a tower that are rows of the text model's embedding."""
     if index.tower is None or index.config is None:
         return ()
-    embedded = tower_family(index.tower.family).in_huggingface.embeddings
+    embedded = towers.tower_family(index.tower.family).in_huggingface.embeddings
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
 
 

@@ -14,10 +14,8 @@ from ckconv.core.tensors import HEAD, TensorIndex, parse
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
-from ckconv.formats.bump.ages import FAMILY_KEY, KEY
+from ckconv.formats.bump import ages, read, sidefiles
 from ckconv.formats.bump.header import HUGGINGFACE_KEYS, MANIFEST_NAME, load_manifest, read_bump5
-from ckconv.formats.bump.read import row_family
-from ckconv.formats.bump.sidefiles import document_beside, load_config
 from ckconv.formats.bump.slots import (
     EXTENDED_HEADER_BYTES,
     EXTENSION_BYTES,
@@ -57,7 +55,7 @@ def entry_faults(index: TensorIndex) -> Iterator[tuple[str, str]]:
     config = index.config
     if config is None or _MARK not in {tensor.source for tensor in index.tensors.values()}:
         return
-    family = row_family(config.family)
+    family = read.row_family(config.family)
     needed, name = used(family, TEMPLATED), family.gguf
     there = Counter(pattern for pattern in (parse(one).pattern for one in index.tensors) if pattern in _OPTIONAL)
     slots = {parse(one).pattern: tensor.source for one, tensor in [*index.tensors.items()][::-1]}
@@ -85,7 +83,7 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
     for slot, word in told.items():
         if slot in words and words[slot] != word:
             yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
-    row = row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
+    row = read.row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
     summarized = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARIZED
     for tensor in index.tensors.values():
         slot = tensor.source
@@ -163,9 +161,10 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
     if not index.version:  # its manifest was held against it when it was opened
         return
     paths = {
-        name: (named or {}).get(name) or document_beside(index.path, name) for name in (CONFIG_NAME, MANIFEST_NAME)
+        name: (named or {}).get(name) or sidefiles.document_beside(index.path, name)
+        for name in (CONFIG_NAME, MANIFEST_NAME)
     }
-    config, manifest = load_config(paths[CONFIG_NAME], required=False), load_manifest(paths[MANIFEST_NAME])
+    config, manifest = sidefiles.load_config(paths[CONFIG_NAME], required=False), load_manifest(paths[MANIFEST_NAME])
     header = index.facts["header"]
     if isinstance(header, HeaderV3):
         _check(paths[CONFIG_NAME], [*_unnamed(config), *_misspelt(config, _BUMP3_KEYS)] if config is not None else [])
@@ -310,5 +309,5 @@ def _config_faults(config: Document, described: Document, header: HeaderV4) -> l
 #: Keys of the builder's configuration that ``config.json`` does not repeat.
 _BUILDERS_OWN = frozenset({
     "rotary_dim", "rope_scaling_type", "rope_scaling_factor", "rope_original_context_length", "rope_beta_fast",
-    "rope_beta_slow", "rope_attn_factor", KEY, FAMILY_KEY,
+    "rope_beta_slow", "rope_attn_factor", ages.KEY, ages.FAMILY_KEY,
 })  # fmt: skip

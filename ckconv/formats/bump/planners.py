@@ -16,11 +16,8 @@ from typing import Any, Protocol
 from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.tensors import HEAD, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
-from ckconv.families import catalog
-from ckconv.families.catalog import families_of_engine
-from ckconv.families.parameters import scope_of
-from ckconv.families.sizes import added, used
-from ckconv.formats.bump import ages
+from ckconv.families import catalog, parameters, sizes
+from ckconv.formats.bump import ages, sidefiles
 from ckconv.formats.bump.ages import (
     LOADED_BY_V3,
     Age,
@@ -33,7 +30,6 @@ from ckconv.formats.bump.ages import (
     template_interleaves,
 )
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.sidefiles import table_of
 from ckconv.formats.bump.slots import (
     ALIGN_ELEMENTS,
     EXTENDED_HEADER_BYTES,
@@ -385,11 +381,11 @@ class Bump5Planner(BumpPlanner):
         self._made: ages.Made | None = None
         self._elsewhere: dict[str, str] = {}
         # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
-        self.present = set(used(self.family, TEMPLATED))
+        self.present = set(sizes.used(self.family, TEMPLATED))
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)
-        self.slots = table_of(self.family, self.config.scope) or SLOTS_V5
+        self.slots = sidefiles.table_of(self.family, self.config.scope) or SLOTS_V5
         self.table = with_optional(self.slots, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:
@@ -406,7 +402,7 @@ class Bump5Planner(BumpPlanner):
         elif self.row is None:
             self.refuse(self.unknown_to_us(TEMPLATED))
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):
-            known = ", ".join(family.name for family in families_of_engine(TEMPLATED))
+            known = ", ".join(family.name for family in catalog.families_of_engine(TEMPLATED))
             self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
         elif why := ages.no_circuit(self.age, self.family.gguf):
             self.refuse(why, self._computed_by(lambda age: ages.no_circuit(age, self.family.gguf)))
@@ -415,7 +411,7 @@ class Bump5Planner(BumpPlanner):
         elif "window" in self.row.reads:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
-        allowed = added(self.own, TEMPLATED)
+        allowed = sizes.added(self.own, TEMPLATED)
         if allowed is not None:
             there = {parse(name).pattern for name in self.tensors if is_bias(name)}
             if others := sorted(there - allowed):
@@ -437,7 +433,10 @@ class Bump5Planner(BumpPlanner):
         return {name: part.dtype for name, part in parts.items() if part is not None and part.shape[-1] % _Q8_0.block}
 
     def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
-        scope = {**scope_of(self.own, replace(self.config, family=self.own.name)), "context": self.geometry.context}
+        scope = {
+            **parameters.scope_of(self.own, replace(self.config, family=self.own.name)),
+            "context": self.geometry.context,
+        }
         right_if = self.own_row.right_if if self.own_row else ()
         return ages.Made(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
 

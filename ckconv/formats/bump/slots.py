@@ -14,12 +14,9 @@ from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Kind, Layout, column_blocks, headed, plain, shifted
 from ckconv.core.tensors import matrix_of, with_layer
-from ckconv.families.catalog import FAMILIES, keys_said
+from ckconv.families import catalog, names, schema, sizes
 from ckconv.families.expressions import FULL, PERIOD, SLIDING, period_of, slides
-from ckconv.families.names import shift_of
 from ckconv.families.parameters import scope_of
-from ckconv.families.schema import Family
-from ckconv.families.sizes import canonical_shape
 from ckconv.plan.steps import Reason
 
 # -- Layers with a window and a RoPE base, as engines expect them ------------------------------------------------------
@@ -48,11 +45,11 @@ def unusual(config: ModelConfig, format: str) -> Iterator[str]:
 
     By the keys of the source's format.
     """
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     scope = scope_of(family, config)
 
     def key(name: str, of_a_document: str) -> str:
-        return next(iter(keys_said(config, FIELD_OF.get(name, name), format)), of_a_document)
+        return next(iter(catalog.keys_said(config, FIELD_OF.get(name, name), format)), of_a_document)
 
     if "causal" in family.parameters and not scope["causal"]:
         yield f"{key('causal', 'is_causal')} = False"
@@ -612,7 +609,7 @@ def place(
     *,
     start: int,
     interleaved: bool,
-    family: Family | None = None,
+    family: schema.Family | None = None,
     content: Mapping[str, int] | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> list[Placed]:
@@ -656,11 +653,16 @@ class _Kind(NamedTuple):
 
 
 def _kind(
-    part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None, parameters: Mapping[str, Any]
+    part: Part,
+    dtype: DType,
+    g: Geometry,
+    interleaved: bool,
+    family: schema.Family | None,
+    parameters: Mapping[str, Any],
 ) -> _Kind:
-    shift = shift_of(family, part.canonical) if family else 0
+    shift = names.shift_of(family, part.canonical) if family else 0
     if part.layout == CANONICAL:
-        shape = (canonical_shape(family, parameters, part.canonical) if family else None) or (1,)
+        shape = (sizes.canonical_shape(family, parameters, part.canonical) if family else None) or (1,)
         layout = plain(*matrix_of(shape, dtype))
     else:
         layout = LAYOUTS[part.layout](g, dtype, interleaved)
@@ -700,7 +702,7 @@ def engine_reasons(config: ModelConfig, context: int) -> Iterator[Reason]:
         )
 
 
-def carried(config: ModelConfig, family: Family) -> dict[str, Any]:
+def carried(config: ModelConfig, family: schema.Family) -> dict[str, Any]:
     """Keys of the documents that only a reader needs, not the engine.
 
     A reader who makes the model again.

@@ -12,9 +12,7 @@ from ckconv.core import __version__
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
-from ckconv.families.catalog import FAMILIES
-from ckconv.families.parameters import scope_of, write
-from ckconv.families.schema import Family
+from ckconv.families import catalog, parameters, schema
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
 from ckconv.formats.bump.slots import (
     CONTENT_WORDS,
@@ -75,9 +73,9 @@ class Facts(NamedTuple):
     created: int | None
 
     @property
-    def family(self) -> Family:
+    def family(self) -> schema.Family:
         """The model's family."""
-        return FAMILIES[self.config.family]
+        return catalog.FAMILIES[self.config.family]
 
     @property
     def optional(self) -> dict[str, Any]:
@@ -87,7 +85,7 @@ class Facts(NamedTuple):
         """
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
-        own = write(self.family, scope_of(self.family, self.config), "bump").entries
+        own = parameters.write(self.family, parameters.scope_of(self.family, self.config), "bump").entries
         circuit = {key: value for key, (_, value) in own.items()}
         return {**layout, **window, **carried(self.config, self.family), **circuit, **self.texts}
 
@@ -302,7 +300,7 @@ def config_json3(bump: Bump3) -> bytes:
     That parser takes the first match of a quoted key in the text, so no key or value here may repeat one of its keys.
     A missing ``rope_theta`` would switch RoPE off.
     """
-    config, family = bump.config, FAMILIES[bump.config.family]
+    config, family = bump.config, catalog.FAMILIES[bump.config.family]
     document: dict[str, Any] = {
         "architectures": [family.hf_class],
         "model_type": config.model_type,

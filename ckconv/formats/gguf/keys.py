@@ -36,9 +36,8 @@ from ckconv.core.metadata import (
 )
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
+from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
-from ckconv.families.schema import Family
-from ckconv.families.towers import ORIGINAL_SHAPE
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
@@ -225,7 +224,7 @@ def _keys_of(architecture: str, parameters: Iterable[tuple[str, str]]) -> set[st
 def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Iterable[str]) -> dict[str, Value]:
     """The metadata without the keys that a flag names."""
     needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *computing}
-    needed |= {key for key in metadata if key.startswith(ORIGINAL_SHAPE)}
+    needed |= {key for key in metadata if key.startswith(towers.ORIGINAL_SHAPE)}
     going: set[str] = set()
     for glob in globs:
         matched = {key for key in metadata if fnmatchcase(key, glob)}
@@ -246,7 +245,7 @@ def _with_set(
     """
     made = dict(metadata)
     for key, text in pairs:
-        if key in decided or key.startswith((SPLIT_KEYS, ORIGINAL_SHAPE)):
+        if key in decided or key.startswith((SPLIT_KEYS, towers.ORIGINAL_SHAPE)):
             raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
@@ -387,7 +386,7 @@ def gives_embeddings(index: TensorIndex) -> bool:
     return bool(headless and all(headless)) or bool(modules_of(root_of(index)))
 
 
-def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
+def pooling_keys(index: TensorIndex, family: schema.Family, notes: list[str]) -> dict[str, Value]:
     """Pooling keys of a checkpoint of sentence-transformers.
 
     Notes are added for what has none.

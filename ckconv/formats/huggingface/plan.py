@@ -12,13 +12,11 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, plain
 from ckconv.core.tensors import EMBEDDING, GATE_UP, HEAD, PARTS, QKV, Tensor, TensorIndex, parse
 from ckconv.errors import an, counted
-from ckconv.families.catalog import FAMILIES
+from ckconv.families import catalog, schema
 from ckconv.families.names import HF, NESTED, names_of
-from ckconv.families.schema import TRANSFORMERS, Family
 from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensors
+from ckconv.formats.safetensors import checkpoint, config_json
 from ckconv.formats.safetensors.arrays import BLOCKS, Entry, StoredArray, module_of, places_of, planes
-from ckconv.formats.safetensors.checkpoint import CheckpointPlanner, WholePlanner
-from ckconv.formats.safetensors.config_json import CHECKPOINTS
 from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type
@@ -226,11 +224,11 @@ _ONE_SCALE = {
 }
 
 
-class HuggingFacePlanner(CheckpointPlanner):
+class HuggingFacePlanner(checkpoint.CheckpointPlanner):
     """Planner of checkpoints that the classes of transformers load."""
 
     format = "safetensors"
-    loader = TRANSFORMERS
+    loader = schema.TRANSFORMERS
     scheme = "hf"
     written_by = "pt"
     always_index = False
@@ -371,7 +369,11 @@ def _starts(path: str) -> list[str]:
 
 def planner_of(index: TensorIndex) -> type[Planner] | None:
     """Planner of a model of two files or with speech; else ``None``."""
-    if index.config is not None and index.format not in CHECKPOINTS and index.config.family == speech().family:
+    if (
+        index.config is not None
+        and index.format not in config_json.CHECKPOINTS
+        and index.config.family == speech().family
+    ):
         return SpeechPlanner
     if index.tower is None or index.config is None:
         return None
@@ -385,7 +387,7 @@ def planner_of(index: TensorIndex) -> type[Planner] | None:
 class SpeechPlanner(HuggingFacePlanner):
     """Planner of a speech model and its feature extractor."""
 
-    def _check_class(self, family: Family) -> None:
+    def _check_class(self, family: schema.Family) -> None:
         """Check that the tensors are those of the class."""
         assert self.config is not None
         scope = self.config.scope
@@ -401,12 +403,12 @@ class SpeechPlanner(HuggingFacePlanner):
 # Planning a checkpoint of a text model and a tower that were two files: one model of transformers, as it was.
 
 
-class HuggingFaceWholePlanner(WholePlanner, HuggingFacePlanner):
+class HuggingFaceWholePlanner(checkpoint.WholePlanner, HuggingFacePlanner):
     """Planner of both as the class of transformers has them."""
 
     def check_seen_by(self, config: ModelConfig) -> None:
         """Check that the loader renames the text model's tensors."""
-        embedding = names_of(FAMILIES[config.family], HF).written.get(EMBEDDING)
+        embedding = names_of(catalog.FAMILIES[config.family], HF).written.get(EMBEDDING)
         if embedding is None or not embedding.pattern.startswith("model."):  # its loader renames no others
             self.refuse(
                 f"the class loads text models whose tensors are called model.*, and {an(config.family)} has other names"

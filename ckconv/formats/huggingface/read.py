@@ -43,6 +43,7 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import Faults, InputError, OutputError, UnsupportedError, an, counted, quoted
+from ckconv.families import parameters, schema, sizes
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalize, fitted, notes_on, plain_item
 from ckconv.families.catalog import FAMILIES, classes_of, drafter_of, llama_cpp_has, said, said_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
@@ -59,9 +60,6 @@ from ckconv.families.names import (
     numbered_apart,
     scheme_names,
 )
-from ckconv.families.parameters import ConfigSource
-from ckconv.families.schema import MLX_VLM, Family
-from ckconv.families.sizes import has_transposed
 from ckconv.families.towers import canonical_diffusion, diffusion_of, tower_of_document, tower_parameters, tower_tensors
 from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
@@ -604,7 +602,7 @@ def index_checkpoint(
         found = packed_items(
             checkpoint.tensors, config or {}, checkpoint.root, [shard.metadata for shard in checkpoint.shards]
         )
-    if found.packed and config is not None and (known := huggingface_family(config)) and has_transposed(known):
+    if found.packed and config is not None and (known := huggingface_family(config)) and sizes.has_transposed(known):
         # A quantizer may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
         found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
@@ -690,7 +688,7 @@ def index_checkpoint(
 def _nested_in_mlx(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Beginnings of names in mlx-vlm's class -> in the text model."""
     seeing = tower_of_document(document)
-    row = seeing.engines.get(MLX_VLM.row) if seeing else None
+    row = seeing.engines.get(schema.MLX_VLM.row) if seeing else None
     yield from ((inside, start) for start, inside in (row.names if row else ()))
 
 
@@ -748,7 +746,7 @@ def _named(found: Found, stored: Sequence[StoredTensor]) -> Sequence[StoredTenso
     return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
 
 
-def _of_class(stored: Sequence[StoredTensor], family: Family, scheme: str) -> tuple[StoredTensor, ...]:
+def _of_class(stored: Sequence[StoredTensor], family: schema.Family, scheme: str) -> tuple[StoredTensor, ...]:
     """Stored tensors under the names of the family's class."""
     named, written = scheme_names(family, scheme).stored, names_of(family, HF).written
     names = [parse(one.name) for one in stored]
@@ -886,7 +884,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     if not beside:
         message = "config.json says a tower, and no tensor of it is there"
         raise UnsupportedError("tower.unknown", message, path=index.path)
-    source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
+    source = parameters.ConfigSource({**document, "preprocessor": _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)
     items = mlx_items(beside, document, index.path) if index.format == "mlx" else map(plain_item, beside)
     found = tower_tensors(items, tower, _NAMES[index.format], index.path)

@@ -14,9 +14,9 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import float32, plain, transposed
 from ckconv.core.tensors import Adapter, Role, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.families import schema, towers
 from ckconv.families.names import MLX
-from ckconv.families.schema import MLX_VLM
-from ckconv.families.towers import name_within, tower_of_document
+from ckconv.formats.safetensors import files, write
 from ckconv.formats.safetensors.adapter import (
     Base,
     Opener,
@@ -28,8 +28,6 @@ from ckconv.formats.safetensors.adapter import (
     with_base,
 )
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, SafetensorsFile, read_safetensors
-from ckconv.formats.safetensors.files import regular_file
-from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.json import shown
 from ckconv.plan.steps import Piece, Plan
 
@@ -66,7 +64,9 @@ def open_mlx_adapter(
         follow_links: links out of the directory are followed.
     """
     root = path if path.is_dir() else path.parent
-    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, ADAPTER_CONFIG))
+    weights, config_path = (
+        files.regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, ADAPTER_CONFIG)
+    )
     if weights is None:
         raise InputError("adapter.config", f"there is no {MLX_NAME}", path=root)
     if config_path is None:
@@ -204,10 +204,10 @@ class MlxAdapterPlanner(AdapterPlanner):
     def check(self) -> None:
         """Check that all ranks are equal, and embeddings mean the same."""
         self.paths = paths_in(self, MLX, same=self.index.format == "mlx")
-        seeing = tower_of_document(self.adapter.base.raw) if self.adapter.base else None
-        self.seen_by = seeing.engines.get(MLX_VLM.row) if seeing and self.index.format != "mlx" else None
+        seeing = towers.tower_of_document(self.adapter.base.raw) if self.adapter.base else None
+        self.seen_by = seeing.engines.get(schema.MLX_VLM.row) if seeing and self.index.format != "mlx" else None
         if self.seen_by is not None:
-            self.paths = {name: name_within(self.seen_by, path) for name, path in self.paths.items()}
+            self.paths = {name: towers.name_within(self.seen_by, path) for name, path in self.paths.items()}
             odd = [module.path for module in self.modules if module.embedding or self.stacked(module)]
             if odd:
                 self.refuse(f"mlx-vlm adapts linear layers alone, and {quoted(odd[0])} is none", MERGED)
@@ -271,7 +271,7 @@ class MlxAdapterPlanner(AdapterPlanner):
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
         """Plan the file of tensors and the configuration."""
-        shards = lay_out([(piece,) for piece in pieces], MLX_NAME, 0, {}, always_index=False)
+        shards = write.lay_out([(piece,) for piece in pieces], MLX_NAME, 0, {}, always_index=False)
         document = self.adapter.document if self.index.format == "mlx" else self._document()
         return self.made(shards.files, partial(container, shards, document), rope_layout="split")
 

@@ -17,11 +17,8 @@ from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an, counted
-from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import ROPE_KEYS
-from ckconv.families.parameters import nested, scope_of
+from ckconv.families import catalog, keys, parameters, towers
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
-from ckconv.families.towers import name_within
 from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import complete, strict
@@ -174,9 +171,9 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine, l
         yield Reason(
             f"{scaled(kind, config)} and names no original_max_position_embeddings: {engine} takes {_YARN_CONTEXT}"
         )
-    known = _KEYS[kind] | _NAMES | {*row.reads, *FAMILIES[config.family].document.rope.noted}
+    known = _KEYS[kind] | _NAMES | {*row.reads, *catalog.FAMILIES[config.family].document.rope.noted}
     for key, value in sorted(scaling.items()):
-        if key not in known and not ROPE_KEYS[kind].idle(key, value):
+        if key not in known and not keys.ROPE_KEYS[kind].idle(key, value):
             yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which {engine} does not read")
 
 
@@ -268,7 +265,7 @@ class MlxPlanner(CheckpointPlanner):
         """Name of the class in mlx-lm, or behind ``mlx-vlm/`` in mlx-vlm."""
         if self.within or self.config is None:
             return f"mlx-vlm/{self.within}"
-        family = FAMILIES[self.config.family]
+        family = catalog.FAMILIES[self.config.family]
         row = engine_of(family, self.loader)
         return (row.wrapped or row.model_type if row is not None else "") or family.model_type
 
@@ -455,7 +452,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
         """Parameters of the tower, and with ``text_`` those of the text model."""
-        text = scope_of(FAMILIES[config.family], config)
+        text = parameters.scope_of(catalog.FAMILIES[config.family], config)
         return {"text_window": None, **{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
 
     def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
@@ -466,7 +463,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
 
     def text_name(self, name: str) -> str:
         """A text tensor's name within the class of both."""
-        return name_within(self.seeing.engines.get(self.loader.row), name)
+        return towers.name_within(self.seeing.engines.get(self.loader.row), name)
 
     def encoded(self, whole: dict[str, Any], text: Mapping[str, Any], modules: Sequence[Module]) -> bytes:
         """Bytes of a document with every key, as mlx-vlm has other defaults."""
@@ -487,7 +484,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         if "rope_scaling" in row.needs and isinstance(table, dict) and not made.get("rope_scaling"):
             scaling = {name: value for name, value in table.items() if name != "rope_theta"}
             made["rope_scaling"] = {**scaling, "type": scaling.get("rope_type", "default")}
-        for name, value in nested(self.written.entries).items():
+        for name, value in parameters.nested(self.written.entries).items():
             if isinstance(value, dict) and name not in BESIDE:
                 said = {inner: number for inner, number in value.items() if number is not None}
                 whole[name] = {**said, **whole.get(name, {})}

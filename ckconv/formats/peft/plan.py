@@ -16,9 +16,8 @@ from ckconv.families.modules import transposing
 from ckconv.families.names import HF, NESTED
 from ckconv.families.towers import tower_of_document
 from ckconv.formats.peft.read import Parameter, is_transposed, matrices, parameter_with
-from ckconv.formats.safetensors.adapter import container
+from ckconv.formats.safetensors import adapter, write
 from ckconv.formats.safetensors.container import PEFT_NAME, PEFT_PREFIX
-from ckconv.formats.safetensors.write import lay_out
 from ckconv.io.files import Files
 from ckconv.io.rows import same_values
 from ckconv.plan.steps import Piece, Plan
@@ -179,9 +178,9 @@ class PeftPlanner(AdapterPlanner):
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
         """Write the tensors, and the source's or an equal configuration."""
-        shards = lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
+        shards = write.lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
         document = self.adapter.document if self.index.format == "peft" else self._document()
-        return self.made(shards.files, partial(container, shards, document), rope_layout="split")
+        return self.made(shards.files, partial(adapter.container, shards, document), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
         """Configuration that gives every module its rank and scale."""

@@ -10,9 +10,8 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, parse, plain_tensor, with_layer
-from ckconv.families import axes as shapes
+from ckconv.families import axes as shapes, schema
 from ckconv.families.names import OTHER_SCHEMES, Stored, fusion_names, numbered_apart, scheme_names
-from ckconv.families.schema import Family, stored_higher
 from ckconv.families.sizes import Sizes, factor_of, layout_in
 from ckconv.plan.steps import Module, Piece
 from ckconv.quant.convert import Conversion, Run
@@ -58,7 +57,9 @@ class Spelling:
         fuse: canonical modules of tensors to fuse besides those that the family always fuses.
     """
 
-    def __init__(self, family: Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()) -> None:
+    def __init__(
+        self, family: schema.Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()
+    ) -> None:
         self._sizes, self._family = Sizes(family, parameters), family
         self._by_class = bool(family.of_drafts) and scheme not in OTHER_SCHEMES
         names = scheme_names(family, scheme)
@@ -92,7 +93,7 @@ class Spelling:
         parts = tuple(with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
-        canonical, shift = with_layer(stored.canonical, layer), stored_higher(part.value)
+        canonical, shift = with_layer(stored.canonical, layer), schema.stored_higher(part.value)
         factors = tuple(factor_of(one, self._sizes.scope, layer) for one in stored.parts) if part.by is not None else ()
         if self._by_class:
             called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
@@ -178,7 +179,7 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
 
 
 def spare_of(
-    family: Family,
+    family: schema.Family,
     scheme: str,
     parameters: Mapping[str, Any],
     dtype: DType,

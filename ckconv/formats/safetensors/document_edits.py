@@ -25,8 +25,7 @@ from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, QUANTIZATION_KEYS, WHOLE, closed, opened, text_key
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
-from ckconv.families.axes import AxesError
-from ckconv.families.catalog import tie_word
+from ckconv.families import axes, catalog
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
 from ckconv.families.keys import CONSUMERS, MLX_LM
@@ -313,7 +312,7 @@ class _Edits:
             self._check_groups(family, made)
         elif made.tied is False and HEAD not in index.tensors:
             text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
-            raise UsageError("usage.meta", text, hint=f"--set-meta {tie_word(made)}=true, too, ties it")
+            raise UsageError("usage.meta", text, hint=f"--set-meta {catalog.tie_word(made)}=true, too, ties it")
         reader = reader_of(consumer, document)
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
@@ -443,7 +442,7 @@ def _is_resized(family: Family, config: ModelConfig, made: ModelConfig, name: st
         return False
     try:
         return canonical_shape(family, made.scope, name) != shape
-    except AxesError:
+    except axes.AxesError:
         return True
 
 

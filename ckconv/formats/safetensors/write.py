@@ -28,9 +28,8 @@ from ckconv.io.files import CARD_NAME, CHUNK, open_source
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step, place
 from ckconv.publish.files import SideFile, side_file
-from ckconv.tokenizer import huggingface as tokenizer_json
+from ckconv.tokenizer import gguf, huggingface as tokenizer_json
 from ckconv.tokenizer.checkpoint import NORMAL, encode_sentencepiece, tokenizer_files
-from ckconv.tokenizer.gguf import keys_of_words
 from ckconv.tokenizer.huggingface import (
     ACCENTS,
     also_ending,
@@ -282,7 +281,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         if not reference or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
             return TokenizerPlan()  # its own files are carried
         try:
-            keys = keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
+            keys = gguf.keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
         except LeftOut as reason:
             return TokenizerPlan(notes=(left_out(reason),))
         metadata = as_read(keys.metadata)
