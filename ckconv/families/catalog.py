@@ -26,7 +26,7 @@ from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded
 from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import UsageError, an, quoted
-from ckconv.families import axes, axes as shapes, parameters
+from ckconv.families import axes as shapes, parameters
 from ckconv.families.expressions import Expression, ExpressionError, parse
 from ckconv.families.keys import TAKERS, full_key
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, is_family, listed, read_file
@@ -140,7 +140,7 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
     """Places claimed twice in a format, and fused segments without a row."""
     try:
         names = names_of(family, format)
-    except axes.AxesError as error:
+    except shapes.AxesError as error:
         yield f"tensors ({format})", str(error)
         return
     for pattern, found in names.stored.items():
@@ -242,7 +242,7 @@ def in_force(paths: Sequence[Path], shipped: Index) -> Iterator[None]:
     token = _COUNTING.set(_read(paths, shipped))
     try:
         yield
-    except (ExpressionError, axes.AxesError, parameters.ParameterError) as error:
+    except (ExpressionError, shapes.AxesError, parameters.ParameterError) as error:
         raise fault(paths[0], f"a value that it computes from the model: {error}") from None
     finally:
         _COUNTING.reset(token)

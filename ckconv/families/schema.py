@@ -32,7 +32,6 @@ from ckconv.core.layouts import ADD_ONE, COUNTED, EXP, NEG_EXP, SOFTPLUS, float3
 from ckconv.core.metadata import TARGET
 from ckconv.core.tensors import PARTS
 from ckconv.families import axes as shapes
-from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.keys import MLX_ROPE, ROPE_KEYS, Document, KeyRows, Keys, Parameter, ParameterRows
 from ckconv.families.merge import ENGINE_FIELDS, FORMATS, Fields, listed, merged, texts
@@ -247,7 +246,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         _names(fields.get("narrow")),
         fields.get("model_type", "").rpartition("/")[0],
         bool(fields.get("scaled")),
-        tuple((slot.partition(":")[0], tuple(expanded(names))) for slot, names in slots.items()),
+        tuple((slot.partition(":")[0], tuple(shapes.expanded(names))) for slot, names in slots.items()),
         tuple(slot.removesuffix(":f32") for slot in slots if slot.endswith(":f32")),
         bool(fields.get("transposed")),
         texts(fields.get("text")),
@@ -259,7 +258,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
 
 
 def _names(value: object) -> tuple[str, ...]:
-    return tuple(name for text in texts(value) for name in expanded(text))
+    return tuple(name for text in texts(value) for name in shapes.expanded(text))
 
 
 def condition(reader: Fields, item: object) -> Condition:
@@ -741,7 +740,7 @@ class _Reader(Fields):
         engines = {
             name: engine(self.path, name, row)
             for names, row in self.table.get("engines", {}).items()
-            for name in expanded(names)
+            for name in shapes.expanded(names)
         }
         return Family(
             self.path.stem,

@@ -15,7 +15,6 @@ import numpy as np
 from ckconv.core import config, layouts, metadata
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.families import axes as shapes, expressions, huggingface_config, keys
-from ckconv.families.axes import AxesError, Shape
 from ckconv.families.schema import Cell, Family, stored_higher
 from ckconv.io.files import Files
 from ckconv.quant.convert import decode, shifted
@@ -290,7 +289,7 @@ class Guess(Mapping[str, Any]):
             expression = self.family.axes.get(letter)
             value = expression.value(self) if expression is not None else None
             if value is None or isinstance(value, bool):
-                raise AxesError(letter)
+                raise shapes.AxesError(letter)
             self._sizes[letter] = int(value)
         return self._sizes[letter]
 
@@ -358,8 +357,8 @@ class Form(NamedTuple):
 
     family: str
     row: str
-    axes: Shape
-    fused: Shape
+    axes: shapes.Shape
+    fused: shapes.Shape
     hf: Cell
     gguf: Cell
 
@@ -586,7 +585,7 @@ class Tracer:
                 shapes.move(theirs or axes, axes, parts[1], guess.size),
                 experts,
             )
-        except (AxesError, ArithmeticError, LookupError, TypeError, ValueError):
+        except (shapes.AxesError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
     def _same(
@@ -648,7 +647,7 @@ def sampled(count: int, rows: int) -> np.ndarray:
     return np.unique((starts[:, None] + np.arange(_COLUMNS)).reshape(-1))
 
 
-def written(shape: Shape) -> str:
+def written(shape: shapes.Shape) -> str:
     """A shape as family files write it."""
 
     def term(one: shapes.Term) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError
 from ckconv.families import axes as shapes, expressions
-from ckconv.families.axes import expanded
 from ckconv.families.schema import Cell, Family, TensorRow
 from ckconv.formats.detect import open_index
 from ckconv.learning.pair import (
@@ -590,7 +589,7 @@ def cells(
     """
     said = dict(_cells(family, prefix, theirs, found))
     for key in own:
-        names = [*expanded(key)]
+        names = [*shapes.expanded(key)]
         if len(names) > 1 and all(name in said for name in names):
             mine = [said.pop(name) for name in names]
             yield key, [{**mine[0], "name": braced([cell["name"] for cell in mine])}]

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -137,11 +136,15 @@ def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
-        yield from _unasked(adapter_faults(out, source), options)
+        for fact in adapter_faults(out, source):
+            if not _is_asked(fact.key, options):
+                yield fact
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
     if made and source.adapter is None and (out.config or out.tower):
         towers = tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
-        yield from _unasked(chain(general_faults(out, source, options), towers), options)
+        for fact in (*general_faults(out, source, options), *towers):
+            if not _is_asked(fact.key, options):
+                yield fact
     if out.adapter is not None or source.adapter is not None:
         return
     if out.tower is not None or source.tower is not None:
@@ -237,10 +240,6 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
         yield Fact("context_length", str(found[0]), str(wanted))
-
-
-def _unasked(facts: Iterable[Fact], options: Options) -> Iterator[Fact]:
-    return (fact for fact in facts if not _is_asked(fact.key, options))
 
 
 def _is_asked(key: str, options: Options) -> bool:
@@ -444,8 +443,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     elif made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
-        found = chain(_besides(*pair, out, source, options.context), _of_stored(pair[0], stated, out))
-        yield from _unasked(chain(found, _of_readers(out, source)), options)
+        for fact in (*_besides(*pair, out, source), *_of_stored(pair[0], stated, out), *_of_readers(out, source)):
+            if not _is_asked(fact.key, options):
+                yield fact
     yield from _of_total(out, source)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
         yield from _of_extractor(out, source)
@@ -462,7 +462,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
         yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
     taken = defaults_of_mlx(mine) if row is not None and not sees(out) else {}
-    yield from _unasked(_of_defaults(taken, _flat(mine), out, source) if taken else (), options)
+    for fact in _of_defaults(taken, _flat(mine), out, source) if taken else ():
+        if not _is_asked(fact.key, options):
+            yield fact
     for key in row.needs if row is not None and not sees(out) else ():
         if taken and "." not in key:
             continue
@@ -521,12 +523,11 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
 
 
 def _besides(
-    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex, context: int
+    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex
 ) -> Iterator[Fact]:
     """Faults of keys of a document that was made for another library.
 
-    Each says what the source says; of another kind of source, what rows of the family and its constants say, with the
-    context that was asked for, if any.
+    Each says what the source says; of another kind of source, what rows of the family and its constants say.
     """
     assert out.config is not None
     assert source.config is not None
@@ -543,8 +544,7 @@ def _besides(
     told_to = CONSUMERS.get(source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
     if typed:
-        config = replace(source.config, context_length=context or source.config.context_length)
-        keys = _said_by_rows(_told_rows(family), scope_of(family, config), "hf")
+        keys = _said_by_rows(_told_rows(family), scope_of(family, source.config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     for key in sorted(mine.keys() | meant.keys()):
         if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:

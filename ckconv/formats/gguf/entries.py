@@ -43,7 +43,7 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import InputError, and_more
-from ckconv.families import axes, axes as shapes
+from ckconv.families import axes as shapes
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, HEAD_SIZE, of_class, rows_of_head, said, tensors_said
 from ckconv.families.keys import ROPE_KEYS
@@ -579,7 +579,7 @@ def entry_of(name: str, parts: list[Tensor], sizes: Sizes, *, fp32: bool) -> Ent
     family, first = sizes.family, parse(parts[0].name)
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     layout = plain(*matrix_of(shape, F32))
-    with suppress(axes.AxesError):
+    with suppress(shapes.AxesError):
         held = names_of(family, "gguf").written[first.pattern]
         shape, layout = layout_in(held, sizes, first.layer) or (shape, layout)
     shift = shift_of(family, first.pattern)
