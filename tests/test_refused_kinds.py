@@ -650,6 +650,25 @@ def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckco
 
 
 @pytest.mark.parametrize(
+    ("family", "key", "value", "targets"),
+    [("granite", "hidden_act", "gelu", ("gguf", "mlx")), ("bailing_moe", "norm_head", True, ("gguf", "mlx"))],
+)
+def test_a_key_that_changes_the_computation_may_be_dropped_knowingly(
+    family: str, key: str, value: Any, targets: tuple[str, ...], tmp_path: Path, ckconv: Any
+) -> None:
+    case = next(family_cases.cases(family))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, key: value}))
+    assert ckconv("edit", source, f"{tmp_path}/edited/", "--drop-meta", key).code == 0
+    for target in targets:
+        refused = ckconv("convert", source, tmp_path / f"m-{target}", "--to", target)
+        assert refused.code == 4
+        assert f"if the model computes without it: ckconv edit SRC DST/ --drop-meta {key}" in refused.err
+        assert ckconv("convert", tmp_path / "edited", tmp_path / f"m-{target}", "--to", target).code == 0
+
+
+@pytest.mark.parametrize(
     ("right", "wrong"),
     [
         ("model.layers.{n}.mlp.up_proj.weight", "model.layers.{n}.mlp.upp_proj.weight"),
@@ -667,7 +686,8 @@ def test_what_may_be_missing_by_another_name_is_not_dropped(
     for target in ("gguf", "mlx"):
         done = ckconv("convert", source, tmp_path / f"out-{target}" / "m", "--to", target)
         assert (done.code, "--drop" in done.err) == (4, False)
-        assert f"{wrong}" in done.err and f"hint: if it is {right} by another name, rename it in the file" in done.err
+        assert wrong in done.err
+        assert f"hint: if it is {right} by another name, rename it in the file" in done.err
 
     save_file(stored, source / "model.safetensors", {"format": "pt"})  # renamed again
     assert ckconv("convert", source, tmp_path / "m.gguf").code == 0

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -499,6 +500,7 @@ _WINDOW = "window"
 #: Ways out of keys and classes that are not known, and of two numbers.
 _WITHOUT_KEY = "take it out of config.json, or list it as harmless in the family's file, if it changes nothing"
 _WITHOUT_QUANTIZATION = "if the values are the model's as they are: ckconv edit SRC DST/ --drop-meta {key}"
+_WITHOUT_VALUE = "if the model computes without it: ckconv edit SRC DST/ --drop-meta {key}"
 _WITHOUT_CODE = "take auto_map and architectures out of config.json, if the code computes the same"
 _ONE_NUMBER = (
     "config.json has to say the number that mlx-lm takes, where what mlx-lm computes is right; else convert the "
@@ -521,8 +523,10 @@ def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
         return Reason(
             f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION.format(key=key)
         )
-    two = modifier.cause is Cause.TWO_NUMBERS
-    return Reason(f"{modifier}{',' if two else ''} changes the computation{otherwise}", _ONE_NUMBER if two else "")
+    if modifier.cause is Cause.TWO_NUMBERS:
+        return Reason(f"{modifier}, changes the computation{otherwise}", _ONE_NUMBER)
+    top = re.fullmatch(r"\w+", key)  # of a document; edit takes no keys out of tables of RoPE
+    return Reason(f"{modifier} changes the computation{otherwise}", _WITHOUT_VALUE.format(key=key) if top else "")
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:
@@ -809,7 +813,8 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     if not unruled and index.metadata_kind is not MetadataKind.OWN:
         return ""
     if missed := index.once(_missed).get(frozenset(parse(name).layer for name in index.once(_unruled)[0][pattern])):
-        return f"if it is {' or '.join(missed)} by another name, rename it in the file"
+        alike = max(missed, key=lambda name: SequenceMatcher(None, name, pattern).ratio())
+        return f"if it is {alike} by another name, rename it in the file"
     return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
 
 
