@@ -174,6 +174,22 @@ def test_modules_that_are_hardly_used_wait(fixtures: Path, verb: str, out: tuple
     assert names >= {"click", "inspect", "dataclasses"}
 
 
+@pytest.mark.parametrize(("verb", "out"), [("inspect", ()), ("convert", ("-", "--to", "gguf"))])
+def test_patterns_that_are_hardly_used_are_not_compiled(fixtures: Path, verb: str, out: tuple[str, ...]) -> None:
+    """Of adapters, chat templates, classifiers and shards: this model has none of them."""
+    code = """
+import re, sys
+from ckconv.__main__ import run
+print("status", run(sys.argv[1:]), *(repr(key[1]) for key in re._cache), sep="\\n", file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code, verb, str(fixtures / MODEL), *out]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
+    status, *patterns = done.stderr.decode().partition("status\n")[2].splitlines()
+    signs = ("lora_", "raise_exception", "SequenceClassification", "consolidated", "of-(?P<count>")
+    assert (status, [each for each in patterns if any(sign in each for sign in signs)]) == ("0", [])
+    assert any("ustar" in each for each in patterns)
+
+
 def test_waiting_modules_answer_as_they_would() -> None:
     code = """
 import sys

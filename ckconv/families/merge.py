@@ -665,7 +665,7 @@ def texts(value: Any) -> tuple[str, ...]:
 
 # -- The text of a family file -----------------------------------------------------------------------------------------
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_BARE = r"[A-Za-z0-9_-]+"
 
 
 def inline(value: Any) -> str:
@@ -691,7 +691,7 @@ def inline(value: Any) -> str:
 
 def key(name: str) -> str:
     """A key, quoted where it has to be."""
-    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+    return name if re.fullmatch(_BARE, name) else json.dumps(name, ensure_ascii=False)
 
 
 def text(comments: Sequence[str], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> str:

@@ -76,7 +76,7 @@ _COPIED = {
 }
 
 #: Classes with outputs of their own, in place of a head.
-_SCORING = re.compile(r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)$")
+_SCORING = r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)$"
 
 #: What becomes of a tower.
 _WITH_TOWER = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its tower"
@@ -188,7 +188,7 @@ class Planner(ABC):
         self.notes: list[str] = [*index.notes, *filter(None, [index.once(zeroed_biases)])]
         if self._last and MTP not in options.drop:
             self.notes.append(f"the layers that predict further tokens are left out: {self._no_drafts}")
-        self._scoring = next(filter(_SCORING.search, classes_of(index.metadata)), "")
+        self._scoring = next((name for name in classes_of(index.metadata) if re.search(_SCORING, name)), "")
         if self._scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
             self.notes.append(
                 f"{self._scoring} scores, and no tensor of its scores is there: this is the model without them"
@@ -842,7 +842,7 @@ def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
 _SHOWN = 3
 
 #: What peft's layers call their arrays, which the state of a model that was not merged has among its own.
-_OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\.")
+_OF_PEFT = r"\.(base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)\."
 
 
 def foreign_names(index: TensorIndex) -> Reason | None:
@@ -853,7 +853,7 @@ def foreign_names(index: TensorIndex) -> Reason | None:
     config = index.config
     if config is None or index.adapter is not None or not index.unknown:
         return None
-    if adapting := [stored.name for stored in index.unknown if _OF_PEFT.search(stored.name)]:
+    if adapting := [stored.name for stored in index.unknown if re.search(_OF_PEFT, stored.name)]:
         return Reason(
             f"layers of an adapter are in it, which was not merged: {counted(len(adapting), 'tensor')}, the first "
             f"{quoted(adapting[0])}",

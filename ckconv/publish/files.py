@@ -39,7 +39,7 @@ from ckconv.system import (
 # -- Regular files, side files, checks of their places, system errors --------------------------------------------------
 
 #: A repository of the hub: owner and name.
-_REPOSITORY = re.compile(r"[\w-]+/[\w.-]*\w")
+_REPOSITORY = r"[\w-]+/[\w.-]*\w"
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
@@ -127,7 +127,7 @@ def _instead(path: Path) -> str | None:
         return "only inspect reads from a pipe; save the input to a file"
     from difflib import get_close_matches
 
-    if _REPOSITORY.fullmatch(str(path)) and not path.parent.is_dir():
+    if re.fullmatch(_REPOSITORY, str(path)) and not path.parent.is_dir():
         return f"nor is it in the download cache of the hub: hf download {path}, or hf://{path} reads it there"
     try:
         names = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.8)

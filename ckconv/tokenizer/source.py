@@ -248,11 +248,11 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 # Sources: ``apply_chat_template`` and ``_compile_jinja_template`` of transformers (variables, ``trim_blocks``,
 # ``lstrip_blocks``, ``raise_exception``, ``tojson``, ``strftime_now``).
 
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_PROGRAM = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
-_WORD = re.compile(r"['\"]([a-z]+)['\"]")
-_NAME = re.compile(r"\b[a-zA-Z_]\w*\b")
-_REFUSES_SYSTEM = re.compile(r"raise_exception\(\s*(?:'[^']*[Ss]ystem|\"[^\"]*[Ss]ystem)")
+_COMMENT = r"(?s)\{#.*?#\}"
+_PROGRAM = r"(?s)\{[{%](.*?)[%}]\}"
+_WORD = r"['\"]([a-z]+)['\"]"
+_NAME = r"\b[a-zA-Z_]\w*\b"
+_REFUSES_SYSTEM = r"raise_exception\(\s*(?:'[^']*[Ss]ystem|\"[^\"]*[Ss]ystem)"
 
 #: Roles that messages have somewhere.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "observation", "function")
@@ -309,12 +309,12 @@ class Abilities(NamedTuple):
 
 def abilities_of(template: str) -> Abilities:
     """Read what a chat template does off its text; nothing is executed."""
-    code = " ".join(_PROGRAM.findall(_COMMENT.sub("", template)))
-    words, names = {*_WORD.findall(code)}, {*_NAME.findall(code)}
+    code = " ".join(re.findall(_PROGRAM, re.sub(_COMMENT, "", template)))
+    words, names = {*re.findall(_WORD, code)}, {*re.findall(_NAME, code)}
     # A template that writes message['role'] as it stands takes every role.
     generic = re.search(r"\{\{[^}]*(?:\[['\"]role['\"]\]|\.role\b)", template) is not None
     roles = (*(role for role in _ROLES if role in words), *(("any",) if generic else ()))
-    system = ("system" in roles or generic) and _REFUSES_SYSTEM.search(code) is None
+    system = ("system" in roles or generic) and re.search(_REFUSES_SYSTEM, code) is None
     thinking = tuple(sorted((names | words) & _THINKING))
     return Abilities(roles, system, bool(names & _TOOLS), thinking, "add_generation_prompt" in names)
 

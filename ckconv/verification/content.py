@@ -37,7 +37,7 @@ _LIMIT = 1 << 30
 FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
 
 #: A run of a document without white space between its items.
-_RUN = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"|[^\s"]++)++', re.DOTALL)
+_RUN = r'(?s)(?:"(?:[^"\\]++|\\.)*+"|[^\s"]++)++'
 
 TABLES_OF_ROPE = ("rope_scaling", "rope_parameters")
 
@@ -349,7 +349,7 @@ def unequal(one: object, other: object) -> bool:
 
 def _plainly_spelled(data: bytes, value: Any) -> bool:
     """The document is spelled as Python spells it, white space apart."""
-    text = "".join(_RUN.findall(data.decode("utf-8", "replace")))
+    text = "".join(re.findall(_RUN, data.decode("utf-8", "replace")))
     return any(text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False))
 
 

@@ -906,7 +906,7 @@ def _other(mine: Any, meant: Any) -> bool:
 # A copy says what its source does. An adapter that is made for another program says what ``needed.toml`` has, and what
 # follows from the source's modules and its base; ranks and scales are compared with the matrices.
 
-_ENDING = re.compile(r"\.(lora_(embedding_)?[ABab](\.weight)?|lora_magnitude_vector|m)$")
+_ENDING = r"\.(lora_(embedding_)?[ABab](\.weight)?|lora_magnitude_vector|m)$"
 _INNER = ".base_layer"
 
 #: Instead of a value: no such key is written.
@@ -954,7 +954,7 @@ def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
     assert adapter is not None
     name, base, said = adapter.base_name, adapter.base, document_of(out.metadata)
     weighed = any(Role.MAGNITUDE in module.roles for module in adapter.modules.values())
-    paths = {_ENDING.sub("", stored.name.removeprefix(PEFT_PREFIX)) for stored in out.stored}
+    paths = {re.sub(_ENDING, "", stored.name.removeprefix(PEFT_PREFIX)) for stored in out.stored}
     parameters = said.get("target_parameters")
     if isinstance(parameters, list):  # the paths are those of their modules, one inside the other where there are two
         parents = [str(path).rpartition(".")[0] for path in parameters]

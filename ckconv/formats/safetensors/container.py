@@ -64,7 +64,7 @@ PICKLE_METADATA = {"format": "pt"}
 #: Bytes of an index or of a config.json.
 MAX_JSON = 64_000_000
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)", re.DOTALL)
+_SHARD = r"(?s)(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)"
 
 
 def shard_name(stem: str, number: int, count: int, suffix: str = SUFFIX) -> str:
@@ -79,7 +79,7 @@ def is_pickle(name: str) -> bool:
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:
     """``(stem, number, count)`` of a shard's name; else ``None``."""
-    match = _SHARD.fullmatch(name)
+    match = re.fullmatch(_SHARD, name)
     return (match["stem"], int(match["number"]), int(match["count"])) if match else None
 
 

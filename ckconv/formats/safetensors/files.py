@@ -172,13 +172,13 @@ def _tensors(names: list[str]) -> str:
 # matrix: some of its rows or of its columns, as many as processors shall compute it (``model_parallel_size`` of Meta's
 # llama; ``write_model`` of transformers' ``convert_llama_weights_to_hf.py`` knows of which matrix it is which).
 
-_PART = re.compile(r"consolidated\.\d\d\.(?:pth|pt)")
+_PART = r"consolidated\.\d\d\.(?:pth|pt)"
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def parts_of(name: str, names: Sequence[str]) -> list[str]:
     """Files that hold a model together with ``name``; or nothing."""
-    return sorted(filter(_PART.fullmatch, names)) if _PART.fullmatch(name) else []
+    return [each for each in sorted(names) if re.fullmatch(_PART, each)] if re.fullmatch(_PART, name) else []
 
 
 def put_together(files: Sequence[SafetensorsFile]) -> tuple[SafetensorsFile, ...]:
