@@ -651,7 +651,11 @@ def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckco
 
 @pytest.mark.parametrize(
     ("family", "key", "value", "targets"),
-    [("granite", "hidden_act", "gelu", ("gguf", "mlx")), ("bailing_moe", "norm_head", True, ("gguf", "mlx"))],
+    [
+        ("granite", "hidden_act", "gelu", ("gguf", "mlx")),
+        ("bailing_moe", "norm_head", True, ("gguf", "mlx")),
+        ("chatglm", "rope_parameters", {"rope_theta": 7e5, "rope_type": "default"}, ("gguf",)),  # it has rope_ratio
+    ],
 )
 def test_a_key_that_changes_the_computation_may_be_dropped_knowingly(
     family: str, key: str, value: Any, targets: tuple[str, ...], tmp_path: Path, ckconv: Any
@@ -691,6 +695,32 @@ def test_what_may_be_missing_by_another_name_is_not_dropped(
 
     save_file(stored, source / "model.safetensors", {"format": "pt"})  # renamed again
     assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_columns_of_bitsandbytes_in_another_storage_are_called_so(dtype: Any, tmp_path: Path, ckconv: Any) -> None:
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    stored = load_file(source / "model.safetensors")
+    codes = {name: np.ones((array.size // 4, 1), dtype) for name, array in stored.items() if "proj" in name}
+    save_file(stored | codes, source / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    declared = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert done.code == 4
+    assert f"{len(codes)} tensors of quantized numbers (quant_method 'bitsandbytes')" in done.err
+
+
+def test_a_file_of_tiktoken_is_not_called_malformed(tmp_path: Path, ckconv: Any) -> None:
+    case = next(family_cases.cases("llama"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert done.code == 0
+    assert "tokenizer.model is a file of tiktoken, which ckconv does not read of this class" in done.out + done.err
 
 
 def test_flags_for_many_unknown_names_are_found_in_one_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

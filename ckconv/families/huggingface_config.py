@@ -188,6 +188,9 @@ def read_rope(
             {key: value for key, value in one.items() if key != style.share} for one in (scaling, nested)
         )
     modifiers: list[str] = []
+    if style.said and consumer == TRANSFORMERS and nested.get("rope_theta") is not None:
+        modifiers.append("rope_parameters = " + repr(dict(nested)))  # the class has a key of its own for the base
+        nested = {}
     if style.by_part:
         top = own["rope_theta"] if own.get("rope_theta") is not None else default
         scaling, nested = (

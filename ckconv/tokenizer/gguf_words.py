@@ -399,6 +399,9 @@ _MAX_CUT = 1 << 28
 #: Why a unigram model is left out: a character without a piece is the unknown token there.
 PIECES_FOR_BYTES = "has pieces for bytes, which llama.cpp does not take in unigram models"
 
+#: A token in base64 and its rank, line by line.
+_OF_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
 Rows = list[tuple[str, float, int]]
 
 
@@ -434,6 +437,8 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
     except TooManyPieces:
         model = None
     except Malformed as error:
+        if _OF_TIKTOKEN.match(data):
+            raise LeftOut("tokenizer.model is a file of tiktoken, which ckconv does not read of this class") from None
         raise LeftOut(f"tokenizer.model is malformed: {error}") from None
     if model is not None and files.moved:
         model = _moved(model)

@@ -215,8 +215,13 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     found = Counter(what for ending, what in FOREIGN_QUANTIZERS for name in names if name.endswith(ending))
     what, count = next(iter(found.most_common(1)), ("", 0))
     if method and method.lower() not in what.lower():
-        numbers = (one for one in tensors if one.dtype.kind is not Kind.FLOAT and one.dtype.name != "I64")  # positions
-        count = sum(found.values()) or sum(1 for _ in numbers)
+        packed = "bitsandbytes" in method.lower()  # Params4bit: a column, in the type of bnb_4bit_quant_storage
+        numbers = (
+            (one.dtype.kind is not Kind.FLOAT and one.dtype.name != "I64")  # positions
+            or (packed and one.name.endswith(".weight") and one.shape[1:] == (1,))
+            for one in tensors
+        )
+        count = sum(found.values()) or sum(numbers)
         what = "quantized numbers"
     if not count:
         return ""
