@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
+import family_cases
 import numpy as np
 import pytest
 from checkpoints import Decoder, save, save_gguf
@@ -1367,3 +1368,49 @@ def test_a_sentencepiece_model_of_other_words_is_no_fault(change: str, tmp_path:
     (tmp_path / "source/tokenizer.json").write_text(json.dumps(document))
     status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/m.gguf")
     assert (status, "verified" in printed) == (0, True), printed
+
+
+def within(path: str, value: Any = None) -> Bug:
+    """A key inside of tables of config.json is left out, or has another value."""
+
+    def wrong(data: bytes) -> bytes:
+        document = json.loads(data)
+        *tables, key = path.split(".")
+        table = document
+        for name in tables:
+            table = table[name]
+        assert table.pop(key) != value
+        table |= {} if value is None else {key: value}
+        return json.dumps(document, indent=2).encode()
+
+    return touched(wrong)
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "path", "value"),
+    [
+        *(
+            ("dbrx-one_key_for_all", "mlx", path, value)
+            for path, value in [
+                *[("attn_config.clip_qkv", None), ("attn_config.rope_theta", None), ("ffn_config.hidden_size", 25)],
+                *[("ffn_config.ffn_act_fn.name", "another"), ("ffn_config.moe_normalize_expert_weights", None)],
+            ]
+        ),
+        ("dbrx-one_key_for_all", "hf", "ffn_config.ffn_act_fn.name", None),
+        ("deepseek_v2-plain", "mlx", "rope_scaling", None),
+        ("deepseek_v2-plain", "mlx", "rope_scaling.factor", 2.0),
+        ("gpt_oss-yarn", "mlx", "rope_scaling.beta_fast", None),
+        ("lfm2-adjusted", "mlx", "rope_parameters.rope_theta", None),
+        ("gemma4_text-double_wide", "mlx", "rope_parameters.sliding_attention.rope_theta", 7.0),
+    ],
+)
+def test_tables_of_a_document_say_what_rows_of_the_family_do(
+    case: str, to: str, path: str, value: Any, tmp_path: Path
+) -> None:
+    family, _, name = case.partition("-")
+    (found,) = (one for one in family_cases.cases(family) if one.name == name)
+    source = family_cases.checkpoint(found.recorded, tmp_path / "source")
+    assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+    with broken(CONFIG, within(path, value)) as calls:
+        status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/out/", "--to", to)
+    assert (calls[0] > 0, status) == (True, 5), printed

@@ -21,7 +21,7 @@ from unicodedata import normalize
 from ckconv.adapters.model import families_of, family_named, local_path, weight_pattern
 from ckconv.core.config import CONFIG_KEYS, FIELD_OF
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, Content, beside, document_of, text_key
-from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, parse, stored_value
+from ckconv.core.tensors import ROPE_FREQUENCIES, MetadataKind, Role, TensorIndex, Tower, parse, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
@@ -232,7 +232,8 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     found = parameter_differences(out, source).get("context_length")
     if found is None or options.set_meta or options.drop_meta:
         return
-    if out.config is None or out.config.rope_theta is None:  # a table of positions says it, or nothing asks for it
+    copied = source.metadata_kind is not MetadataKind.TYPED or out.metadata_kind is MetadataKind.TYPED
+    if out.config is None or (out.config.rope_theta is None and copied):  # by a table of positions, or not asked for
         return
     row = FAMILIES[out.config.family].parameters.get("context")
     if row is not None and all(cell.unread for cell in row.key_cells("hf")) and out.format != source.format:
@@ -443,8 +444,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     elif made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
-        for fact in (*_besides(*pair, out, source), *_of_stored(pair[0], stated, out), *_of_readers(out, source)):
-            if not _is_asked(fact.key, options):
+        found = (_besides(*pair, out, source), _of_stored(pair[0], stated, out), _of_readers(out, source))
+        for fact in chain(*found, _of_tables(pair[0], stated, out, source)):
+            if not (_is_asked(fact.key, options) or _is_asked(fact.key.partition(".")[0], options)):
                 yield fact
     yield from _of_total(out, source)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
@@ -541,6 +543,8 @@ def _besides(
     cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
     words = {cell.head: {one.head for one in several} for several in cells for cell in several}
     foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
+    taken = defaults_of_mlx(mine) if consumer == MLX_LM else {key: default_of(mine, key) for key in foreign}
+    foreign -= {key for key, value in taken.items() if value not in (UNREAD, UNKNOWN)}
     told_to = CONSUMERS.get(source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
     if typed:
@@ -567,6 +571,56 @@ def _besides(
                 yield Fact(key, shown(value), shown(meant[key]), CONFIG_NAME)
         elif not (value is None or neutral[0] or (typed and key in kinds)) and unequal(value, wanted.get(key)):
             yield Fact(key, shown(value), None, CONFIG_NAME)
+
+
+def _of_tables(
+    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex
+) -> Iterator[Fact]:
+    """Faults of tables within a document, and of what its class wants.
+
+    Args:
+        meant: the source's, empty for none: rows of the family say then what each table holds.
+    """
+    assert out.config is not None
+    assert source.config is not None
+    family, row = FAMILIES[out.config.family], engine_row(out)
+    written = row.written if row is not None else {}
+    for key, value in written.items():
+        if not (mine.get(key) if meant.get(key) or isinstance(value, dict) else mine.get(key) == value):
+            yield Fact(key, shown(mine.get(key)), shown(value), CONFIG_NAME)
+    if meant:
+        return
+    of = out if ROPE_FREQUENCIES in source.tensors else source  # factors say the scaling, and readers compare them
+    assert of.config is not None
+    said = {key: v for key, v in _said_by_rows(_told_rows(family), scope_of(family, of.config), "hf") if "." in key}
+    tables = {key: mine.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in said))}
+    scaling = out.config.rope_scaling or {}  # of one of the tables, and compared; the other says the same
+    alike = str(scaling.get("rope_type")) in ROPE_KEYS and not family.document.rope.by_layer
+    for table in (key for key in TABLES_OF_ROPE if tables[key] and alike):
+        words = {**scaling, **({"type": scaling["rope_type"]} if "type" in (tables[table] or ()) else {})}
+        said |= {f"{table}.{key}": value for key, value in words.items() if said.get(f"{table}.{key}") is None}
+    if family.document.rope.by_layer:  # the words of a scaling stand in the table of one kind of layers
+        said = {key: value for key, value in said.items() if key.count(".") > 1 or not key.startswith(TABLES_OF_ROPE)}
+    ours, wants = dict(_leaves(tables)), dict(_leaves({key: v for key, v in written.items() if key in tables}))
+    kind = ".rope_type"
+    wants |= {key: ours[key] for key in ours if key.endswith(kind) and key.count(".") > 1 and ours[key] == "default"}
+    stated = {**(tables[TABLES_OF_ROPE[1]] or {}), kind[1:]: "default", **scaling}
+    words = {key: key.rpartition(".")[2] for key in ours if key.startswith(TABLES_OF_ROPE)}
+    wants |= {key: stated[word] for key, word in words.items() if word in stated and key not in wants}
+    wants[f"{TABLES_OF_ROPE[1]}.rope_theta"] = out.config.rope_theta
+    for key in sorted(ours.keys() | said.keys()):
+        value = said.get(key)
+        if unequal(ours.get(key), wants.get(key) if value is None else value):
+            yield Fact(key, shown(ours.get(key)), shown(value), CONFIG_NAME)
+
+
+def _leaves(tables: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths and values of tables within each other."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{where}{key}.")
+        elif where:
+            yield f"{where}{key}", value
 
 
 def _of_defaults(
