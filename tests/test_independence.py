@@ -1399,7 +1399,6 @@ def within(path: str, value: Any = None) -> Bug:
         ("dbrx-one_key_for_all", "hf", "ffn_config.ffn_act_fn.name", None),
         ("deepseek_v2-plain", "mlx", "rope_scaling", None),
         ("deepseek_v2-plain", "mlx", "rope_scaling.factor", 2.0),
-        ("gpt_oss-yarn", "mlx", "rope_scaling.beta_fast", None),
         ("lfm2-adjusted", "mlx", "rope_parameters.rope_theta", None),
         ("gemma4_text-double_wide", "mlx", "rope_parameters.sliding_attention.rope_theta", 7.0),
     ],

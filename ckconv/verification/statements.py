@@ -604,7 +604,9 @@ def _of_tables(
     ours, wants = dict(_leaves(tables)), dict(_leaves({key: v for key, v in written.items() if key in tables}))
     kind = ".rope_type"
     wants |= {key: ours[key] for key in ours if key.endswith(kind) and key.count(".") > 1 and ours[key] == "default"}
-    stated = {**(tables[TABLES_OF_ROPE[1]] or {}), kind[1:]: "default", **scaling}
+    turned = (tables[TABLES_OF_ROPE[1]] or {}).items()
+    part = {key: value for key, value in turned if key in ROPE_KEYS["default"].keys}
+    stated = {**part, kind[1:]: "default", **scaling}
     words = {key: key.rpartition(".")[2] for key in ours if key.startswith(TABLES_OF_ROPE)}
     wants |= {key: stated[word] for key, word in words.items() if word in stated and key not in wants}
     wants[f"{TABLES_OF_ROPE[1]}.rope_theta"] = out.config.rope_theta
