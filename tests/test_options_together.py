@@ -53,12 +53,18 @@ def test_what_is_published_is_what_verify_expects(family: str, options: str, tmp
     assert again.code == 0, again.err
 
 
-def test_another_context_of_a_gguf_is_that_of_the_tokenizer_too(tmp_path: Path, ckconv) -> None:
-    """Positions have no rotation here: no class reads the context, ``model_max_length`` says it all the same."""
-    ckconv("convert", recorded("granitehybrid", tmp_path / "source"), tmp_path / "m.gguf")
-    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "mlx", "--context", "64")
+@pytest.mark.parametrize(
+    ("family", "to", "document", "key"),
+    [("granitehybrid", "mlx", "tokenizer_config.json", "model_max_length"), ("t5", "hf", "config.json", "n_positions")],
+)
+def test_another_context_of_a_gguf_without_rotation(
+    family: str, to: str, document: str, key: str, tmp_path: Path, ckconv
+) -> None:
+    """No class reads the context; documents say it all the same."""
+    ckconv("convert", recorded(family, tmp_path / "source"), tmp_path / "m.gguf")
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", to, "--context", "64")
     assert made.code == 0, made.err
-    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == 64
+    assert json.loads((tmp_path / "out" / document).read_text())[key] == 64
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

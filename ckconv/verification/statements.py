@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -441,8 +442,13 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     elif made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
-        found = (_besides(*pair, out, source), _of_stored(pair[0], stated, out), _of_readers(out, source))
-        for fact in chain(*found, _of_tables(pair[0], stated, out, source)):
+        found = (
+            _besides(*pair, out, source, options.context),
+            _of_stored(pair[0], stated, out),
+            _of_readers(out, source),
+            _of_tables(pair[0], stated, out, source),
+        )
+        for fact in chain(*found):
             if not (_is_asked(fact.key, options) or _is_asked(fact.key.partition(".")[0], options)):
                 yield fact
     yield from _of_total(out, source)
@@ -522,11 +528,14 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
 
 
 def _besides(
-    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex
+    mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorIndex, source: TensorIndex, context: int
 ) -> Iterator[Fact]:
     """Faults of keys of a document that was made for another library.
 
     Each says what the source says; of another kind of source, what rows of the family and its constants say.
+
+    Args:
+        context: length in tokens that was asked for, 0 where none was.
     """
     assert out.config is not None
     assert source.config is not None
@@ -545,7 +554,8 @@ def _besides(
     told_to = CONSUMERS.get(source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
     if typed:
-        keys = _said_by_rows(_told_rows(family), scope_of(family, source.config), "hf")
+        config = replace(source.config, context_length=context or source.config.context_length)
+        keys = _said_by_rows(_told_rows(family), scope_of(family, config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
     for key in sorted(mine.keys() | meant.keys()):
         if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:
