@@ -134,15 +134,11 @@ def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
-        for fact in adapter_faults(out, source):
-            if not _is_asked(fact.key, options):
-                yield fact
+        yield from _unasked(adapter_faults(out, source), options)
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
     if made and source.adapter is None and (out.config or out.tower):
         towers = tower_faults(out, source.tower) if source.tower is not None and out.tower is not None else ()
-        for fact in (*general_faults(out, source, options), *towers):
-            if not _is_asked(fact.key, options):
-                yield fact
+        yield from _unasked(chain(general_faults(out, source, options), towers), options)
     if out.adapter is not None or source.adapter is not None:
         return
     if out.tower is not None or source.tower is not None:
@@ -239,6 +235,11 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
         yield Fact("context_length", str(found[0]), str(wanted))
+
+
+def _unasked(facts: Iterable[Fact], options: Options) -> Iterator[Fact]:
+    keyed = ((fact, {fact.key, fact.key.partition(".")[0]}) for fact in facts)
+    return (fact for fact, keys in keyed if not any(_is_asked(key, options) for key in keys))
 
 
 def _is_asked(key: str, options: Options) -> bool:
@@ -448,9 +449,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
             _of_readers(out, source),
             _of_tables(pair[0], stated, out, source),
         )
-        for fact in chain(*found):
-            if not (_is_asked(fact.key, options) or _is_asked(fact.key.partition(".")[0], options)):
-                yield fact
+        yield from _unasked(chain(*found), options)
     yield from _of_total(out, source)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
         yield from _of_extractor(out, source)
@@ -467,9 +466,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
         yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
     taken = defaults_of_mlx(mine) if row is not None and not sees(out) else {}
-    for fact in _of_defaults(taken, _flat(mine), out, source) if taken else ():
-        if not _is_asked(fact.key, options):
-            yield fact
+    yield from _unasked(_of_defaults(taken, _flat(mine), out, source) if taken else (), options)
     for key in row.needs if row is not None and not sees(out) else ():
         if taken and "." not in key:
             continue
@@ -532,10 +529,8 @@ def _besides(
 ) -> Iterator[Fact]:
     """Faults of keys of a document that was made for another library.
 
-    Each says what the source says; of another kind of source, what rows of the family and its constants say.
-
-    Args:
-        context: length in tokens that was asked for, 0 where none was.
+    Each says what the source says; of another kind of source, what rows of the family and its constants say, with the
+    context that was asked for, if any.
     """
     assert out.config is not None
     assert source.config is not None
