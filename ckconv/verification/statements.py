@@ -238,8 +238,7 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 
 
 def _unasked(facts: Iterable[Fact], options: Options) -> Iterator[Fact]:
-    keyed = ((fact, {fact.key, fact.key.partition(".")[0]}) for fact in facts)
-    return (fact for fact, keys in keyed if not any(_is_asked(key, options) for key in keys))
+    return (fact for fact in facts if not _is_asked(fact.key, options))
 
 
 def _is_asked(key: str, options: Options) -> bool:
@@ -443,13 +442,11 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     elif made and not (out.config is None or sees(out) or sees(source)):
         pair = _flat(mine), _flat(meant)
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
-        found = (
-            _besides(*pair, out, source, options.context),
-            _of_stored(pair[0], stated, out),
-            _of_readers(out, source),
-            _of_tables(pair[0], stated, out, source),
-        )
-        yield from _unasked(chain(*found), options)
+        found = chain(_besides(*pair, out, source, options.context), _of_stored(pair[0], stated, out))
+        yield from _unasked(chain(found, _of_readers(out, source)), options)
+        for fact in _of_tables(pair[0], stated, out, source):
+            if not (_is_asked(fact.key, options) or _is_asked(fact.key.partition(".")[0], options)):
+                yield fact
     yield from _of_total(out, source)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
         yield from _of_extractor(out, source)
