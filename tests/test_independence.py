@@ -1401,6 +1401,9 @@ def within(path: str, value: Any = None) -> Bug:
         ("deepseek_v2-plain", "mlx", "rope_scaling.factor", 2.0),
         ("lfm2-adjusted", "mlx", "rope_parameters.rope_theta", None),
         ("gemma4_text-double_wide", "mlx", "rope_parameters.sliding_attention.rope_theta", 7.0),
+        ("gemma4_text-double_wide", "mlx", "max_position_embeddings", 77),
+        ("granitehybrid-released", "mlx", "time_step_limit", None),
+        ("granitehybrid-released", "mlx", "mamba_d_head", None),
     ],
 )
 def test_tables_of_a_document_say_what_rows_of_the_family_do(
