@@ -1,4 +1,4 @@
-"""Statements of an adapter: what it says otherwise than its source.
+"""Statements of an adapter, held against its source.
 
 A copy says what its source does. An adapter that is made for another program says what ``needed.toml`` has, and what
 follows from the source's modules and its base; ranks and scales are compared with the matrices.
