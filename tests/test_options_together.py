@@ -67,6 +67,21 @@ def test_another_context_of_a_gguf_without_rotation(
     assert json.loads((tmp_path / "out" / document).read_text())[key] == 64
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "edit"),
+    [
+        ("minicpm3", "longrope", "--set-meta rope_theta=12345.0"),
+        ("minicpm3", "longrope", "--drop-meta rope_theta"),
+        ("gpt_oss", "yarn", "--set-meta factor=3.0"),
+        ("gpt_oss", "yarn", "--set-meta beta_fast=16.0"),
+    ],
+)
+def test_a_word_of_rope_is_edited_in_every_table(family: str, name: str, edit: str, tmp_path: Path, ckconv) -> None:
+    ckconv("convert", recorded(family, tmp_path / "source", name), tmp_path / "m.gguf")
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", *edit.split())
+    assert made.code == 0, made.err
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_logarithms_of_decays_are_rounded_once(dtype: str, tmp_path: Path, ckconv) -> None:
     """GGUF has ``-exp(A_log)``; what is rounded is A_log."""
