@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -813,6 +812,8 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     if not unruled and index.metadata_kind is not MetadataKind.OWN:
         return ""
     if missed := index.once(_missed).get(frozenset(parse(name).layer for name in index.once(_unruled)[0][pattern])):
+        from difflib import SequenceMatcher
+
         alike = max(missed, key=lambda name: SequenceMatcher(None, name, pattern).ratio())
         return f"if it is {alike} by another name, rename it in the file"
     return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
