@@ -444,10 +444,10 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         stated = pair[1] if source.metadata_kind is MetadataKind.DOCUMENT else {}
         found = chain(_besides(*pair, out, source, options.context), _of_stored(pair[0], stated, out))
         yield from _unasked(chain(found, _of_readers(out, source)), options)
-        whole = {key.rpartition(":")[2] for key in (*dict(options.set_meta), *options.drop_meta)}
+        asked = {key.rpartition(":")[2] for key in (*dict(options.set_meta), *options.drop_meta)}
         for fact in _of_tables(pair[0], stated, out, source):
             table, word = fact.key.partition(".")[0], fact.key.rpartition(".")[2]  # a word is edited in each table
-            if table not in whole and not any(_is_asked(key, options) for key in (fact.key, word)):
+            if table not in asked and not any(_is_asked(key, options) for key in (fact.key, word)):
                 yield fact
     yield from _of_total(out, source)
     if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
