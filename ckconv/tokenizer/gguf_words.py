@@ -400,7 +400,7 @@ _MAX_CUT = 1 << 28
 PIECES_FOR_BYTES = "has pieces for bytes, which llama.cpp does not take in unigram models"
 
 #: A token in base64 and its rank, line by line.
-_OF_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_OF_TIKTOKEN = rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n"
 
 Rows = list[tuple[str, float, int]]
 
@@ -437,7 +437,7 @@ def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiec
     except TooManyPieces:
         model = None
     except Malformed as error:
-        if _OF_TIKTOKEN.match(data):
+        if re.match(_OF_TIKTOKEN, data):
             raise LeftOut("tokenizer.model is a file of tiktoken, which ckconv does not read of this class") from None
         raise LeftOut(f"tokenizer.model is malformed: {error}") from None
     if model is not None and files.moved:

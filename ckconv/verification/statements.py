@@ -612,8 +612,8 @@ def _of_tables(
     wants |= {key: stated[word] for key, word in words.items() if word in stated and key not in wants}
     wants[f"{TABLES_OF_ROPE[1]}.rope_theta"] = out.config.rope_theta
     for key in sorted(ours.keys() | said.keys()):
-        value = said.get(key)
-        if unequal(ours.get(key), wants.get(key) if value is None else value):
+        value = wants.get(key) if said.get(key) is None else said[key]
+        if unequal(ours.get(key), value):
             yield Fact(key, shown(ours.get(key)), shown(value), CONFIG_NAME)
 
 
