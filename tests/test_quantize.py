@@ -21,9 +21,9 @@ from gguf_copies import finish
 
 import ckconv
 from ckconv import Options
-from ckconv.conversion.planning import read_imatrix
 from ckconv.core.layouts import DTYPES, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError
+from ckconv.io.imatrix import read_imatrix
 from ckconv.quant import convert
 from ckconv.verification.values import sampled
 
