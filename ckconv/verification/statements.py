@@ -226,8 +226,8 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     found = parameter_differences(out, source).get("context_length")
     if found is None or options.set_meta or options.drop_meta:
         return
-    copied = source.metadata_kind is not MetadataKind.TYPED or out.metadata_kind is MetadataKind.TYPED
-    if out.config is None or (out.config.rope_theta is None and copied):  # by a table of positions, or not asked for
+    made = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is not MetadataKind.TYPED  # of a GGUF
+    if out.config is None or (out.config.rope_theta is None and not made):  # by a table of positions, or not asked for
         return
     row = FAMILIES[out.config.family].parameters.get("context")
     if row is not None and all(cell.unread for cell in row.key_cells("hf")) and out.format != source.format:
