@@ -650,26 +650,46 @@ def test_what_one_layer_has_too_many_is_dropped_there_alone(tmp_path: Path, ckco
 
 
 @pytest.mark.parametrize(
-    ("family", "key", "value", "targets"),
+    ("family", "key", "value", "stray"),
     [
-        ("granite", "hidden_act", "gelu", ("gguf", "mlx")),
-        ("bailing_moe", "norm_head", True, ("gguf", "mlx")),
-        ("chatglm", "rope_parameters", {"rope_theta": 7e5, "rope_type": "default"}, ("gguf",)),  # it has rope_ratio
+        ("granite", "hidden_act", "gelu", False),
+        ("bailing_moe_v2", "norm_head", True, False),  # of mlx-lm's class
+        ("glm4_moe", "scoring_func", "softmax", True),  # both classes take sigmoids
+        ("stablelm", "rope_pct", 0.5, True),
+        ("chatglm", "rope_parameters", {"rope_theta": 7e5, "rope_type": "default"}, True),  # it has rope_ratio
     ],
 )
-def test_a_key_that_changes_the_computation_may_be_dropped_knowingly(
-    family: str, key: str, value: Any, targets: tuple[str, ...], tmp_path: Path, ckconv: Any
+def test_only_a_key_that_no_class_computes_with_may_be_dropped(
+    family: str, key: str, value: Any, stray: bool, tmp_path: Path, ckconv: Any
 ) -> None:
     case = next(family_cases.cases(family))
     source = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, key: value}))
     assert ckconv("edit", source, f"{tmp_path}/edited/", "--drop-meta", key).code == 0
-    for target in targets:
+    for target in ("gguf", "mlx"):
         refused = ckconv("convert", source, tmp_path / f"m-{target}", "--to", target)
-        assert refused.code == 4
-        assert f"if the model computes without it: ckconv edit SRC DST/ --drop-meta {key}" in refused.err
-        assert ckconv("convert", tmp_path / "edited", tmp_path / f"m-{target}", "--to", target).code == 0
+        hinted = f"if the model computes without it: ckconv edit SRC DST/ --drop-meta {key}" in refused.err
+        assert (refused.code, f"{key} = " in refused.err, hinted) == (4, True, stray)
+        known = family != "bailing_moe_v2"
+        assert target == "gguf" or ("mlx-lm does not know it" in refused.err) == known
+        if (target == "gguf" or family != "chatglm") and stray:
+            assert ckconv("convert", tmp_path / "edited", tmp_path / f"m-{target}", "--to", target).code == 0
+
+
+def test_a_head_whose_columns_mlx_lm_divides_stays_floats(tmp_path: Path, ckconv: Any) -> None:
+    """sanitize of mlx_lm/models/bailing_moe.py divides what is stored, codes as floats."""
+    case = next(one for one in family_cases.cases("bailing_moe") if one.name == "normalized_head")
+    source, types = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer), "affine:4:32,*.gate_*=f32"
+    for word, code in (("", 0), (",lm_head.weight=affine:4:32", 4)):
+        out = tmp_path / f"mlx{code}"
+        done = ckconv("convert", source, out, "--to", "mlx", "--quantize", f"{types}{word}")
+        assert (done.code, "class takes floats there, and no codes: lm_head.weight" in done.err) == (code, code == 4)
+    assert json.loads((tmp_path / "mlx0" / "config.json").read_text())["norm_head"] is True
+    stored = load_file(tmp_path / "mlx0" / "model.safetensors")
+    assert ("lm_head.scales" in stored, "model.word_embeddings.scales" in stored) == (False, True)
+    refused = ckconv("convert", tmp_path / "mlx0", tmp_path / "m.gguf", "--dequantize")
+    assert (refused.code, "divided by their norms (norm_head)" in refused.err) == (4, True)
 
 
 @pytest.mark.parametrize(

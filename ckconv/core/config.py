@@ -19,6 +19,7 @@ class Cause(Enum):
     VALUE = "a value that changes what is computed"
     UNKNOWN_KEY = "a key that ckconv does not know of"
     FOREIGN_CLASS = "which is code of its own and no class of"
+    STRAY = "a key in the place of which the class has another"
     TWO_NUMBERS = "two keys say two numbers, and the loader takes one of them"
 
 

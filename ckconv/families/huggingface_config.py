@@ -189,7 +189,7 @@ def read_rope(
         )
     modifiers: list[str] = []
     if style.said and consumer == TRANSFORMERS and nested.get("rope_theta") is not None:
-        modifiers.append("rope_parameters = " + repr(dict(nested)))  # the class has a key of its own for the base
+        modifiers.append(Modifier(f"rope_parameters = {dict(nested)!r}", Cause.STRAY))  # the class has another key
         nested = {}
     if style.by_part:
         top = own["rope_theta"] if own.get("rope_theta") is not None else default

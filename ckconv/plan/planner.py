@@ -36,8 +36,18 @@ from ckconv.families.catalog import (
     without_rules,
 )
 from ckconv.families.expressions import SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import expected_layers_of, expected_of, fit, is_on, switches_of, tying_key
-from ckconv.families.keys import CONSUMERS, READERS, TRANSFORMERS, Parameter
+from ckconv.families.huggingface_classes import (
+    UNREAD,
+    default_of,
+    defaults_of_mlx,
+    expected_layers_of,
+    expected_of,
+    fit,
+    is_on,
+    switches_of,
+    tying_key,
+)
+from ckconv.families.keys import CONSUMERS, MLX_LM, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
@@ -507,11 +517,12 @@ _ONE_NUMBER = (
 )
 
 
-def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
+def modifier_reason(modifier: Modifier, config: ModelConfig | None, engine: str, otherwise: str = "") -> Reason:
     """Why a key that changes the computation is refused.
 
     Args:
-        otherwise: what computes without it.
+        engine: what computes without it, by name.
+        otherwise: that it does, where there is more to say.
     """
     if modifier.cause is Cause.UNKNOWN_KEY:
         return Reason(modifier, _WITHOUT_KEY)
@@ -522,10 +533,16 @@ def modifier_reason(modifier: Modifier, otherwise: str) -> Reason:
         return Reason(
             f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION.format(key=key)
         )
+    own = own_document(config) if config is not None else {}
+    read = key in defaults_of_mlx(own)
+    known = "reads it, and is not known to compute the same" if read and engine == MLX_LM else "does not know it"
+    otherwise = otherwise or f"; {engine} {known}"
     if modifier.cause is Cause.TWO_NUMBERS:
         return Reason(f"{modifier}, changes the computation{otherwise}", _ONE_NUMBER)
     top = re.fullmatch(r"\w+", key)  # of a document; edit takes no keys out of tables of RoPE
-    return Reason(f"{modifier} changes the computation{otherwise}", _WITHOUT_VALUE.format(key=key) if top else "")
+    stray = modifier.cause is Cause.STRAY or (not read and default_of(own, key) is UNREAD)  # no class computes with it
+    hint = _WITHOUT_VALUE.format(key=key) if top and stray else ""
+    return Reason(f"{modifier} changes the computation{otherwise}", hint)
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:

@@ -414,7 +414,7 @@ class BumpPlanner(Planner):
             self.refuse_headless(text, "tie_word_embeddings")
         self.reasons += surplus_reasons(self.index, self.dropped)
         for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
-            self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))
+            self.reasons.append(modifier_reason(modifier, c, "the engine"))
         if not c.norm_eps:
             self.reasons.append(no_epsilon(said(c, "norm_eps", format=self.index.format)))
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):

@@ -210,7 +210,7 @@ def engine_reasons(
     """
     family = FAMILIES[config.family]
     for modifier in config.modifiers:
-        yield modifier_reason(modifier, f", and llama.cpp computes {family.gguf} without it")
+        yield modifier_reason(modifier, config, LLAMA_CPP.name, f", and llama.cpp computes {family.gguf} without it")
     scaling = config.rope_scaling
     if scaling is not None and not starts_behind(scaling, config, context):
         yield from _scaling_reasons(config, scaling, rope_dropped)

@@ -41,6 +41,10 @@ _BITS, _GROUPS = (1, 2, 3, 4, 5, 6, 8), (32, 64, 128)
 EIGHT = Quantization("affine", 8, 64)
 
 
+#: Kind of the modules that no class has a quantized form of.
+_DENSE = "dense"
+
+
 @cache
 def _modules() -> Mapping[str, Mapping[str, list[str]]]:
     return tomllib.loads(Path(__file__).with_name("modules.toml").read_text("utf-8"))
@@ -77,18 +81,13 @@ def quantization_of(word: str, text: str) -> Quantization:
 
 
 def default_of(
-    module: str, model_type: str, general: Quantization, columns: int, *, tied: bool = False
+    module: str, model_type: str, general: Quantization, columns: int, dense: Sequence[str] = (_DENSE,)
 ) -> Quantization | None:
     """Default quantization of a module in mlx-lm, or ``None``."""
-    floats = _takes_floats(module, model_type, tied=tied) or _is_among("floats", module, model_type)
+    floats = any(_is_among(kind, module, model_type) for kind in (*dense, "floats"))
     if floats or not general.divides(columns):
         return None
     return EIGHT if _is_among("eight", module, model_type) else general
-
-
-def _takes_floats(module: str, model_type: str, *, tied: bool) -> bool:
-    """Whether the class has no quantized form of a module."""
-    return _is_among("dense", module, model_type) or (tied and _is_among("head", module, model_type))
 
 
 def _is_among(kind: str, module: str, model_type: str) -> bool:
@@ -255,7 +254,7 @@ class MlxPlanner(CheckpointPlanner):
         for entry in entries:
             if not any(triple_of(types[name]) for name in entry.parts):
                 continue
-            if _takes_floats(entry.name.removesuffix(".weight"), self._class, tied=self.tied):
+            if any(_is_among(kind, entry.name.removesuffix(".weight"), self._class) for kind in self._dense):
                 hint = self._but(self.tensors[entry.parts[0]]) if self.options.quantize else DECODE
                 self._fault(f"{self.loader.name}'s class takes floats there, and no codes", hint, entry.name)
         return types
@@ -268,6 +267,12 @@ class MlxPlanner(CheckpointPlanner):
         family = catalog.FAMILIES[self.config.family]
         row = engine_of(family, self.loader)
         return (row.wrapped or row.model_type if row is not None else "") or family.model_type
+
+    @cached_property
+    def _dense(self) -> Sequence[str]:
+        """Kinds of modules of which the class has no quantized form."""
+        own = self.config.own if self.config is not None else {}
+        return (_DENSE, *(["head"] if self.tied else ()), *(name for name in _modules() if own.get(name)))
 
     def _quantize(self, entries: Sequence[Entry], types: dict[str, DType]) -> None:
         """Put the types that ``--quantize`` asks for in the place of others."""
@@ -285,13 +290,13 @@ class MlxPlanner(CheckpointPlanner):
             return {}
         columns = parts[0].shape[-1]
         general = quantization_of(asked.word, self.options.quantize)
-        chosen = default_of(module, self._class, general, columns, tied=self.tied)
+        chosen = default_of(module, self._class, general, columns, self._dense)
         if word:
             self._named.update(glob for glob, _ in asked.rules if any(names(glob, entry.name, part) for part in parts))
             chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
         elif not general.divides(columns) and columns > (least := general.group_size):  # a convolution's are shorter
             text = f"rows of {columns:,} are not whole groups of {least:,} and stay floats"
-            if default_of(module, self._class, general, least, tied=self.tied):
+            if default_of(module, self._class, general, least, self._dense):
                 self._unfit.setdefault(text, []).append(entry.name)
         if chosen is not None and (why := _no_codes(entry, parts, chosen)):  # it stays what it is
             if word:

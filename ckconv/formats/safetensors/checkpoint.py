@@ -684,7 +684,7 @@ class CheckpointPlanner(Planner):
         if CONSUMERS.get(self.index.format) not in (None, self.loader.alike.name):
             self.reasons += surplus_reasons(self.index, self.dropped)
             for modifier in self.config.modifiers:
-                self.reasons.append(modifier_reason(modifier, f"; {self.loader.name} does not know it"))
+                self.reasons.append(modifier_reason(modifier, self.config, self.loader.name))
         if self.options.names not in ("canonical", "gguf"):
             context, built, tied = self.options.context, not self.document, HEAD not in self.tensors
             model = self.index, self.config, self.tensors, self.loader
