@@ -351,7 +351,8 @@ def test_linear_layers_are_computed_in_the_order_of_modules_json(order: str, fit
     else:
         with pytest.raises(UnsupportedError, match=r"for . reasons") as refused:
             ckconv.convert(root, tmp_path / "m.gguf")
-        assert {"names a Dense after pooling" in reason for reason in refused.value.details} == {True}
+        where = "the model" if order.endswith("Pooling Normalize") else "pooling"
+        assert {f"names a Dense after {where}" in reason for reason in refused.value.details} == {True}
 
 
 @pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
@@ -367,6 +368,68 @@ def test_llama_cpp_computes_them(tmp_path: Path) -> None:
     for folder, shape in DENSE.items():
         wanted = wanted @ values(folder, shape).T
     assert np.abs(found - wanted).max() < 1e-4
+
+
+def colbert(root: Path, family: str, **said: Any) -> Path:
+    """A model with a linear layer behind the embedding of each token, as PyLate writes it."""
+    case = next(cases(family))
+    with_modules(checkpoint(case.recorded, root, case.tokenizer), None, "Dense")
+    width = json.loads((root / "config.json").read_text())["hidden_size"]
+    (root / "1_Dense").mkdir()
+    (root / "1_Dense" / "config.json").write_text(
+        json.dumps({"in_features": width, "out_features": 8, "activation_function": "torch.nn.Identity", **said})
+    )
+    save_file(
+        root / "1_Dense" / "model.safetensors", {"linear.weight": values("colbert", (8, width))}, {"format": "pt"}
+    )
+    return root
+
+
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_bidirectional"])
+def test_the_linear_layer_of_a_colbert_is_in_the_gguf(family: str, tmp_path: Path) -> None:
+    root, drop = colbert(tmp_path / "hf", family), ckconv.Options(drop=("dense_*",))
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "plain.gguf", options=drop)
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "less.gguf", options=drop)
+
+    files = {name: gguf.GGUFReader(tmp_path / f"{name}.gguf") for name in ("m", "plain", "less")}
+    found = {name: [it.data for it in file.tensors if it.name == "dense_2.weight"] for name, file in files.items()}
+    widths = {name: file.fields.get("lfm2.embedding_length_out") for name, file in files.items()}
+    assert [(each == values("colbert", (8, 24))).all() for each in found["m"]] == [True]
+    assert widths["m"] is not None
+    assert widths["m"].contents() == 8
+    # llama.cpp would give rows of 8 numbers that nothing makes
+    assert (found["plain"], found["less"], widths["plain"], widths["less"]) == ([], [], None, None)
+    assert ckconv.verify(tmp_path / "less.gguf", tmp_path / "m.gguf", options=drop)
+
+
+@pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+def test_llama_cpp_computes_the_layer_of_a_colbert(tmp_path: Path) -> None:
+    """As it comes behind a pooling, where the width of what is there is asked for alone."""
+    root = colbert(tmp_path / "hf", "lfm2")
+    modules = json.loads((root / "modules.json").read_text())
+    (root / "1_Pooling").mkdir()
+    (root / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    modules.insert(1, {"type": "x.Pooling", "path": "1_Pooling"})
+    (root / "modules.json").write_text(json.dumps(modules))
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "plain.gguf", options=ckconv.Options(drop=("dense_*",)))
+
+    (_, made), (_, plain) = (
+        by_llama_cpp(tmp_path / name, ["hello file from again"], 1) for name in ("m.gguf", "plain.gguf")
+    )
+
+    assert np.abs(made - plain @ values("colbert", (8, 24)).T).max() < 1e-5
+
+
+@pytest.mark.parametrize(("family", "said"), [("modernbert", {}), ("lfm2", {"use_residual": True})])
+def test_a_colbert_that_llama_cpp_does_not_compute_is_refused(
+    family: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match="names a Dense after the model") as refused:
+        ckconv.convert(colbert(tmp_path / "hf", family, **said), tmp_path / "m.gguf")
+
+    assert "does not compute" in str(refused.value)
 
 
 def test_a_gguf_that_lost_its_linear_layers_does_not_verify(tmp_path: Path) -> None:

@@ -193,6 +193,8 @@ class Planner(ABC):
         if config is not None and config.own.get(DRAFTS) and (MTP in options.drop or self._no_drafts):
             self._last = config.num_layers
             index = replace(index, config=replace(config, own={**config.own, DRAFTS: False}))
+        elif config is not None and (sizes := self.sizes_left_out(config)):
+            index = replace(index, config=replace(config, own={**config.own, **dict.fromkeys(sizes, 0)}))
         self.index = index
         self.notes: list[str] = [*index.notes, *filter(None, [index.once(zeroed_biases)])]
         if self._last and MTP not in options.drop:
@@ -308,6 +310,13 @@ class Planner(ABC):
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
             map(self._is_left, names)
         )
+
+    def sizes_left_out(self, config: ModelConfig) -> list[str]:
+        """Parameters of the linear layers behind the model that a flag leaves out."""
+        gone = [
+            name.removesuffix("weight") for name in FAMILIES[config.family].in_huggingface.modules if self.dropped(name)
+        ]
+        return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
     def _without_drafts(self, index: TensorIndex) -> str:
         """Why layers that predict further tokens are left out, or empty."""

@@ -61,6 +61,8 @@ from ckconv.verification.tokenizers import (
 
 #: Keys of a GGUF that belong to its file, or say how values are stored.
 _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)"
+#: Sizes of linear layers behind a model (``dense_2``).
+_OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
 
 #: Keys of a configuration that say how values are stored, or who wrote it.
 _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
@@ -284,7 +286,12 @@ def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
                 if taken.get(key) != (out.metadata[key].type, value) and not _is_asked(key, options):
                     yield Fact(key, shown(value), None)
         return
+    behind = any(name.startswith("dense_") for name in source.tensors.keys() - out.tensors.keys())
     for key in source.metadata:
+        if behind and re.search(_OF_LAYERS, key):  # without them, the keys would be of rows that nothing makes
+            if key in out.metadata:
+                yield Fact(key, shown(stored_value(out, key)), None)
+            continue
         if (
             _is_asked(key, options)
             or re.match(_OF_THE_FILE, key)

@@ -41,7 +41,7 @@ from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
-from ckconv.formats.safetensors.files import PLAIN, kept_documents, modules_of, pooling_of
+from ckconv.formats.safetensors.files import PLAIN, POOLING, kept_documents, modules_of, pooling_of
 from ckconv.io.files import card_of, open_source, own_texts
 from ckconv.plan.planner import Planner
 from ckconv.plan.steps import Change, Container, Frame, OutputFile, Reason
@@ -416,20 +416,25 @@ def pooling_keys(index: TensorIndex, family: schema.Family, notes: list[str]) ->
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:
-    """Why modules behind the pooling are refused.
+    """Why modules behind the model are refused.
 
     They have weights of their own, and llama.cpp does not compute them.
 
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
     """
-    if index.metadata_kind is not MetadataKind.DOCUMENT:
+    if index.metadata_kind is not MetadataKind.DOCUMENT or index.config is None:
         return []
-    modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
-    there = [index.tensors[name] for name in modules if name in index.tensors]
+    family, modules = FAMILIES[index.config.family], modules_of(root_of(index))
+    there = [index.tensors[name] for name in family.in_huggingface.modules if name in index.tensors]
+    pools = next((n for n, module in enumerate(modules) if module.kind == POOLING), len(modules))
     return [
-        Reason(f"modules.json names a {module.kind} after pooling ({module.path}/), which ckconv does not write", _HINT)
-        for module in modules_of(root_of(index))
+        Reason(
+            f"modules.json names a {module.kind} after {'pooling' if n > pools else 'the model'} ({module.path}/), "
+            f"which llama.cpp's {family.gguf} does not compute",
+            _HINT,
+        )
+        for n, module in enumerate(modules)
         if module.kind not in PLAIN and module.path not in {tensor.source.partition("/")[0] for tensor in there}
     ]
 

@@ -33,6 +33,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError,
 from ckconv.families.catalog import (
     FAMILIES,
     copied_by,
+    hyperparameters,
     keys_said,
     read_otherwise,
     said,
@@ -566,6 +567,9 @@ class GgufPlanner(Planner):
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         """The source's keys, with the file type that the tensors now have."""
         metadata = copied(self.index.metadata)
+        gone = self.sizes_left_out(self._config) if self._config else []
+        for key in (key for name, key in hyperparameters(self.index.architecture) if name in gone):
+            metadata.pop(f"{self.index.architecture}.{key}", None)
         self.notes += filter(None, [equal_tokens_of(self.index), self._unloaded(entries)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
         if self.options.quantize:

@@ -706,10 +706,13 @@ def with_modules(index: TensorIndex) -> TensorIndex:
     Raises:
         InputError: ``st.*``, ``model.config``, a file is malformed.
     """
-    wanted = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
+    if index.config is None:
+        return index
+    family = FAMILIES[index.config.family]
+    wanted = family.in_huggingface.modules
     if not wanted or not ends_with_layers(root_of(index), [*wanted.values()]):
         return index
-    tensors, own = dict(index.tensors), dict(index.config.own) if index.config else {}
+    tensors, own = dict(index.tensors), dict(index.config.own)
     for name, folder in wanted.items():
         files = {path.name: path for path in index.part_files if path.parent.name == folder}
         if not files.keys() >= {"config.json", "model.safetensors"}:
@@ -719,12 +722,18 @@ def with_modules(index: TensorIndex) -> TensorIndex:
             read_safetensors(files["model.safetensors"]).tensors,
         )
         plainly = str(said.get("activation_function", "")).rpartition(".")[2] == "Identity"
-        if plainly and [one.name for one in stored] == ["linear.weight"] and len(stored[0].shape) == 2:
+        if (
+            plainly
+            and not said.get("use_residual")
+            and [one.name for one in stored] == ["linear.weight"]
+            and len(stored[0].shape) == 2
+        ):
             linear = plain_tensor(name, stored[0])
             tensors[name] = replace(linear, source=f"{folder}/{linear.source}")
             module = name.removesuffix(".weight")
-            own |= {f"{module}_out": stored[0].shape[0], f"{module}_in": stored[0].shape[1]}
-    if len(tensors) == len(index.tensors) or index.config is None:
+            sizes = {f"{module}_out": stored[0].shape[0], f"{module}_in": stored[0].shape[1]}
+            own |= {name: size for name, size in sizes.items() if name in family.parameters}
+    if len(tensors) == len(index.tensors):
         return index
     return replace(index, tensors=tensors, config=replace(index.config, own=own))
 

@@ -603,7 +603,7 @@ def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple
 MODULES = "modules.json"
 #: Modules that other programs than sentence-transformers compute, too, or that change no direction.
 PLAIN = ("Transformer", "Pooling", "Normalize")
-_POOLING, _PLACE = "Pooling", "1_Pooling"
+POOLING, _PLACE = "Pooling", "1_Pooling"
 _DENSE, _NORMALIZE = "Dense", "Normalize"
 _PACKAGE = "sentence_transformers.models."
 
@@ -655,13 +655,13 @@ def _listed(data: bytes, path: Path) -> list[Module]:
 def ends_with_layers(root: Path, folders: Sequence[str]) -> bool:
     """Whether these linear layers follow the pooling, in this order.
 
-    One may be missing; nothing else is there but a normalization behind them.
+    Where nothing pools, the model. One may be missing; nothing else is there but a normalization behind them.
 
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
     """
     modules = modules_of(root)
-    at = next((n for n, module in enumerate(modules, 1) if module.kind == _POOLING), len(modules))
+    at = next((n for n, module in enumerate(modules, 1) if module.kind == POOLING), 1)
     behind = modules[at:-1] if modules[-1:] and modules[-1].kind == _NORMALIZE else modules[at:]
     named = {module.path for module in behind}
     return bool(behind) and behind == [Module(_DENSE, folder) for folder in folders if folder in named]
@@ -689,7 +689,7 @@ def pooling_of(files: Mapping[str, Path], modules: list[Module]) -> tuple[int, s
     Raises:
         InputError: ``model.config``, the file is malformed.
     """
-    name = next((f"{module.path}/config.json" for module in modules if module.kind == _POOLING), "")
+    name = next((f"{module.path}/config.json" for module in modules if module.kind == POOLING), "")
     return (_number(read_object(files[name], _DOCUMENT)), name) if name in files else (0, "")
 
 
@@ -725,13 +725,13 @@ def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
     pooling = files.get(_KEPT["sentence_transformers.pooling"])
     try:
         modules = _listed(files.get(MODULES, b"[]"), Path(MODULES))
-        said = parse_object(pooling, _DOCUMENT, Path(_POOLING)) if pooling else {}
+        said = parse_object(pooling, _DOCUMENT, Path(POOLING)) if pooling else {}
         for name in files.keys() - {MODULES, f"{_PLACE}/config.json"}:
             parse_object(files[name], _DOCUMENT, Path(name))
     except InputError:
         return {}
     plain = all(module.kind in PLAIN for module in modules)
-    there = {module.path for module in modules if module.kind == _POOLING} == ({_PLACE} if pooling else set())
+    there = {module.path for module in modules if module.kind == POOLING} == ({_PLACE} if pooling else set())
     return files if modules and plain and there and _number(said) == number else {}
 
 
@@ -749,7 +749,7 @@ def pooling_files(number: int, width: int, context: int) -> Mapping[str, bytes]:
     """
     modules = [
         {"idx": n, "name": str(n), "path": path, "type": _PACKAGE + kind}
-        for n, (path, kind) in enumerate([("", PLAIN[0]), (_PLACE, _POOLING)])
+        for n, (path, kind) in enumerate([("", PLAIN[0]), (_PLACE, POOLING)])
     ]
     switches = {key: own == number for _, key, own, _ in _POOLINGS} | dict.fromkeys(_OTHERS, False)
     pooling = {"word_embedding_dimension": width, **switches, "include_prompt": True}
