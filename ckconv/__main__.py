@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import os
@@ -37,6 +38,14 @@ def main() -> None:
             os.write(1, f"ckconv {__version__}\n".encode())
             return
     gc.set_threshold(GARBAGE_THRESHOLD)
+    status = 1
+
+    def end() -> None:  # called last, as it is the first: taking all objects apart takes a tenth of a small command
+        sys.stderr.flush()
+        os._exit(status)
+
+    if not atexit._ncallbacks():  # of a tool that looks at this process
+        atexit.register(end)
     # numpy's OpenBLAS starts a thread for every processor, which do nothing for a tenth of a second, as busily as they
     # can: no matrices are multiplied here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -56,7 +65,6 @@ def main() -> None:
 
         discard_stdout()
     ignore()  # the status stands; the interpreter's own end would give the signals their defaults back
-    gc.freeze()  # nobody needs garbage to be searched for once more
     sys.exit(status)
 
 

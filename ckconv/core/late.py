@@ -5,8 +5,8 @@ constructor: with a hundred classes that is a tenth of the time in which a small
 is compiled once for all classes with as many fields. To mypy they are the same; ``_make``, ``_field_defaults`` and
 ``__replace__`` are not there.
 
-``dataclasses`` compiles six methods of each class, which takes ten times as long as the rest of it. Here the
-constructor is compiled when it is first looked for, and nothing else.
+``dataclasses`` compiles six methods of each class, which takes ten times as long as the rest of it. Here none is: the
+constructor is that of named tuples, and what it calls sets fields.
 """
 
 from __future__ import annotations
@@ -63,39 +63,43 @@ else:
         listed = "".join(f"_{at}, " for at in range(fields))
         return eval(f"lambda _kind, {listed}: _new(_kind, ({listed}))").__code__
 
+    def _function(name: str, parameters: tuple[str, ...], new: Any, defaults: tuple[Any, ...]) -> FunctionType:
+        code = _constructor(len(parameters) - 1).replace(co_varnames=parameters, co_name=name, co_qualname=name)
+        return FunctionType(code, {"_new": new}, name, defaults)
+
     class _Named(type):
         def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = tuple(body.get("__annotations__", {}))
             defaults = tuple(body.pop(field) for field in fields if field in body)
-            code = _constructor(len(fields)).replace(co_varnames=("_kind", *fields), co_name=name, co_qualname=name)
-            new = FunctionType(code, {"_new": tuple.__new__}, name, defaults)
+            new = _function(name, ("_kind", *fields), tuple.__new__, defaults)
             getters = {field: getter(at, "") for at, field in enumerate(fields)}
             own = {"__slots__": (), "__new__": new, "_fields": fields, "__match_args__": fields}
             return type(name, (_Tuple,), getters | body | own)
 
     NamedTuple = type.__new__(_Named, "NamedTuple", (), {})
 
-    class _Initializer:
-        def __init__(self, kind: type) -> None:
-            self.kind = kind
+    def _initializer(kind: type) -> FunctionType:
+        fields = [each for each in dataclasses.fields(kind) if each.init]
+        names = tuple(each.name for each in fields)
+        makers = {each.name: each.default_factory for each in fields if each.default_factory is not dataclasses.MISSING}
+        given = (makers.get(each.name, each.default) for each in fields)
+        ends = hasattr(kind, "__post_init__")
+        put = object.__setattr__
+        setters = [vars(kind)[name].__set__ for name in names if "__slots__" in vars(kind)]
 
-        def __get__(self, it: object, _: type) -> Any:
-            kind = self.kind
-            heads, lines, known = ["self"], [], {"setattr": object.__setattr__}
-            for each in dataclasses.fields(kind):
-                value = name = each.name
-                if each.default_factory is not dataclasses.MISSING:
-                    known[f"_{name}"] = each.default_factory
-                    value = f"_{name}() if {name} is _{name} else {name}"
-                elif each.default is not dataclasses.MISSING:
-                    known[f"_{name}"] = each.default
-                if each.init:
-                    heads.append(f"{name}=_{name}" if f"_{name}" in known else name)
-                    lines.append(f" setattr(self, {name!r}, {value})")
-            lines.append(" self.__post_init__()" if hasattr(kind, "__post_init__") else " pass")
-            exec("\n".join((f"def __init__({', '.join(heads)}):", *lines)), known)
-            kind.__init__ = known["__init__"]
-            return kind.__init__.__get__(it, kind)
+        def fill(it: object, values: tuple[Any, ...]) -> None:
+            for setter, value in zip(setters, values):  # noqa: B905 - there are none, or one for each
+                setter(it, value)
+            if not setters:
+                vars(it).update(zip(names, values, strict=True))
+            for name, maker in makers.items():
+                if getattr(it, name) is maker:
+                    put(it, name, maker())
+            if ends:
+                it.__post_init__()
+
+        defaults = tuple(value for value in given if value is not dataclasses.MISSING)
+        return _function("__init__", ("self", *names), fill, defaults)
 
     def _refuse(it: object, name: str, *_: object) -> None:
         raise dataclasses.FrozenInstanceError(f"field {name!r} cannot be changed")
@@ -105,11 +109,11 @@ else:
             object.__setattr__(it, name, value)
 
     def dataclass(*, frozen: bool = False, slots: bool = False, eq: bool = True, repr: bool = True) -> Any:
-        """Make a data class; its constructor is compiled at first use."""
+        """Make a data class, whose constructor is not compiled."""
 
         def decorated(kind: type) -> type:
             found = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
-            found.__init__ = _Initializer(found)
+            found.__init__ = _initializer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]
                 found.__repr__ = lambda it: _written(it, {name: getattr(it, name) for name in shown})
