@@ -142,7 +142,7 @@ _WAITING: dict[str, dict[str, Callable[..., object]]] = {
     "gettext": {"gettext": str, "ngettext": lambda one, more, count: one if count == 1 else more},
     "platform": {"system": _system},
     "urllib.parse": {"quote_from_bytes": _quoted},
-    **{name: {} for name in ("base64", "difflib", "logging", "numbers", "shlex")},
+    **{name: {} for name in ("base64", "difflib", "logging", "numbers", "shlex", "tomllib")},
 }
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from ckconv.core import __version__, late
+from ckconv.core.tables import table_of
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
 
-#: Runs the command line, then names on the last three lines of stderr the family files that were opened, the families
-#: that were read, and the packages that were imported.
+#: Runs the command line, then names on the last three lines of stderr the tables and modules that were opened, the
+#: families that were read, and the packages that were imported.
 PROGRAM = """
 import sys
 opened = {}
@@ -29,7 +30,7 @@ sys.addaudithook(lambda event, said: event == "open" and opened.update({str(said
 from ckconv.__main__ import run
 status = run(sys.argv[1:])
 catalog = sys.modules.get("ckconv.families.catalog")
-print(*(name for name in opened if name.endswith(".toml")), file=sys.stderr)
+print(*(name.partition(".")[0] for name in opened if ".toml" in name or ".pyc" in name), file=sys.stderr)
 print(*(catalog.FAMILIES._loaded if catalog else ()), file=sys.stderr)
 print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
 sys.exit(status)
@@ -134,7 +135,7 @@ def test_only_families_that_say_the_word_are_opened(fixtures: Path, source: str,
     """An index has what all are called: start-up takes as long with 500 of them."""
     index = json.loads(INDEX.read_bytes())
     done = run("inspect", fixtures / source)
-    opened = {name.removesuffix(".toml") for name in done.stderr.splitlines()[-3].split()} & index["family"].keys()
+    opened = {*done.stderr.splitlines()[-3].split()} & index["family"].keys()
     assert (done.returncode, word in opened, opened <= set(index[key][word])) == (0, True, True)
 
 
@@ -255,6 +256,26 @@ def test_a_data_class_is_what_the_standard_library_makes(made_by: Any) -> None:
     assert [More(1).first, More(1).first, Changing(1).first] == [2, 2, 1]
     with pytest.raises(TypeError, match="unhashable"):
         hash(Changing(1))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_table_that_was_parsed_is_kept_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    path = tmp_path / "some.toml"
+    path.write_text("[a]\nb = [1, 2.5, true, 'c']\n")
+    assert [table_of(path), table_of(path)] == [{"a": {"b": [1, 2.5, True, "c"]}}] * 2
+    assert [it.name.partition(".")[0] for it in tmp_path.glob("*/*.pyc")] == ["some"] * kept
+    path.write_text("")
+    assert table_of(path) == {}
+
+
+def test_no_table_is_called_as_a_module_beside_it() -> None:
+    """Both would be kept under one name."""
+    tables = [*(ROOT / "ckconv").rglob("*.toml")]
+    assert tables
+    assert [path for path in tables if path.with_suffix(".py").exists()] == []
 
 
 def test_help_reads_no_family() -> None:

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.core.late import NamedTuple
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters
@@ -604,8 +604,8 @@ def hyperparameters(architecture: str) -> list[tuple[str, str]]:
 @cache
 def _names() -> dict[str, frozenset[str]]:
     """Table of ``other_programs/architectures.toml`` -> its words."""
-    text = (FOLDER / "other_programs" / "architectures.toml").read_text(encoding="utf-8")
-    return {name: frozenset(words.split()) for name, words in tomllib.loads(text).items()}
+    table = table_of(FOLDER / "other_programs" / "architectures.toml")
+    return {name: frozenset(words.split()) for name, words in table.items()}
 
 
 def known_by(architecture: str, classes: Iterable[str] = ()) -> str:

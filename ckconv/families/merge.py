@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.tables import table_of
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
 from ckconv.families.expressions import Expression, ExpressionError, parse
@@ -325,6 +326,8 @@ def _read(path: Path) -> Table:
     try:
         if path.exists() and not path.is_file():
             raise fault(path, "is not a regular file")
+        if path.parent == FOLDER:
+            return table_of(path)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

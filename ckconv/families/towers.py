@@ -7,7 +7,6 @@ as no model is a tower alone.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 from ckconv.core import layouts, metadata
 from ckconv.core.config import ModelConfig, shortest_float32
 from ckconv.core.late import NamedTuple
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
 from ckconv.families import catalog, expressions, sizes
@@ -298,7 +298,7 @@ class Speech(NamedTuple):
 @cache
 def speech() -> Speech:
     """The table."""
-    said = tomllib.loads((FOLDER / "speech" / "whisper_cpp.toml").read_text(encoding="utf-8"))
+    said = table_of(FOLDER / "speech" / "whisper_cpp.toml")
     return Speech(
         said["family"],
         tuple((name, key) for name, key in said["header"]),
@@ -400,7 +400,7 @@ ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads((FOLDER / "diffusing" / "architectures.toml").read_text(encoding="utf-8"))
+    return table_of(FOLDER / "diffusing" / "architectures.toml")
 
 
 def diffuses(architecture: str) -> bool:

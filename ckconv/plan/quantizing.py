@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import Floats, NamedTuple
 from ckconv.core.layouts import BF16, DTYPES, F16, F32, GGML_BLOCKS, DType, Kind
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, and_more, counted, missing_package
 from ckconv.families.catalog import FAMILIES
@@ -72,7 +72,7 @@ class Matrix(NamedTuple):
 @cache
 def recipes() -> Mapping[str, Any]:
     """The data."""
-    return tomllib.loads(Path(__file__).with_name("recipes.toml").read_text("utf-8"))
+    return table_of(Path(__file__).with_name("recipes.toml"))
 
 
 def recipe_names() -> tuple[str, ...]:

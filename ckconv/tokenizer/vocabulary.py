@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.late import NamedTuple
+from ckconv.core.tables import table_of
 from ckconv.errors import UnsupportedError
 
 # -- llama.cpp's pre-tokenizers, recognized by their definitions -------------------------------------------------------
@@ -61,7 +61,7 @@ Step = tuple[object, ...]
 
 @cache
 def _table() -> Mapping[str, Any]:
-    table = tomllib.loads(_TABLE.read_text("utf-8"))
+    table = table_of(_TABLE)
     for section in ("whole", "apart"):
         own = table[section].items()
         table[section] = {name: it if isinstance(it, str) else "|".join(it) for name, it in own}

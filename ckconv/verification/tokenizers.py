@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import struct
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
@@ -21,6 +20,7 @@ from typing import Any
 from ckconv.core.config import shortest_float32
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside, document_of
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.io.files import open_source
 from ckconv.verification.content import Fact, of_files, read_whole
@@ -112,7 +112,7 @@ class Words(NamedTuple):
 @cache
 def needed() -> Mapping[str, Mapping[str, Any]]:
     """The table of what an output has to say."""
-    return tomllib.loads(NEEDED.read_text())
+    return table_of(NEEDED)
 
 
 def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) -> Iterator[Fact]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from itertools import product
@@ -11,6 +10,7 @@ from typing import Any
 
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as
@@ -164,7 +164,7 @@ class _Reader(Fields):
     """Strict: a field or type that there is not is an error."""
 
     def age(self) -> Age:
-        table = tomllib.loads(self.path.read_text("utf-8"))
+        table = table_of(self.path)
         self.where = "the file"
         row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
         older = self._part(table, "bump3", frozenset({"codes", "types"}))

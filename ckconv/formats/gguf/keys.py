@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -34,6 +33,7 @@ from ckconv.core.metadata import (
     scalar,
     string,
 )
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families import schema, towers
@@ -72,7 +72,7 @@ _NAMES = {f"{ours}{end}": f"{_PREFIX}{theirs}{_ID}" for ours, theirs in _ROLES.i
 
 @cache
 def _by_type() -> Mapping[str, tuple[str, ...]]:
-    return {kind: tuple(keys.split()) for kind, keys in tomllib.loads(KNOWN.read_text("utf-8")).items()}
+    return {kind: tuple(keys.split()) for kind, keys in table_of(KNOWN).items()}
 
 
 def _known(architecture: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_scale
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families import catalog, keys, parameters, towers
@@ -47,7 +47,7 @@ _DENSE = "dense"
 
 @cache
 def _modules() -> Mapping[str, Mapping[str, list[str]]]:
-    return tomllib.loads(Path(__file__).with_name("modules.toml").read_text("utf-8"))
+    return table_of(Path(__file__).with_name("modules.toml"))
 
 
 def asked_of(text: str) -> Asked:

@@ -10,7 +10,6 @@ import copy
 import difflib
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import CONFIG_KEYS, ModelConfig
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, QUANTIZATION_KEYS, WHOLE, closed, opened, text_key
+from ckconv.core.tables import table_of
 from ckconv.core.tensors import HEAD, parse
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families import axes, catalog
@@ -104,7 +104,7 @@ def with_edits(plan: Plan) -> Plan:
 @cache
 def _rows() -> Mapping[str, Mapping[str, str]]:
     """Document -> key -> types, of those beside ``config.json``."""
-    tables = tomllib.loads(KEYS.read_text("utf-8"))
+    tables = table_of(KEYS)
     return {
         file: {key: kinds for kinds, keys in table.items() for key in keys.split()} for file, table in tables.items()
     }

@@ -1,0 +1,33 @@
+"""Tables that are shipped, parsed once: Python's cache of bytecode keeps them.
+
+Most commands ask for seven of them, and to parse those takes as long as to plan a small conversion.
+"""
+
+from __future__ import annotations
+
+import marshal
+import tomllib
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+
+class _Loader(SourceFileLoader):
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:  # type: ignore[override]
+        """Make code that has the table, and does nothing."""
+        table = tomllib.loads(data.decode())
+        return self.source_to_code.__code__.replace(co_consts=(marshal.dumps(table),))
+
+
+def table_of(path: Path) -> dict[str, Any]:
+    """Read a TOML file that no user changes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML.
+    """
+    code = _Loader(path.name, str(path)).get_code(path.name)
+    assert code is not None
+    table: dict[str, Any] = marshal.loads(code.co_consts[0])
+    return table
