@@ -1,4 +1,4 @@
-"""Tables that are shipped, parsed once: Python's cache of bytecode keeps them.
+"""Shipped tables, parsed once and cached beside Python's bytecode.
 
 Most commands ask for seven of them, and to parse those takes as long as to plan a small conversion.
 """
