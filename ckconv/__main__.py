@@ -123,10 +123,27 @@ def _cleandoc(text: str) -> str:
     return f"{first.lstrip()}\n{rest}".strip("\n")
 
 
-def _quoted(text: bytes, safe: str = "/") -> str:
-    from urllib.parse import quote  # which of bytes is the same, and runs the module
+def _run(module: str, name: str, *arguments: object, **named: object) -> Any:
+    """Call a function of a module that waits: it is another one then."""
+    return sys.modules[module].__all__ and getattr(sys.modules[module], name)(*arguments, **named)
 
-    return quote(text, safe)
+
+def _quoted(text: bytes, safe: str = "/") -> object:
+    return _run("urllib.parse", "quote_from_bytes", text, safe)
+
+
+def _matches(word: str, *among: object, **named: object) -> object:
+    is_letter = word[:1] == "-" != word[1:2]  # click looks for each option of a letter among the long ones first
+    return [] if is_letter else _run("difflib", "get_close_matches", word, *among, **named)
+
+
+def _logger(name: str | None = None) -> object:
+    return _Logger() if name == "concurrent.futures" else _run("logging", "getLogger", name)
+
+
+class _Logger:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_run("logging", "getLogger", "concurrent.futures"), name)
 
 
 def _system() -> str:
@@ -136,13 +153,15 @@ def _system() -> str:
 
 
 #: What is imported and hardly used (``inspect`` by click and dataclasses, ``urllib.parse`` by pathlib, ``platform`` by
-#: uuid), and what is called of it meanwhile; click's words have no translations.
+#: uuid), and what is called of it meanwhile; click's words have no translations, futures nearly nothing to log.
 _WAITING: dict[str, dict[str, Callable[..., object]]] = {
+    "difflib": {"get_close_matches": _matches},
     "inspect": {"cleandoc": _cleandoc},
+    "logging": {"getLogger": _logger},
     "gettext": {"gettext": str, "ngettext": lambda one, more, count: one if count == 1 else more},
     "platform": {"system": _system},
     "urllib.parse": {"quote_from_bytes": _quoted},
-    **{name: {} for name in ("base64", "difflib", "logging", "numbers", "shlex", "tomllib")},
+    **{name: {} for name in ("base64", "numbers", "shlex", "tomllib")},
 }
 
 

@@ -568,7 +568,8 @@ class GgufPlanner(Planner):
         """The source's keys, with the file type that the tensors now have."""
         metadata = copied(self.index.metadata)
         gone = self.sizes_left_out(self._config) if self._config else []
-        for key in (key for name, key in hyperparameters(self.index.architecture) if name in gone):
+        named = hyperparameters(self.index.architecture) if gone else []  # reads every family with that word
+        for key in (key for name, key in named if name in gone):
             metadata.pop(f"{self.index.architecture}.{key}", None)
         self.notes += filter(None, [equal_tokens_of(self.index), self._unloaded(entries)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
