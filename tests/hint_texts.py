@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def hint_texts() -> dict[str, str]:
     for path in sorted((ROOT / "families").rglob("*.toml")):
         whole = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))  # lines that go on
         for text in re.findall(r'\bhint = "+([^"]+)"', whole):
-            found.setdefault(re.sub(r"\\{\w+\\}", ".+", re.escape(text)), str(path.relative_to(ROOT)))
+            found.setdefault(_of_template(text), str(path.relative_to(ROOT)))
     return found
 
 
@@ -62,7 +63,8 @@ def _given(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.Call):
         yield from (keyword.value for keyword in node.keywords if keyword.arg == "hint")
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in _SECOND and len(node.args) > 1:
+        planned = name == "_fault" and isinstance(node.func, ast.Attribute) and len(node.args) > 2  # of a plan
+        if (name in _SECOND and len(node.args) > 1) or planned:
             yield node.args[1]
     elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -76,10 +78,9 @@ def _patterns(node: ast.expr, path: Path, seen: set[str]) -> Iterator[str]:
         if isinstance(node.value, str) and node.value:
             yield re.escape(node.value)
     elif isinstance(node, ast.JoinedStr):
-        yield "".join(
-            re.escape(part.value) if isinstance(part, ast.Constant) and isinstance(part.value, str) else ".+"
-            for part in node.values
-        )
+        yield from _joined(node.values, path, seen)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from _joined([node.left, node.right], path, seen)
     elif isinstance(node, ast.IfExp):
         yield from _patterns(node.body, path, seen)
         yield from _patterns(node.orelse, path, seen)
@@ -89,14 +90,38 @@ def _patterns(node: ast.expr, path: Path, seen: set[str]) -> Iterator[str]:
     elif isinstance(node, ast.Name) and node.id.isupper():
         text = getattr(_module(path), node.id, None)
         if isinstance(text, str):
-            yield re.escape(text)
+            yield _of_template(text)
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "format" and isinstance(node.func, ast.Attribute):
+            yield from _patterns(node.func.value, path, seen)
         if name in _functions() and name not in seen:
             for place, function in _functions()[name]:
                 for inner in ast.walk(function):
                     if isinstance(inner, ast.Return) and inner.value is not None:
                         yield from _patterns(inner.value, place, {*seen, name})
+
+
+def _joined(parts: Sequence[ast.expr], path: Path, seen: set[str]) -> Iterator[str]:
+    """Patterns of a text in parts: one for each way through its conditional expressions."""
+    for ways in itertools.product(*(_ways(part, path, seen) for part in parts)):
+        yield re.sub(r"(\.\+)+", ".+", "".join(ways))
+
+
+def _ways(part: ast.expr, path: Path, seen: set[str]) -> list[str]:
+    if isinstance(part, ast.FormattedValue):
+        part = part.value
+    if isinstance(part, ast.IfExp):
+        return [*_ways(part.body, path, seen), *_ways(part.orelse, path, seen)]
+    if isinstance(part, ast.Constant):
+        return [re.escape(part.value) if isinstance(part.value, str) else ".+"]
+    if isinstance(part, ast.JoinedStr | ast.BinOp) or (isinstance(part, ast.Name) and part.id.isupper()):
+        return [*_patterns(part, path, seen)] or [".+"]
+    return [".+"]
+
+
+def _of_template(text: str) -> str:
+    return re.sub(r"\\{\w*\\}", ".+", re.escape(text))
 
 
 def _module(path: Path) -> object:

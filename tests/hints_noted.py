@@ -348,6 +348,7 @@ def _known(arguments: list[str], folder: Path) -> dict[str, str]:
         "GLOB": "*",
         "N": "64",
         "KEY=VALUE": "general.name=x",
+        "SRC": arguments[1],
         "DST": str(folder / "new" / "m.gguf"),
         "DST/": f"{folder}/to/",
     }

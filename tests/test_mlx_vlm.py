@@ -326,6 +326,29 @@ def test_what_mlx_vlm_computes_otherwise_is_refused(
     assert (done.code, why in done.err) == (4, True), done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "key", "value", "meant"),
+    [
+        ("qwen2_5_vl-f32", "", "hidden_act", False, "silu"),  # of the text part, which says its own
+        ("qwen3_5-f16", "text_config", "attention_bias", True, False),  # there are none
+        ("qwen2_vl-bf16", "", "attention_dropout", -1, 0.0),  # which the class does not take
+        ("qwen2_vl-bf16", "", "use_sliding_window", 2, False),
+    ],
+)
+def test_what_no_class_takes_and_tensors_contradict_is_said_right(
+    name: str, table: str, key: str, value: Any, meant: Any, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    recorded = seen_by_mlx_vlm(name)
+    (recorded["config"][table] if table else recorded["config"])[key] = value
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert done.code == 0, done.err
+    document = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (document[table] if table else document)[key] == meant
+
+
 def test_a_tower_of_another_text_model_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     one, _ = both("qwen2_vl-f16", tmp_path / "one")
     other, _ = both("smolvlm-f16", tmp_path / "other")

@@ -679,6 +679,10 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
     overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
+    classes = [str(one.get("model_type")) for one in (meant, meant.get(text_key(meant), {}))]
+    untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
+    there, of = {parse(name).pattern for name in out.tensors}, switches(text)
+    biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
 
     def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
         for key in sorted(ours.keys() | theirs.keys()):
@@ -690,6 +694,8 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
                 yield from walk(value, said or {}, f"{place}.")
             elif not (unequal(value, said) and unequal(value, _strict(said))) or key in overruled:
                 continue
+            elif where in ("", f"{text_key(mine)}.") and (key in untaken or biased.get(key) is value is not None):
+                continue  # the class stops at it, and the document says what the class takes, or what tensors say
             elif key == "model_type" or key in _TYPES:
                 # no class of mlx-vlm reads a type
                 if value not in (names if key == "model_type" else (None, whole.get(key), *floats)):
@@ -719,7 +725,12 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
             if key not in flat or (key == _TIED and tied and flat[key] is not True):
                 yield Fact(f"{text_key(mine)}.{key}".lstrip("."), shown(flat.get(key)), shown(value), CONFIG_NAME)
     at_top = mine.get(text_key(mine), {}) if engine is not None and engine.at_top else {}
-    yield from walk(mine, {**at_top, **meant}, "")
+    kept = {
+        "model_type",
+        *tower.in_huggingface.tokens,
+    } & meant.keys()  # others are the text part's, whatever stood there
+    at_top = {key: value for key, value in at_top.items() if key not in kept}
+    yield from walk(mine, {**meant, **at_top}, "")
     for path in says:
         table, _, key = path.rpartition(".")
         if key not in ((mine.get(table) or {}) if table else mine):
@@ -830,6 +841,7 @@ def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
     if not key.endswith("_token_id"):
         return False
     numbers, most = value if isinstance(value, list) else [value], document.get("vocab_size")
+    most = most if type(most) is int else 0
     whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
     return value is not None and not (whole and all(0 <= number < (most or number + 1) for number in numbers))
 
