@@ -104,3 +104,18 @@ def test_llama_cpp_embeds_what_the_published_class_does(llama_cpp: consumers.Con
     wanted = neo_bert(case.recorded["config"], load_file(source / "model.safetensors"), case.tokens)
     assert np.abs(llama_cpp.logits(tmp_path / "m.gguf", case.tokens) - wanted).max() < 2e-3  # its SiLU has 16 bits
     assert np.ptp(wanted) > 1
+
+
+def test_llama_cpp_classifies_as_the_published_class_does(llama_cpp: consumers.Consumer, tmp_path: Path) -> None:
+    """tanh between two layers, on the first word."""
+    case = next(cases("neo_bert_classifier"))
+    source = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    arrays = load_file(source / "model.safetensors")
+    beginnings = [case.tokens[:stop] for stop in range(1, len(case.tokens) + 1)]
+    first = np.stack([neo_bert(case.recorded["config"], arrays, tokens)[0] for tokens in beginnings])
+    inner = np.tanh(first @ arrays["dense.weight"].T + arrays["dense.bias"])
+    wanted = inner @ arrays["classifier.weight"].T + arrays["classifier.bias"]
+    assert np.abs(llama_cpp.logits(tmp_path / "m.gguf", case.tokens) - wanted).max() < 2e-3  # its SiLU has 16 bits
+    assert np.ptp(wanted) > 0.1
