@@ -9,12 +9,11 @@ import marshal
 import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 
 class _Loader(SourceFileLoader):
-    def source_to_code(self, data: Any, path: Any, **_: Any) -> CodeType:  # type: ignore[override]
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:  # type: ignore[override]
         """Make code that has the table, and does nothing."""
         table = tomllib.loads(data.decode())
         return self.source_to_code.__code__.replace(co_consts=(marshal.dumps(table),))
