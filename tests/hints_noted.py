@@ -348,7 +348,6 @@ def _known(arguments: list[str], folder: Path) -> dict[str, str]:
         "GLOB": "*",
         "N": "64",
         "KEY=VALUE": "general.name=x",
-        "SRC": arguments[1],
         "DST": str(folder / "new" / "m.gguf"),
         "DST/": f"{folder}/to/",
     }
@@ -384,6 +383,8 @@ def _one(
 ) -> tuple[str, str]:
     """What became of a clause, and why."""
     known = _known(made, folder)
+    if clause.startswith("ckconv edit SRC "):
+        known["SRC"] = made[1]
     try:
         if hints.said(clause):
             _made(folder / "new")

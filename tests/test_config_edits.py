@@ -115,6 +115,8 @@ def test_biases_that_transformers_ignores_can_be_dropped(tmp_path: Path) -> None
     drop = ("model.layers.*.self_attn.q_proj.bias", "model.layers.*.mlp.gate_proj.bias")
 
     assert tensors_of(convert(biased, "mlx", drop=drop)) == tensors_of(convert(plain, "mlx"))
+    manifest = json.loads((convert(biased, "bump", drop=drop) / "weights_manifest.json").read_text())
+    assert manifest["has_attention_biases"] is False
     assert not any("bias" in t.name for t in gguf.GGUFReader(convert(biased, "gguf", drop=drop) / "model.gguf").tensors)
 
 

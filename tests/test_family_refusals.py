@@ -354,3 +354,7 @@ def test_layers_that_slide_turn_as_much_as_others_where_a_gguf_does_not_say(
     part = said["full_attention"]["partial_rotary_factor"]
     assert said["sliding_attention"]["partial_rotary_factor"] > part
     assert lacking["sliding_attention"]["partial_rotary_factor"] == part
+
+
+def test_a_bamba_of_heads_that_its_class_stops_at_is_refused(tmp_path: Path) -> None:
+    assert "mamba_d_head = 3, mamba_expand = 2" in refusal(*checkpoint(tmp_path, "bamba", "", mamba_d_head=3))

@@ -530,7 +530,7 @@ def test_ends_of_a_yarn_ramp_that_llama_cpp_takes_by_a_flag_are_refused_with_the
     with pytest.raises(UnsupportedError) as info:
         ckconv.convert(source, tmp_path / "m.gguf")
     assert info.value.hint == (
-        f"ckconv edit SRC DST --set-meta {table}.{key}={said} makes it {said}, "
+        f"ckconv edit SRC DST/ --set-meta {table}.{key}={said} makes it {said}, "
         f"and llama.cpp's --yarn-{key.replace('_', '-')} {number:g} computes the model"
     )
     ckconv.edit(source, tmp_path / "other", set_meta=[(f"{table}.{key}", said)])

@@ -411,11 +411,14 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
     assert source.config is not None
     config, header = source.config, out.facts["header"]
     table, own = needed()["engine"], source.metadata_kind is MetadataKind.OWN  # may have biases of zeros
+    bias = source.tensors.get("layers.0.attention.q.bias")
+    globs = [(name, glob) for name in (bias.name, bias.source) for glob in options.drop] if bias is not None else []
+    biased = bias is not None and not any(name == glob or fnmatchcase(name, glob) for name, glob in globs)
     numbers = {
         "rope_theta": config.rope_theta,
         "rms_eps": config.norm_eps,
         "tie_word_embeddings": "output.weight" not in out.tensors,
-        "has_attention_biases": None if own else "layers.0.attention.q.bias" in source.tensors,
+        "has_attention_biases": None if own else biased,
         "has_qk_norm": "layers.0.attention.q_norm.weight" in source.tensors,
         "attn_out_dim": header.num_heads * header.head_dim,
         **{key: getattr(header, field, None) for key, field in table["fields"].items()},

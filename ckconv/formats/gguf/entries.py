@@ -305,7 +305,7 @@ def _by_flags(config: ModelConfig, fixed: Mapping[str, float]) -> str:
             flags = " ".join(f"--yarn-{key.replace('_', '-')} {table[key]:g}" for key in fixed)
             made = " and ".join(f"{number:g}" for number in fixed.values())
             what = "it" if len(fixed) == 1 else "them"
-            return f"ckconv edit SRC DST {edits} makes {what} {made}, and llama.cpp's {flags} computes the model"
+            return f"ckconv edit SRC DST/ {edits} makes {what} {made}, and llama.cpp's {flags} computes the model"
     return ""
 
 
