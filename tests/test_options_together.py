@@ -68,18 +68,40 @@ def test_another_context_of_a_gguf_without_rotation(
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "edit"),
+    ("family", "name", "to", "edit", "found"),
     [
-        ("minicpm3", "longrope", "--set-meta rope_theta=12345.0"),
-        ("minicpm3", "longrope", "--drop-meta rope_theta"),
-        ("gpt_oss", "yarn", "--set-meta factor=3.0"),
-        ("gpt_oss", "yarn", "--set-meta beta_fast=16.0"),
+        ("minicpm3", "longrope", "hf", "--set-meta rope_theta=12345.0", {12345.0}),
+        ("minicpm3", "longrope", "hf", "--drop-meta rope_theta", set()),
+        ("gpt_oss", "yarn", "hf", "--set-meta factor=3.0", {3.0}),
+        *(
+            (*("gpt_oss", "yarn", to), f"--set-meta {table}.{word}={value}", {value})
+            for to in ("hf", "mlx")
+            for table in ("rope_scaling", "rope_parameters")
+            for word, value in (("factor", 3.0), ("attention_factor", 1.5))
+        ),
+        ("ministral3", "bfloat16", "mlx", "--set-meta rope_parameters.rope_theta=5000.0", {5000.0}),
     ],
 )
-def test_a_word_of_rope_is_edited_in_every_table(family: str, name: str, edit: str, tmp_path: Path, ckconv) -> None:
+def test_a_word_of_rope_is_edited_in_every_table(
+    family: str, name: str, to: str, edit: str, found: set[float], tmp_path: Path, ckconv
+) -> None:
     ckconv("convert", recorded(family, tmp_path / "source", name), tmp_path / "m.gguf")
-    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "hf", *edit.split())
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", to, *edit.split())
     assert made.code == 0, made.err
+    document = json.loads((tmp_path / "out/config.json").read_text())
+    word = edit.split()[1].partition("=")[0].rpartition(".")[2]
+    tables = [document, document["rope_parameters"], document.get("rope_scaling") or {}]
+    assert {table[word] for table in tables if word in table} == found
+
+
+@pytest.mark.parametrize(("more", "status"), [("", 2), (" --drop-meta rope_parameters", 0)])
+def test_a_table_of_rope_is_not_dropped_while_another_contradicts_it(
+    more: str, status: int, tmp_path: Path, ckconv
+) -> None:
+    ckconv("convert", recorded("gpt_oss", tmp_path / "source", "yarn"), tmp_path / "m.gguf")
+    edit = f"--drop-meta rope_scaling{more}".split()
+    made = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/out/", "--to", "mlx", *edit)
+    assert (made.code, "--drop-meta rope_parameters" in made.err) == (status, not more), made.err
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

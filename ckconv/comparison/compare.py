@@ -40,7 +40,7 @@ from ckconv.core.tensors import (
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
 from ckconv.families import canonical, huggingface_classes, huggingface_config, parameters
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import CONSUMERS, MLX_LM
+from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
 from ckconv.formats import format_of
@@ -54,7 +54,6 @@ from ckconv.quant.packed import NOT_WEIGHTS
 from ckconv.verification.content import (
     COVERED,
     SPELLING,
-    TABLES_OF_ROPE,
     Fact,
     content_of_index,
     differences,

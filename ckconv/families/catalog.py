@@ -28,7 +28,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters
 from ckconv.families.expressions import Expression, ExpressionError, parse
-from ckconv.families.keys import TAKERS, full_key
+from ckconv.families.keys import TABLES_OF_ROPE, TAKERS, full_key
 from ckconv.families.merge import FOLDER, FORMATS, Table, fault, files_of, is_family, listed, read_file
 from ckconv.families.names import Stored, names_of
 from ckconv.families.schema import DRAFTS, Condition, Family, TensorRow, load
@@ -738,7 +738,7 @@ def keys_said(config: ModelConfig, field: str, format: str) -> list[str]:
         return gguf_words(family, field)
     if not config.raw:
         return []
-    own = {"family": ["model_type"], "rope_scaling": ["rope_scaling", "rope_parameters"]}
+    own = {"family": ["model_type"], "rope_scaling": [*TABLES_OF_ROPE]}
     return own.get(field) or document_words(family, field)
 
 

@@ -570,6 +570,9 @@ _OF_TYPES = (
     *("mrope_section", "mrope_interleaved"),
 )
 
+#: Where a document says how RoPE is scaled: one for transformers 4 and mlx-lm, one for transformers 5.
+TABLES_OF_ROPE = ("rope_scaling", "rope_parameters")
+
 #: ``rope_type`` -> its keys. ``partial_rotary_factor`` of an unscaled RoPE is read by phi3's class only, which has a
 #: key of its own for it.
 ROPE_KEYS: Mapping[str, Keys] = {

@@ -20,6 +20,7 @@ from ckconv.errors import quoted
 from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, told_by_architecture, without_aids, without_noted
 from ckconv.families.huggingface_classes import UNREAD, default_of, is_recorded
+from ckconv.families.keys import TABLES_OF_ROPE
 from ckconv.families.parameters import differ
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
@@ -38,8 +39,6 @@ FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "CO
 
 #: A run of a document without white space between its items.
 _RUN = r'(?s)(?:"(?:[^"\\]++|\\.)*+"|[^\s"]++)++'
-
-TABLES_OF_ROPE = ("rope_scaling", "rope_parameters")
 
 #: Keys of ``config.json`` under which a hyper-parameter may stand: at its top, in the text part, in tables of RoPE.
 _SPELLINGS = (*CONFIG_KEYS.values(), (*TABLES_OF_ROPE, "rope_theta", "rope_base", "partial_rotary_factor"))

@@ -26,7 +26,17 @@ from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import REQUIRED, UNKNOWN, UNREAD, default_of, defaults_of_mlx, unaccepted
-from ckconv.families.keys import BOTH, CONSUMERS, MLX_LM, ROPE_KEYS, TRANSFORMERS, Kind, Parameter, full_key
+from ckconv.families.keys import (
+    BOTH,
+    CONSUMERS,
+    MLX_LM,
+    ROPE_KEYS,
+    TABLES_OF_ROPE,
+    TRANSFORMERS,
+    Kind,
+    Parameter,
+    full_key,
+)
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import differ, scope_of
 from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
@@ -36,7 +46,6 @@ from ckconv.io.files import own_texts
 from ckconv.options import Options
 from ckconv.verification.adapters import adapter_faults
 from ckconv.verification.content import (
-    TABLES_OF_ROPE,
     Fact,
     content_of_index,
     engine_row,
@@ -253,7 +262,9 @@ def _is_asked(key: str, options: Options) -> bool:
     keys = (key, short, f"{role}_token", f"{role}_token_id")
     for asked, _ in options.set_meta:
         name = asked.rpartition(":")[2]
-        if asked == key or not {name, name.partition(".")[0], f"{name}_id"}.isdisjoint(keys):
+        table, _, word = name.rpartition(".")
+        names = {name, name.partition(".")[0], f"{name}_id", word if table in TABLES_OF_ROPE else name}
+        if asked == key or not names.isdisjoint(keys):
             return True
     return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
 

@@ -46,7 +46,7 @@ from ckconv.errors import InputError, and_more
 from ckconv.families import axes as shapes
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, HEAD_SIZE, of_class, rows_of_head, said, tensors_said
-from ckconv.families.keys import ROPE_KEYS
+from ckconv.families.keys import ROPE_KEYS, TABLES_OF_ROPE
 from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import DROP_MTP, LLAMA_CPP, Family
 from ckconv.families.sizes import (
@@ -297,7 +297,7 @@ def _by_flags(config: ModelConfig, fixed: Mapping[str, float]) -> str:
         (f"{start}{table}", document.get(table))
         for start, document in (("", whole), ("text_config.", whole.get("text_config")))
         if isinstance(document, dict)
-        for table in ("rope_scaling", "rope_parameters")
+        for table in TABLES_OF_ROPE
     )
     for path, table in tables:
         if isinstance(table, dict) and fixed.keys() <= table.keys():

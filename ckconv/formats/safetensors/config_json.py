@@ -31,7 +31,15 @@ from ckconv.families.catalog import (
 )
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
-from ckconv.families.keys import CONSUMERS, MLX_LM as MLX_LM_READER, TRANSFORMERS, Kind, ParameterCell, full_key
+from ckconv.families.keys import (
+    CONSUMERS,
+    MLX_LM as MLX_LM_READER,
+    TABLES_OF_ROPE,
+    TRANSFORMERS,
+    Kind,
+    ParameterCell,
+    full_key,
+)
 from ckconv.families.names import NAMES_KEY
 from ckconv.families.parameters import ZERO_IS_NONE, nested, own_document, scope_of, write
 from ckconv.families.schema import MLX_LM, TRANSFORMERS as OF_CLASSES, Family
@@ -652,7 +660,7 @@ def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context
     document |= {word: own.get(word, context) for word in words}
     scaling = (config.rope_scaling if config else None) or {}
     numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in TABLES_OF_ROPE:
         if isinstance(document.get(name), dict):
             document[name] = _with_numbers(document[name], scaling.get("rope_type"), numbers)
     return document

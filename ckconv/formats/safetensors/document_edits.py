@@ -28,7 +28,7 @@ from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
 from ckconv.families import axes, catalog
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
-from ckconv.families.keys import CONSUMERS, MLX_LM
+from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.schema import OF_FORMAT, Family
 from ckconv.families.sizes import Scope, canonical_shape, expected, layers_with
 from ckconv.families.towers import reader_of, tower_of_document
@@ -44,7 +44,6 @@ KEYS = Path(__file__).with_name("document_keys.toml")
 
 _GENERATION, _TOKENIZER, _SPECIAL = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
 _DOCUMENTS = (CONFIG_NAME, _GENERATION, _TOKENIZER)
-_ROPE = "rope_parameters"  # where transformers 5 writes the keys of RoPE
 _JINJA, _TEMPLATE = "chat_template.jinja", "chat_template"
 _LIMIT = 64 << 20
 
@@ -154,7 +153,7 @@ class _Edits:
         found = any(fnmatchcase(name, glob) for key in headers for name in (key, f"{METADATA}.{key}"))
         for file in (*_DOCUMENTS, _SPECIAL):
             inner = text_key(self._after[file])
-            tables = [(), (inner,), (_ROPE,), (inner, _ROPE), (WHOLE,)]
+            tables = [(*at, *table) for table in ((), *zip(TABLES_OF_ROPE)) for at in ((), (inner,))] + [(WHOLE,)]
             nested = [(*at, key) for at in tables for key in _table(self._after[file], (*at, "")) or ()]
             for path in nested:
                 key = path[-1]
@@ -201,15 +200,19 @@ class _Edits:
         for file in _DOCUMENTS:
             document, split = self._after[file], tuple(key.removeprefix(f"{PART}.").split("."))
             inner = text_key(document)
-            paths = dict.fromkeys(((key,), split, (inner, *split), (WHOLE, *split)))
-            named = [path for path in paths if _has(document, path)]
+            words = [(*outer, *word) for outer in ((), (inner,), (WHOLE,)) for word in _spellings(split)]
+            named = [path for path in dict.fromkeys(((key,), *words)) if _has(document, path)]
             said = [(_table(document, path) or {})[path[-1]] for path in named]
             named = [
                 path for path, value in zip(named, said, strict=True) if value == said[0]
             ]  # twice, for two readers
-            rope = [path for path in ((_ROPE, key), (inner, _ROPE, key)) if _has(document, path)]
-            within = [path for path in (split, (inner, *split)) if len(split) > 1 and _has(document, path[:-1])][:1]
-            found += [_Place(file, path) for path in named + rope or within]
+            rope = [(*at, table, key) for at in ((), (inner,)) for table in TABLES_OF_ROPE]
+            outer = [at for at in ((), (inner,)) if len(split) > 1 and _has(document, (*at, *split[:-1]))][:1]
+            tables = [word for word in _spellings(split) if len(word) > 1]
+            within = [(*at, *word) for at in outer for word in tables if _has(document, (*at, *word[:-1]))]
+            found += [
+                _Place(file, path) for path in [*named, *(path for path in rope if _has(document, path))] or within
+            ]
         return found
 
     def _places(self, key: str) -> list[_Place]:
@@ -313,9 +316,14 @@ class _Edits:
         elif made.tied is False and HEAD not in index.tensors:
             text = f"config.json would make it {an(made.family)} with a head of its own, and the tensors have none"
             raise UsageError("usage.meta", text, hint=f"--set-meta {catalog.tie_word(made)}=true, too, ties it")
-        reader = reader_of(consumer, document)
+        reader, edited = reader_of(consumer, document), self._edited()
         for modifier in sorted({*made.modifiers} - {*index.config.modifiers}):
             said = modifier.replace(f"which {consumer} takes", f"which {reader} takes")
+            key = modifier.partition(" ")[0]
+            table = key.partition(".")[0]
+            if table in TABLES_OF_ROPE and index.format != self._plan.format and edited.isdisjoint((key, table)):
+                text = f"config.json would say {said.removesuffix(',')}"
+                raise UsageError("usage.meta", text, hint=f"--drop-meta {table}, too, drops what is left of it")
             self.notes.append(f"{said} changes what is computed: ckconv converts no such {family.name}")
         before = self._otherwise(index.config)
         self.notes += [text for text in self._otherwise(made) if text not in before]
@@ -325,7 +333,7 @@ class _Edits:
         consumer = CONSUMERS[self._plan.format]
         rows = [family.parameters[name] for name in ("groups", "groups_used") if name in family.parameters]
         said = {cell.key for row in rows for cell in row.key_cells("hf") if consumer in cell.readers}
-        edited = {change.key.rpartition(".")[2].rpartition(" ")[2] for change in self.changes}
+        edited = {key.rpartition(".")[2] for key in self._edited()}
         groups, chosen, experts = (made.scope.get(name) or 0 for name in ("groups", "groups_used", "experts"))
         if said.isdisjoint(edited) or (groups <= 1 and consumer == MLX_LM):
             return
@@ -334,6 +342,9 @@ class _Edits:
         if not groups or experts % groups or not 0 < chosen <= groups:
             text = f"{', '.join(sorted(said))}: of {groups} groups of {experts} experts {chosen} would be chosen"
             raise UsageError("usage.meta", f"{text}, which no class computes")
+
+    def _edited(self, *, only_set: bool = False) -> set[str]:
+        return {change.key.rpartition(" ")[2] for change in self.changes if change.new is not None or not only_set}
 
     def _otherwise(self, config: ModelConfig) -> list[str]:
         """Why engines of other formats would compute something else."""
@@ -344,7 +355,7 @@ class _Edits:
     def _by_one_key(self, family: Family, document: Mapping[str, Any]) -> Iterator[ModelConfig]:
         """Models of readers that go by one of the edited keys alone."""
         own, consumer = text_key(document), CONSUMERS[self._plan.format]
-        for key in {change.key.rpartition(" ")[2] for change in self.changes if change.new is not None}:
+        for key in self._edited(only_set=True):
             rows = [{cell.key for cell in row.key_cells("hf")} for row in family.parameters.values()]
             others = {other for keys in rows if key in keys for other in keys} - {key}
             if others and family.document.keys.reads(key, consumer):
@@ -444,6 +455,13 @@ def _is_resized(family: Family, config: ModelConfig, made: ModelConfig, name: st
         return canonical_shape(family, made.scope, name) != shape
     except axes.AxesError:
         return True
+
+
+def _spellings(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Where a word of RoPE's scaling stands, for readers of either table."""
+    yield path
+    for table in TABLES_OF_ROPE if len(path) > 1 and path[0] in TABLES_OF_ROPE else ():
+        yield from ((table, path[-1]), path[-1:])
 
 
 def _has(document: dict[str, Any], path: Sequence[str]) -> bool:
