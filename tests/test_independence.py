@@ -942,6 +942,20 @@ def test_no_bug_of_the_writer_is_published_and_verify_finds_each(case: Case, tmp
         assert status == 5, printed
 
 
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("bump.write:manifest", "tokenizer_contract", {"bos": 1}),
+        ("bump.write:manifest", "chat_contract", {"template": "x"}),
+        *((BUMP_CONFIG, "ckconv_engines", value) for value in (None, ["january"], ["april", "may"])),
+    ],
+)
+def test_a_bump_file_says_nothing_that_the_engine_says_later(where: str, key: str, value: Any, tmp_path: Path) -> None:
+    with broken(where, keyed_in(key, value)) as calls:
+        status, printed = command("convert", str(FIXTURES / AUTO), f"{tmp_path}/out/", *BUMP)
+    assert (calls[0] > 0, status, key in printed) == (True, 5, True), printed
+
+
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Functions that run while tensors or statements are compared, ``module:Class.method``; filled as they do."""
@@ -1125,6 +1139,16 @@ def test_a_gguf_that_names_no_end_is_no_fault(to: str, tmp_path: Path) -> None:
     gguf_copy(FIXTURES / "gguf/llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", without=["tokenizer.ggml.eos_token_id"])
     status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/out/", "--to", to)
     assert (status, "verified" in printed) == (0, True), printed
+
+
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+@pytest.mark.parametrize("bug", [None, keyed_in("eos_token_id", 2), keyed_in("eos_token_id", [5])])
+def test_every_end_of_generation_that_a_gguf_names_is_there(bug: Bug | None, to: str, tmp_path: Path) -> None:
+    edit = "--set-meta", "tokenizer.ggml.eot_token_id=5"
+    assert command("convert", str(FIXTURES / AUTO), f"{tmp_path}/m.gguf", *edit)[0] == 0
+    with broken(GENERATION, bug or (lambda real: real)):
+        status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/out/", "--to", to)
+    assert (status, "eos_token_id" in printed) == ((5, True) if bug else (0, False)), printed
 
 
 @pytest.mark.parametrize("role", ["bos", "seperator"])

@@ -228,7 +228,8 @@ def check_statements(
         options, path: of the conversion; what errors call the output.
         named: document -> where it is, if not beside the output.
     """
-    faults = [str(fact) for fact in islice(faults_of(out, source, options, named), ENOUGH)]
+    found = chain(faults_of(out, source, options, named), _of_new_engine_file(out, options, named))
+    faults = [str(fact) for fact in islice(found, ENOUGH)]
     if faults:
         raise VerifyError("verify.content", faults[0], path=path, details=listed(faults[1:]), hint=HINT)
 
@@ -259,14 +260,18 @@ def _is_asked(key: str, options: Options) -> bool:
     """
     short = key.removeprefix("tokenizer.").removeprefix("ggml.")
     role = next((ours for ours, theirs in ALL_ROLES.items() if short == f"{theirs}_token_id"), short)
-    keys = (key, short, f"{role}_token", f"{role}_token_id")
+    keys = (key, short, f"{role}_token", f"{role}_token_id", _of_rope(key))
     for asked, _ in options.set_meta:
         name = asked.rpartition(":")[2]
-        table, _, word = name.rpartition(".")
-        names = {name, name.partition(".")[0], f"{name}_id", word if table in TABLES_OF_ROPE else name}
-        if asked == key or not names.isdisjoint(keys):
+        if asked == key or not {name, name.partition(".")[0], f"{name}_id", _of_rope(name)}.isdisjoint(keys):
             return True
     return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
+
+
+def _of_rope(key: str) -> str:
+    """The word alone: it is edited in each table of RoPE."""
+    table, _, word = key.rpartition(".")
+    return word if table in TABLES_OF_ROPE else key
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
@@ -447,6 +452,19 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
             elif meant is not None and unequal(stated[key], meant):
                 yield Fact(f"{part}.{key}".removeprefix("."), shown(stated[key]), shown(meant), file)
     yield from engine_words(content.keys, source, int(header.vocab_size))
+
+
+def _of_new_engine_file(out: TensorIndex, options: Options, named: Mapping[str, Path] | None) -> Iterator[Fact]:
+    """Faults of what the engine's runner may fill in later, and of the ages that a file is said to be for."""
+    table, file = needed()["engine"], "weights_manifest.json"
+    files = content_of_index(out, named).files if out.metadata_kind is MetadataKind.OWN else {}
+    document = json.loads(files.get(file, "{}"))
+    for key in table["later"]:
+        if document.get(key) is not None:
+            yield Fact(key, shown(document[key]), None, file)
+    ages, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["age"]
+    if document and not (isinstance(ages, list) and asked in ages and {*ages} <= {*table["ages"]}):
+        yield Fact("config.ckconv_engines", shown(ages), shown([asked]), file)
 
 
 # -- Documents of a checkpoint ----------------------------------------------------------------------------------------

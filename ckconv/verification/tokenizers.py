@@ -832,11 +832,9 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     ends = {n for n, text in words.items() if text in texts and types.get(n) == _CONTROL}
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
     found = {*said} if isinstance(said, list) else {said}
-    missing = not ends <= found if found else keys.roles.get("eos") in words
-    if not found <= known or missing:
-        yield Fact(
-            "eos_token_id", shown(said), shown(sorted(n for n in {keys.roles.get("eos"), *ends} if n is not None))
-        )
+    meant = known & words.keys()
+    if not meant <= found <= known:
+        yield Fact("eos_token_id", shown(said), shown(sorted(meant)))
 
 
 def engine_words(entries: Mapping[str, Any], source: TensorIndex, rows: int) -> Iterator[Fact]:

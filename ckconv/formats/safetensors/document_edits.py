@@ -343,8 +343,8 @@ class _Edits:
             text = f"{', '.join(sorted(said))}: of {groups} groups of {experts} experts {chosen} would be chosen"
             raise UsageError("usage.meta", f"{text}, which no class computes")
 
-    def _edited(self, *, only_set: bool = False) -> set[str]:
-        return {change.key.rpartition(" ")[2] for change in self.changes if change.new is not None or not only_set}
+    def _edited(self, *, only_set: bool = False) -> frozenset[str]:
+        return frozenset(one.key.rpartition(" ")[2] for one in self.changes if one.new is not None or not only_set)
 
     def _otherwise(self, config: ModelConfig) -> list[str]:
         """Why engines of other formats would compute something else."""
