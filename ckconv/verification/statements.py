@@ -455,7 +455,7 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
 
 
 def _of_new_engine_file(out: TensorIndex, options: Options, named: Mapping[str, Path] | None) -> Iterator[Fact]:
-    """Faults of what the engine's runner may fill in later, and of the ages that a file is said to be for."""
+    """Faults of the engine's ages, and of what its runner fills in later."""
     table, file = needed()["engine"], "weights_manifest.json"
     files = content_of_index(out, named).files if out.metadata_kind is MetadataKind.OWN else {}
     document = json.loads(files.get(file, "{}"))
