@@ -1,4 +1,4 @@
-"""General keys of a GGUF compared with what its source says: what the file is, its name, and its types."""
+"""General keys of a GGUF compared with its source: name, type, types."""
 
 from __future__ import annotations
 
