@@ -461,7 +461,9 @@ def _of_new_engine_file(out: TensorIndex, options: Options, named: Mapping[str, 
         if document.get(key) is not None:
             yield Fact(key, shown(document[key]), None, file)
     ages, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["age"]
-    if document and not (isinstance(ages, list) and asked in ages and {*ages} <= {*table["ages"]}):
+    named_types = options.dtype != "engine" or options.quantize  # which another age may compute
+    known = isinstance(ages, list) and {*ages} <= {*table["ages"]}
+    if document and not (known and (not ages or asked in ages or named_types)):
         yield Fact("config.ckconv_engines", shown(ages), shown([asked]), file)
 
 

@@ -833,7 +833,7 @@ def _of_generation(document: Mapping[str, Any], keys: _Keys) -> Iterator[Fact]:
     known = {keys.roles.get("eos"), *ends, *(keys.value(f"{name}_token_id", -1) for name in ("eot", "eom"))}
     found = {*said} if isinstance(said, list) else {said}
     meant = known & words.keys()
-    if not meant <= found <= known:
+    if not found <= known or (not meant <= found if found else keys.roles.get("eos") in words):
         yield Fact("eos_token_id", shown(said), shown(sorted(meant)))
 
 
