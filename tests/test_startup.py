@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ckconv.core import __version__, late
+from ckconv.core import __version__, late, tables
 from ckconv.core.tables import table_of
 from ckconv.families.catalog import INDEX
 
@@ -279,6 +279,17 @@ def test_a_table_that_was_parsed_is_kept_until_it_changes(
     assert [it.name.partition(".")[0] for it in tmp_path.glob("*/*.pyc")] == ["some"] * kept
     path.write_text("")
     assert table_of(path) == {}
+
+
+def test_a_table_of_another_release_is_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size and one time, as installers of reproducible packages give."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "some.toml"
+    for release, value in [("1.0", 1), ("1.1", 2)]:
+        monkeypatch.setattr(tables, "__version__", release)
+        path.write_text(f"a = {value}\n")
+        os.utime(path, (0, 0))
+        assert table_of(path) == {"a": value}
 
 
 def test_no_table_is_called_as_a_module_beside_it() -> None:

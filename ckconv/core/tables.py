@@ -10,9 +10,20 @@ import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+from ckconv.core import __version__
 
 
 class _Loader(SourceFileLoader):
+    def path_stats(self, path: Any) -> Any:
+        """State when the file was changed, and in which release.
+
+        Some installers give the files of every release one time, and none takes away what was kept of a table.
+        """
+        stats = dict(super().path_stats(path))
+        return stats | {"mtime": int(stats["mtime"]) + crc32(__version__.encode())}
+
     def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:  # type: ignore[override]
         """Make code that has the table, and does nothing."""
         table = tomllib.loads(data.decode())
