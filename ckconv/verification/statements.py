@@ -463,7 +463,7 @@ def _of_new_engine_file(out: TensorIndex, options: Options, named: Mapping[str, 
     ages, asked = document.get("config", {}).get("ckconv_engines"), options.engine or table["age"]
     named_types = options.dtype != "engine" or options.quantize  # which another age may compute
     known = isinstance(ages, list) and {*ages} <= {*table["ages"]}
-    if document and not (known and (not ages or asked in ages or named_types)):
+    if document and not options.trainable and not (known and (not ages or asked in ages or named_types)):
         yield Fact("config.ckconv_engines", shown(ages), shown([asked]), file)
 
 
