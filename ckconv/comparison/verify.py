@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -448,8 +448,9 @@ def verify_whole(
     if not asked.directory and (others := beside(out).keys() - meant.files.keys()):
         out, meant = _of_its_place(out, source, asked, meant, others)
     check_documents(out, asked.named)
-    said = [*islice(faults_of(out, source, options, asked.named), ENOUGH)]
-    mine = content_of_index(out, asked.named)
+    content = cache(partial(content_of_index, out, asked.named))
+    said = [*islice(faults_of(out, source, options, content), ENOUGH)]
+    mine = content()
     other = differences(with_flags(out, mine, meant), with_flags(out, meant, mine))
     planned = islice(_but_of_shards(other, out), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)

@@ -234,7 +234,7 @@ class ParameterCell(NamedTuple):
     @property
     def of_rope(self) -> bool:
         """In one of RoPE's tables, which rules of their own read."""
-        return "." in self.key and self.head in ("rope_parameters", "rope_scaling")
+        return "." in self.key and self.head in TABLES_OF_ROPE
 
 
 class Parameter(NamedTuple):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -337,6 +337,14 @@ def _of_values(
             yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
     elif (type(mine) is not type(meant) or unequal(mine, meant)) and where not in _OF_THE_WRITER:
         yield Fact(where, _shown(mine), _shown(meant))
+
+
+def is_named(names: Collection[str], globs: Iterable[str]) -> bool:
+    """Whether one of them is of a tensor of these names.
+
+    A name stands for itself too: a tensor's may hold the brackets of a glob.
+    """
+    return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in globs)
 
 
 def unequal(one: object, other: object) -> bool:

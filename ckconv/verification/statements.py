@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache, partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from ckconv.verification.content import (
     Fact,
     content_of_index,
     engine_row,
+    is_named,
     of_files,
     parameter_differences,
     read_whole,
@@ -122,7 +124,7 @@ HINT = "repeat the options of the conversion, or --weights compares the tensors 
 
 
 def faults_of(
-    out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None = None
+    out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
     """Everything in which an output says something else than its source.
 
@@ -130,17 +132,17 @@ def faults_of(
 
     Args:
         options: of the conversion: what somebody asked to be another is.
-        named: document -> where it is, if not beside the output.
+        content: reads the output's metadata and documents.
     """
     said = set[str]()
-    for fact in _faults_of(out, source, options, named):
+    for fact in _faults_of(out, source, options, content):
         if fact.name not in said:
             said.add(fact.name)
             yield fact
 
 
 def _faults_of(
-    out: TensorIndex, source: TensorIndex, options: Options, named: Mapping[str, Path] | None
+    out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
         yield from _unasked(adapter_faults(out, source), options)
@@ -172,7 +174,7 @@ def _faults_of(
     elif out.metadata_kind is MetadataKind.DOCUMENT:
         yield from _of_documents(out, source, options)
     elif out.version:
-        yield from _of_engine(out, source, options, content_of_index(out, named))
+        yield from _of_engine(out, source, options, content())
     if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
         return
     yield from _of_pooling(out, source, options)
@@ -226,7 +228,8 @@ def check_statements(
         options, path: of the conversion; what errors call the output.
         named: document -> where it is, if not beside the output.
     """
-    found = chain(faults_of(out, source, options, named), _of_new_engine_file(out, options, named))
+    content = cache(partial(content_of_index, out, named))
+    found = chain(faults_of(out, source, options, content), _of_new_engine_file(out, options, content))
     faults = [str(fact) for fact in islice(found, ENOUGH)]
     if faults:
         raise VerifyError("verify.content", faults[0], path=path, details=listed(faults[1:]), hint=HINT)
@@ -426,8 +429,7 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
     config, header = source.config, out.facts["header"]
     table, own = needed()["engine"], source.metadata_kind is MetadataKind.OWN  # may have biases of zeros
     bias = source.tensors.get("layers.0.attention.q.bias")
-    globs = [(name, glob) for name in (bias.name, bias.source) for glob in options.drop] if bias is not None else []
-    biased = bias is not None and not any(name == glob or fnmatchcase(name, glob) for name, glob in globs)
+    biased = bias is not None and not is_named((bias.name, bias.source), options.drop)
     numbers = {
         "rope_theta": config.rope_theta,
         "rms_eps": config.norm_eps,
@@ -452,10 +454,10 @@ def _of_engine(out: TensorIndex, source: TensorIndex, options: Options, content:
     yield from engine_words(content.keys, source, int(header.vocab_size))
 
 
-def _of_new_engine_file(out: TensorIndex, options: Options, named: Mapping[str, Path] | None) -> Iterator[Fact]:
+def _of_new_engine_file(out: TensorIndex, options: Options, content: Callable[[], Content]) -> Iterator[Fact]:
     """Faults of the engine's ages, and of what its runner fills in later."""
     table, file = needed()["engine"], "weights_manifest.json"
-    files = content_of_index(out, named).files if out.metadata_kind is MetadataKind.OWN else {}
+    files = content().files if out.metadata_kind is MetadataKind.OWN else {}
     document = json.loads(files.get(file, "{}"))
     for key in table["later"]:
         if document.get(key) is not None:
@@ -757,11 +759,8 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
             if key not in flat or (key == _TIED and tied and flat[key] is not True):
                 yield Fact(f"{text_key(mine)}.{key}".lstrip("."), shown(flat.get(key)), shown(value), CONFIG_NAME)
     at_top = mine.get(text_key(mine), {}) if engine is not None and engine.at_top else {}
-    kept = {
-        "model_type",
-        *tower.in_huggingface.tokens,
-    } & meant.keys()  # others are the text part's, whatever stood there
-    at_top = {key: value for key, value in at_top.items() if key not in kept}
+    kept = {"model_type", *tower.in_huggingface.tokens} & meant.keys()
+    at_top = {key: value for key, value in at_top.items() if key not in kept}  # the text part's, whatever stood there
     yield from walk(mine, {**meant, **at_top}, "")
     for path in says:
         table, _, key = path.rpartition(".")

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +44,7 @@ from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
 from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
-from ckconv.verification.content import engine_row, parameter_differences
+from ckconv.verification.content import engine_row, is_named, parameter_differences
 
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------
 
@@ -544,16 +543,12 @@ class TensorComparison:
         return by_plan or self._may_be_left_out(tensor)
 
     def _may_be_left_out(self, tensor: Tensor) -> bool:
-        """Whether a name or glob left a tensor out.
-
-        A name stands for itself too: a tensor's may hold the brackets of a glob.
-        """
-        names = (tensor.name, tensor.source)
+        """Whether a name or glob left a tensor out."""
         layer, config = parse(tensor.name).layer, self.source.config if self.source is not None else None
         behind = layer is not None and config is not None and layer >= config.num_layers
         if behind and (schema.MTP in self.left_out or (tensor.name.startswith("layers.") and not self._holds_drafts)):
             return True
-        return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
+        return is_named((tensor.name, tensor.source), self.left_out)
 
     @property
     def _holds_drafts(self) -> bool:
