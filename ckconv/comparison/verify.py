@@ -126,7 +126,8 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
         return bool(load(own)(plan, out))
 
     def meant() -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        return ((step.slot, step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps)
+        steps = (step for step in plan.steps if step.content is None)
+        return ((step.slot, step.target.dtype.name, tuple(step.target.shape)) for step in steps)
 
     def found() -> Iterator[tuple[str, str, tuple[int, ...]]]:
         return ((stored.name, stored.dtype.name, tuple(stored.shape)) for stored in out.stored)

@@ -62,7 +62,8 @@ class WhisperPlanner(Planner):
         if self.reasons or only_reasons:
             return self.refused()
         file_type = self._kept[1] if any(map(self._keeps, self.index.tensors.values())) else FILE_TYPES[matrices.name]
-        prologue = b"".join(_prologue(numbers, file_type, spoken))
+        parts = inside(filters(numbers["num_mel_bins"]), spoken)
+        prologue = _prologue(numbers, file_type, parts, len(spoken))
         steps, at = [], len(prologue)
         for name, called, tensor in placed:
             dtype = tensor.dtype if self._keeps(tensor) else matrices if _is_matrix(tensor) else F32
@@ -72,7 +73,7 @@ class WhisperPlanner(Planner):
         container = Container(
             (Frame(prologue),),
             keys=keys_of(numbers, file_type),
-            inside=inside(filters(numbers["num_mel_bins"]), spoken),
+            inside=parts,
         )
         return self.made([OutputFile(self.options.file_name or MODEL_NAME, at, tuple(steps))], lambda: container)
 
@@ -207,14 +208,11 @@ def _is_matrix(tensor: Tensor) -> bool:
     return len(tensor.shape) > 1 and tensor.name not in speech().full
 
 
-def _prologue(numbers: Mapping[str, int], file_type: int, spoken: tuple[bytes, ...]) -> Iterator[bytes]:
+def _prologue(numbers: Mapping[str, int], file_type: int, parts: Mapping[str, bytes], spoken: int) -> bytes:
     """Everything before the first tensor."""
-    mels = numbers["num_mel_bins"]
-    yield MAGIC + words(*(numbers[key] for _, key in speech().header), file_type)
-    yield words(mels, BINS) + filters(mels)
-    yield words(len(spoken))
-    for word in spoken:
-        yield words(len(word)) + word
+    header = MAGIC + words(*(numbers[key] for _, key in speech().header), file_type)
+    mels = words(numbers["num_mel_bins"], BINS) + parts["filters"]
+    return header + mels + words(spoken) + parts["words"]
 
 
 def _steps(name: str, called: str, tensor: Tensor, dtype: DType, at: int) -> Iterator[Step]:
@@ -225,5 +223,5 @@ def _steps(name: str, called: str, tensor: Tensor, dtype: DType, at: int) -> Ite
     yield Step(f"the header of {called}", said, None, None, record)
     rows, cols = matrix_of(tensor.shape, dtype)
     extent = Extent(Path(), at + len(record), dtype.nbytes(cols) * rows)
-    target = Tensor(name, called, dtype, tensor.shape, (extent,), plain(rows, cols))
+    target = Tensor(name, called, dtype, shape, (extent,), plain(rows, cols))
     yield Step(called, target, tensor, between(tensor, target))
