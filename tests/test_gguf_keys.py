@@ -26,7 +26,7 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.expressions import llama3_factors, llama3_numbers
 from ckconv.families.keys import Kind
 from ckconv.formats.gguf.entries import engine_reasons
-from ckconv.verification.tokenizers import NEEDED
+from ckconv.verification.content import NEEDED
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ckconv.core import __version__, late, tables
-from ckconv.core.tables import table_of
+from ckconv.core import __version__, late
+from ckconv.core.late import table_of
 from ckconv.families.catalog import INDEX
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
@@ -286,7 +286,7 @@ def test_a_table_of_another_release_is_parsed_again(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = tmp_path / "some.toml"
     for release, value in [("1.0", 1), ("1.1", 2)]:
-        monkeypatch.setattr(tables, "__version__", release)
+        monkeypatch.setattr(late, "__version__", release)
         path.write_text(f"a = {value}\n")
         os.utime(path, (0, 0))
         assert table_of(path) == {"a": value}

@@ -25,6 +25,7 @@ from ckconv.adapters.model import (
     placed,
     resized_first,
     rows_of,
+    transposing,
 )
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import dataclass
@@ -48,7 +49,6 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted, shown
 from ckconv.families.catalog import rows_of_head
-from ckconv.families.modules import transposing
 from ckconv.io.files import Files, head_is_embedding
 from ckconv.options import Options
 from ckconv.plan.planner import Planner

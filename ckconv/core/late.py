@@ -1,4 +1,4 @@
-"""Late work: numpy's import, and methods of classes, at their first use.
+"""Less work at the start: numpy and methods of classes wait, tables stay.
 
 ``typing`` compiles each annotation of each field when the class of a named tuple is made, and ``collections`` the
 constructor: with a hundred classes that is a tenth of the time in which a small model is described. Here a constructor
@@ -7,11 +7,21 @@ is compiled once for all classes with as many fields. To mypy they are the same;
 
 ``dataclasses`` compiles six methods of each class, which takes ten times as long as the rest of it. Here none is: the
 constructor is that of named tuples, and what it calls sets fields.
+
+Most commands ask for seven shipped tables, and to parse those takes as long as to plan a small conversion: they are
+parsed once and cached beside Python's bytecode.
 """
 
 from __future__ import annotations
 
+import marshal
+import tomllib
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from zlib import crc32
+
+from ckconv.core import __version__
 
 __all__ = ["NDArray", "NamedTuple", "dataclass", "np"]
 
@@ -142,3 +152,31 @@ Doubles: TypeAlias = "NDArray[np.float64]"
 Zeros: TypeAlias = "NDArray[np.int16]"
 Index: TypeAlias = "NDArray[np.int64]"
 Flags: TypeAlias = "NDArray[np.bool_]"
+
+
+class _Loader(SourceFileLoader):
+    def path_stats(self, path: Any) -> Any:
+        """State when the file was changed, and in which release.
+
+        Some installers give the files of every release one time, and none takes away what was kept of a table.
+        """
+        stats = dict(super().path_stats(path))
+        return stats | {"mtime": int(stats["mtime"]) + crc32(__version__.encode())}
+
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:  # type: ignore[override]
+        """Make code that has the table, and does nothing."""
+        table = tomllib.loads(data.decode())
+        return self.source_to_code.__code__.replace(co_consts=(marshal.dumps(table),))
+
+
+def table_of(path: Path) -> dict[str, Any]:
+    """Read a TOML file that no user changes.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML.
+    """
+    code = _Loader(path.name, str(path)).get_code(path.name)
+    assert code is not None
+    table: dict[str, Any] = marshal.loads(code.co_consts[0])
+    return table

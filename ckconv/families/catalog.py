@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
-from ckconv.core.late import NamedTuple
-from ckconv.core.tables import table_of
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters

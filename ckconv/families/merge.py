@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.tables import table_of
+from ckconv.core.late import table_of
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
 from ckconv.families.expressions import Expression, ExpressionError, parse

@@ -17,8 +17,7 @@ from typing import Any
 
 from ckconv.core import layouts, metadata
 from ckconv.core.config import ModelConfig, shortest_float32
-from ckconv.core.late import NamedTuple
-from ckconv.core.tables import table_of
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, matrix_of, with_layer
 from ckconv.errors import InputError
 from ckconv.families import catalog, expressions, sizes

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple
-from ckconv.core.tables import table_of
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.errors import UnsupportedError
 
 # -- llama.cpp's pre-tokenizers, recognized by their definitions -------------------------------------------------------

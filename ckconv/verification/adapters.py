@@ -10,19 +10,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.adapters.model import families_of, family_named, local_path, weight_pattern
+from ckconv.adapters.model import families_of, family_named, local_path, transposing, weight_pattern
 from ckconv.core.config import FIELD_OF
 from ckconv.core.metadata import document_of
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, stored_value
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.modules import transposing
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import MLX_VLM
 from ckconv.families.towers import tower_of_document
 from ckconv.formats.gguf.values import HEAD_KEYS
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
-from ckconv.verification.content import Fact, unequal
-from ckconv.verification.tokenizers import needed, shown
+from ckconv.verification.content import Fact, needed, shown, unequal
 
 _ENDING = r"\.(lora_(embedding_)?[ABab](\.weight)?|lora_magnitude_vector|m)$"
 _INNER = ".base_layer"

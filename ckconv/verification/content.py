@@ -1,4 +1,4 @@
-"""Statements of two models compared: hyper-parameters, metadata, files."""
+"""Statements of two models compared: parameters, metadata, keys, files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import hashlib
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from ckconv.core.config import CONFIG_KEYS, config_differences, worded_fields
-from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, text_key
-from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower
+from ckconv.core.late import NamedTuple, table_of
+from ckconv.core.metadata import VALUE_TYPES_BY_NAME, Content, Value, document_of, text_key
+from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, Tower, stored_value
 from ckconv.errors import quoted
 from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, told_by_architecture, without_aids, without_noted
@@ -24,8 +28,12 @@ from ckconv.families.keys import TABLES_OF_ROPE
 from ckconv.families.parameters import differ
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.values import LENGTH, VERSION
-from ckconv.io.files import open_source
+from ckconv.io.files import open_source, own_texts
 from ckconv.io.json import Document, parse_object
+from ckconv.options import Options
+
+#: Keys that have to be there, by format, and by model of the tokenizer.
+NEEDED = Path(__file__).with_name("needed.toml")
 
 CODE = "side.json"
 _JSON = Document("the file", CODE, CODE, 1 << 30)
@@ -83,6 +91,12 @@ class Fact(NamedTuple):
         if self.mine is None:
             return f"{self.name} is missing, {self.meant} is meant"
         return f"{self.name} is {self.mine}, {self.meant} is meant"
+
+
+@cache
+def needed() -> Mapping[str, Mapping[str, Any]]:
+    """The table of what an output has to say."""
+    return table_of(NEEDED)
 
 
 def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None) -> Content:
@@ -176,12 +190,12 @@ def differences(
 
     for key in mine.keys:
         if key not in meant.keys:
-            yield Fact(key, _shown(mine.keys[key]), None)
+            yield Fact(key, _described(mine.keys[key]), None)
         elif mine.keys[key] != meant.keys[key]:
             yield _of_keys(key, mine.keys[key], meant.keys[key])
     for key in meant.keys:
         if key not in mine.keys:
-            yield Fact(key, None, _shown(meant.keys[key]))
+            yield Fact(key, None, _described(meant.keys[key]))
     for name in sorted({*mine.files, *meant.files}):
         read = not any(fnmatchcase(name, pattern) for pattern in FOR_PEOPLE)
         if name not in meant.files:
@@ -329,14 +343,14 @@ def _of_values(
                 nothing = value is None and default is UNREAD
                 idle = idle or nothing or (type(default) is type(value) and default == value)
             if key in mine:
-                yield Fact(place, _shown(value), None, idle=idle)
+                yield Fact(place, _described(value), None, idle=idle)
             elif not idle:
-                yield Fact(place, None, _shown(value))
+                yield Fact(place, None, _described(value))
     elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
         for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
             yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
     elif (type(mine) is not type(meant) or unequal(mine, meant)) and where not in _OF_THE_WRITER:
-        yield Fact(where, _shown(mine), _shown(meant))
+        yield Fact(where, _described(mine), _described(meant))
 
 
 def is_named(names: Collection[str], globs: Iterable[str]) -> bool:
@@ -360,7 +374,7 @@ def _plainly_spelled(data: bytes, value: Any) -> bool:
     return any(text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False))
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, Value):
         return _of_gguf(value)
     if isinstance(value, (dict, list)):
@@ -376,7 +390,7 @@ def _of_gguf(value: Value) -> str:
         (count,) = LENGTH[VERSION].unpack_from(value.payload, 4)
         return f"{value.type} of {count:,}"
     if value.type == "str":
-        return _shown(value.payload[LENGTH[VERSION].size :].decode("utf-8", "replace"))
+        return _described(value.payload[LENGTH[VERSION].size :].decode("utf-8", "replace"))
     found = struct.unpack(f"<{VALUE_TYPES_BY_NAME[value.type].code}", value.payload)[0]
     return f"{found} ({value.type})"
 
@@ -388,8 +402,8 @@ def _of_keys(key: str, mine: Any, meant: Any) -> Fact:
         ours, theirs = items_of(mine), items_of(meant)
         if len(ours) == len(theirs):
             at = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), 0)
-            return Fact(f"{key}[{at}]", _shown(ours[at]), _shown(theirs[at]))
-    return Fact(key, _shown(mine), _shown(meant))
+            return Fact(f"{key}[{at}]", _described(ours[at]), _described(theirs[at]))
+    return Fact(key, _described(mine), _described(meant))
 
 
 def items_of(value: Value) -> list[Any]:
@@ -408,3 +422,69 @@ def items_of(value: Value) -> list[Any]:
         found.append(value.payload[at : at + length].decode("utf-8", "surrogateescape"))
         at += length
     return found
+
+
+def shown(value: Any) -> str | None:
+    """A value as a fact has it."""
+    if value is None:
+        return None
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- General keys of a GGUF: name, type, types -------------------------------------------------------------------------
+
+_TYPE, _NAME, FILE_TYPE, _VERSION = (f"general.{key}" for key in ("type", "name", "file_type", "quantization_version"))
+
+
+def general_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults of the keys at the head of a model's file."""
+    table = needed()["general"]
+    for key, meant in ((_TYPE, table["types"][out.tower is not None]), (_VERSION, table["version"])):
+        if stored_value(out, key) != meant:
+            yield Fact(key, shown(stored_value(out, key)), shown(meant))
+    name, names = stored_value(out, _NAME), [*_names(source)]
+    if name is None:
+        words = [word for word in needed()["strips"]["names"] if any(word in one.lower() for one in names)]
+        if not words and _letters(names[0]):  # words with which llama.cpp takes a tokenizer for Phi 3's
+            yield Fact(_NAME, None, shown(names[0]))
+    elif _letters(str(name)) not in map(_letters, names):
+        yield Fact(_NAME, shown(name), shown(names[0]))
+    yield from _file_type(out, options)
+
+
+def _names(source: TensorIndex) -> Iterator[str]:
+    """Names of a checkpoint.
+
+    By its card, its configuration, or where it lies.
+    """
+    yield from filter(None, [own_texts(source).get("name")])
+    said = document_of(source.metadata).get("_name_or_path")
+    yield from filter(None, [str(said or "").rstrip("/").rpartition("/")[2]])
+    for part in chain(reversed(source.path.absolute().parts), reversed(source.path.resolve().parts)):
+        yield from (part, part.rpartition("--")[2])
+
+
+def _letters(text: str) -> str:
+    folded = normalize("NFKC", text.encode("utf-8", "replace").decode()).casefold()  # of ligatures titles have letters
+    return re.sub(r"[\W_]", "", normalize("NFKC", folded))
+
+
+def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
+    """The fault of a file type that is not that of most matrices."""
+    number, recipes = stored_value(out, FILE_TYPE), needed()["file_types"]["recipes"]
+    words = (word.strip() for word in options.quantize.upper().split(",") if "=" not in word)  # for single matrices
+    recipe = next((recipes[word] for word in words if word in recipes), None)
+    meant = plain_types(out) if recipe is None else {recipe}
+    if number not in meant:
+        # llama.cpp counts types itself where no key says it (llama_model_loader), and shows the number to people
+        yield Fact(FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))), idle=number is None)
+
+
+def plain_types(index: TensorIndex) -> set[int]:
+    """Numbers of the types that most matrices have."""
+    counts = Counter(stored.dtype.name for stored in index.stored if len(stored.shape) > 1)
+    floats = counts.pop("F32", 0)  # some have to be, whatever the others are
+    most = max(counts.values(), default=0)
+    fits = {name for name, count in counts.items() if count == most} | ({"F32"} if floats >= most else set())
+    return {needed()["file_types"]["plain"].get(name, 0) for name in fits}

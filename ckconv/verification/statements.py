@@ -44,16 +44,20 @@ from ckconv.families.towers import tower_family
 from ckconv.options import Options
 from ckconv.verification.adapters import adapter_faults
 from ckconv.verification.content import (
+    FILE_TYPE,
     Fact,
     content_of_index,
     engine_row,
+    general_faults,
     is_named,
+    needed,
     of_files,
     parameter_differences,
+    plain_types,
     read_whole,
+    shown,
     unequal,
 )
-from ckconv.verification.general import FILE_TYPE, general_faults, plain_types
 from ckconv.verification.tokenizers import (
     ALL_ROLES,
     DOCUMENT,
@@ -61,10 +65,8 @@ from ckconv.verification.tokenizers import (
     UNKNOWN_TYPE,
     engine_words,
     first_difference,
-    needed,
     pieces,
     roles_of_keys,
-    shown,
     tokenizer_faults,
 )
 

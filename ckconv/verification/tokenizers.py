@@ -13,20 +13,16 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import shortest_float32
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import beside, document_of
-from ckconv.core.tables import table_of
 from ckconv.core.tensors import MetadataKind, TensorIndex, stored_value
 from ckconv.io.files import open_source
-from ckconv.verification.content import Fact, of_files, read_whole
-
-#: Keys that have to be there, by format, and by model of the tokenizer.
-NEEDED = Path(__file__).with_name("needed.toml")
+from ckconv.verification.content import Fact, needed, of_files, read_whole, shown
 
 #: Roles of tokens -> what a GGUF calls them.
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -107,12 +103,6 @@ class Words(NamedTuple):
     behind: str = ""
     users: frozenset[int] = frozenset()
     is_wordpiece: bool = False
-
-
-@cache
-def needed() -> Mapping[str, Mapping[str, Any]]:
-    """The table of what an output has to say."""
-    return table_of(NEEDED)
 
 
 def tokenizer_faults(out: TensorIndex, source: TensorIndex, context: int = 0) -> Iterator[Fact]:
@@ -599,14 +589,6 @@ def first_difference(key: str, mine: Any, meant: Any) -> Fact:
             return Fact(f"{key}[{at}]", shown(mine[at]), shown(meant[at]))
         return Fact(key, f"a list of {len(mine):,}", f"one of {len(meant):,}")
     return Fact(key, shown(mine), shown(meant))
-
-
-def shown(value: Any) -> str | None:
-    """A value as a fact has it."""
-    if value is None:
-        return None
-    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- Documents that were made of a GGUF's tokenizer --------------------------------------------------------------------

@@ -8,9 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32, DType
-from ckconv.core.tables import table_of
 from ckconv.core.tensors import parse
 from ckconv.errors import InputError, an, counted
 from ckconv.families.catalog import FAMILIES, told_by_architecture, written_as

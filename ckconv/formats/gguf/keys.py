@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import FIELD_OF, NUMBERS, checked_number
+from ckconv.core.late import table_of
 from ckconv.core.metadata import (
     STRING,
     VALUE_TYPES_BY_NAME,
@@ -33,7 +34,6 @@ from ckconv.core.metadata import (
     scalar,
     string,
 )
-from ckconv.core.tables import table_of
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, counted, quoted
 from ckconv.families import schema, towers

@@ -16,7 +16,7 @@ from ckconv.families import catalog, schema
 from ckconv.families.names import HF, NESTED, names_of
 from ckconv.families.towers import USUAL, speech, speech_settings, speech_tensors
 from ckconv.formats.safetensors import checkpoint, config_json
-from ckconv.formats.safetensors.arrays import BLOCKS, Entry, StoredArray, module_of, places_of, planes
+from ckconv.formats.safetensors.write import BLOCKS, Entry, StoredArray, module_of, places_of, planes
 from ckconv.plan.planner import ORIGINAL, Planner
 from ckconv.plan.steps import DECODE, Module, Piece, decode_hint
 from ckconv.quant.mlx import Quantization, Triple, triple_of, triple_type

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_scale
+from ckconv.core.late import table_of
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
-from ckconv.core.tables import table_of
 from ckconv.core.tensors import Tensor, TensorIndex, blocks_apart, parse
 from ckconv.errors import InputError, UsageError, an, counted
 from ckconv.families import catalog, keys, parameters, towers
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
-from ckconv.formats.safetensors.arrays import Entry
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import complete, strict
+from ckconv.formats.safetensors.write import Entry
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
 from ckconv.plan.probe import SourceFacts

@@ -64,7 +64,6 @@ from ckconv.families.parameters import differ, nested, own_document, write
 from ckconv.families.schema import TOWER, TRANSFORMERS, Family, Loader
 from ckconv.families.sizes import Sizes, expected, has_transposed
 from ckconv.families.towers import PREPROCESSOR, PROCESSOR, diffuses, taken_otherwise, tower_family, tower_within
-from ckconv.formats.safetensors.arrays import BLOCKS, Entry, Spelling, copied_piece, decoded_piece, module_of, spare_of
 from ckconv.formats.safetensors.config_json import (
     CHECKPOINTS,
     Said,
@@ -76,11 +75,18 @@ from ckconv.formats.safetensors.config_json import (
 )
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.write import (
+    BLOCKS,
     Checkpoint,
+    Entry,
+    Spelling,
     container,
+    copied_piece,
+    decoded_piece,
     lay_out,
+    module_of,
     pooling_of_source,
     single_name,
+    spare_of,
     tokenizer_plan,
 )
 from ckconv.io.files import card_of, own_texts
