@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -14,8 +15,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import FIXTURES
 from gguf_builder import pair
 
 from ckconv.publish.files import LOCK
@@ -130,6 +133,7 @@ def test_signal_at_many_moments(name: str, source: Path, whole: tuple[float, byt
         assert code == 128 + number
         assert "error[interrupted]" in err
         assert [path.name for path in folder.iterdir()] == (["m.bump"] if replacing else [])
+        assert ("what was there before stayed" in err) <= replacing
         if replacing:
             assert out.read_bytes() == OLD
     assert hit >= 2, "the moments must hit the middle of the work"
@@ -238,6 +242,46 @@ def test_file_size_limit(limit: int, replacing: bool, source: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == (["m.bump"] if replacing else [])
     if replacing:
         assert out.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume"]])
+def test_of_several_files_the_one_is_named_that_may_not_be_so_large(flags: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckconv", "convert", str(FIXTURES / "hf/llama-tied-bf16"), f"{tmp_path}/out/"]
+    command += ["--to", "safetensors", "--dtype", "f32", "--max-shard-size", "100KB", *flags]
+    done = subprocess.run(command, preexec_fn=lambda: limited(40 << 10), capture_output=True)
+    assert b"output.space]: %s/out/model-00001-of-0000" % bytes(tmp_path) in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume"]])
+@pytest.mark.parametrize(("at", "name"), [("m.gguf", "m.gguf"), ("out/", "out/model-00001-of-0000")])
+def test_a_disk_that_fills_up_is_said_of_the_output(
+    at: str, name: str, flags: list[str], ckconv: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ckconv.conversion.write.write_some", full)
+    shards = ["--to", "safetensors", "--max-shard-size", "100KB"] if at.endswith("/") else []
+    done = ckconv("convert", FIXTURES / "hf/llama-tied-bf16", f"{tmp_path}/{at}", "--dtype", "f32", *shards, *flags)
+    assert (done.code, f"error[output.space]: {tmp_path}/{name}" in done.err) == (6, True), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_replaces_an_output_is_told_that_it_stayed(
+    ckconv: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "m.gguf"
+    out.write_bytes(OLD)
+
+    def interrupted(_fd: int, data: memoryview, _offset: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return len(data)
+
+    monkeypatch.setattr("ckconv.conversion.write.write_some", interrupted)
+    done = ckconv("convert", FIXTURES / "hf/llama-tied-bf16", out, "--force")
+    assert (done.code, out.read_bytes()) == (130, OLD)
+    assert "interrupted; nothing was left behind, and what was there before stayed" in done.err
 
 
 def test_file_size_limit_on_a_side_file_only(tmp_path: Path) -> None:

@@ -333,20 +333,43 @@ def test_what_mlx_vlm_computes_otherwise_is_refused(
         ("qwen3_5-f16", "text_config", "attention_bias", True, False),  # there are none
         ("qwen2_vl-bf16", "", "attention_dropout", -1, 0.0),  # which the class does not take
         ("qwen2_vl-bf16", "", "use_sliding_window", 2, False),
+        ("idefics3-f16", "text_config", "sliding_window", False, None),  # which its class does not read
+        ("internvl-bf16", "text_config", "rope_theta", 0, 1e4),  # that of rope_parameters is read
+        ("mistral3-f16", "", "layer_types", -1, None),  # beside the text part no class reads it
+        ("gemma3-f16", "vision_config", "model_type", ..., "siglip_vision_model"),
+        ("internvl_chat-bf16", "llm_config", "model_type", "x", "qwen2"),  # its architectures say so
     ],
 )
 def test_what_no_class_takes_and_tensors_contradict_is_said_right(
     name: str, table: str, key: str, value: Any, meant: Any, ckconv: Callable[..., Result], tmp_path: Path
 ) -> None:
     recorded = seen_by_mlx_vlm(name)
-    (recorded["config"][table] if table else recorded["config"])[key] = value
+    said = recorded["config"][table] if table else recorded["config"]
+    said[key] = value
+    if value is ...:
+        del said[key]
     source = with_tokens(recorded, tmp_path / "source")
 
     done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
 
     assert done.code == 0, done.err
     document = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (document[table] if table else document)[key] == meant
+    assert (document[table] if table else document).get(key) == meant
+
+
+@pytest.mark.parametrize(("layers", "hinted"), [(6, True), (2, False)])  # mlx-lm's class wants six
+def test_what_leaves_the_tower_out_is_hinted_where_the_text_model_goes_alone(
+    layers: int, hinted: bool, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    recorded = seen_by_mlx_vlm("gemma3-f16") if layers == 6 else recordings()["gemma3-f16"]
+    recorded["config"]["vision_config"]["intermediate_size"] += 1
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+    alone = ckconv("convert", source, f"{tmp_path}/text/", "--to", "mlx", "--drop", "tower")
+
+    assert (done.code, "--drop tower" in done.err) == (3, hinted), done.err
+    assert alone.code == (0 if hinted else 4), alone.err
 
 
 def test_a_tower_of_another_text_model_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:

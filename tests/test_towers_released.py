@@ -356,19 +356,31 @@ def test_a_ministral_3_turns_by_yarn_in_mlx_vlm(kind: str, tmp_path: Path) -> No
         ("llava-f16", "vision_config", "hidden_size", [16, 16], r"hidden_size must be one number.*, got \[16, 16\]"),
         ("ultravox-f16", "audio_config", "encoder_attention_heads", -2, "must be one number that is not negative"),
         ("qwen2_5_vl-f32", "vision_config", "spatial_merge_size", "x", "no arithmetic with 14 and 'x'"),
+        ("lfm2_vl-f16", "", "projector_use_layernorm", "x", "projector_use_layernorm must be true or false, got 'x'"),
+        ("glm4v-f16", "vision_config", "attention_bias", 0, "attention_bias must be true or false, got 0"),
     ],
 )
 def test_what_is_no_number_is_malformed(
     name: str, table: str, key: str, value: object, why: str, tmp_path: Path
 ) -> None:
     recorded = json.loads(json.dumps(RECORDED[name]))
-    recorded["config"][table][key] = value
+    (recorded["config"][table] if table else recorded["config"])[key] = value
 
     with pytest.raises(CkconvError, match=why) as caught:
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
     assert (caught.value.code, caught.value.exit_code) == ("model.config", 3)
     assert not (tmp_path / "mmproj.gguf").exists()
+
+
+def test_a_word_that_the_class_of_a_tower_does_not_read_is_none_of_its_file(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["dots_ocr-f16"]))
+    convert_tower(checkpoint(recorded, tmp_path / "1" / "source"), tmp_path / "one.gguf")
+    recorded["config"]["vision_config"]["model_type"] = "another"
+
+    convert_tower(checkpoint(recorded, tmp_path / "2" / "source"), tmp_path / "other.gguf")
+
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
 
 
 def test_a_layer_that_is_counted_from_the_first_one_is_the_same(tmp_path: Path) -> None:

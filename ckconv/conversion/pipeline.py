@@ -28,6 +28,7 @@ from ckconv.conversion.write import (
 )
 from ckconv.core.late import NamedTuple
 from ckconv.core.tensors import TensorIndex
+from ckconv.errors import OutputError, shown
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, any_slow, at_once, made_at_once, threads
 from ckconv.plan.steps import Container, Plan
@@ -137,6 +138,8 @@ class Pipeline:
                         close_written(flight.fd)
                     else:  # earlier files are completed: one of them may fail too, and its error comes first
                         errors[flight.number] = error
+                        if isinstance(error, OutputError):  # what writes has descriptors alone
+                            error.path = error.path or shown(self._paths[flight.number])
                         close_unwritten(flight.fd)
                         waiting.clear()
                         for other in flights:

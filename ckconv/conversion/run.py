@@ -387,7 +387,9 @@ class _Staged:
     def write(self, watcher: Watcher, shared: SharedFiles | None) -> list[FileResult]:
         """Write everything: alone, or with others."""
         plan, fds = self._plan, self._outputs.fds
-        write_frames(((file, frame, fds[path]) for file, frame, path in self._parts()), Path(self._target.name))
+        for file, frame, path in self._parts():
+            with failing(path):
+                write_frames([(file, frame, fds[path])], Path(self._target.name))
         watcher.begin(phase(plan), plan.nbytes)
         with self._as_target():
             if shared is None:
@@ -528,6 +530,10 @@ class _Staged:
         except VerifyError as error:
             if always or not self._plan.restores or error.code == "verify.file":
                 error.path = self._target.name
+            raise
+        except OutputError as error:
+            staged = {shown(place): shown(path) for place, path in zip(self._places, self._paths, strict=True)}
+            error.path = staged.get(error.path or "", error.path or self._target.name)
             raise
         except InputError as error:
             if error.path is None or not Path(error.path).is_relative_to(self._outputs.staging):

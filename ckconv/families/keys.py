@@ -286,6 +286,11 @@ class Parameter(NamedTuple):
         return next((cell.type for cell in self.key_cells("gguf")), "")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether its default is true or false."""
+        return any(not one.names and isinstance(one.value({}), bool) for one in self.defaults.values())
+
+    @property
     def kind_of_items(self) -> str:
         """Metadata type of list items, one a layer; empty if ambiguous."""
         made = any(cell.write or cell.read or cell.alias for cell in self.key_cells("gguf"))

@@ -196,15 +196,18 @@ def _check(row: Parameter, value: Any) -> None:
     """Check the type of a value: lists where due, of finite numbers."""
     type = next((cell.type for cell in row.key_cells("gguf") if not cell.alias), "")
     kind, many = type.removesuffix("[]"), type.endswith("[]")
-    if value is None or kind not in _NUMBERS:
+    if value is None:
         return
-    types, least = _NUMBERS[kind]
-    listed = isinstance(value, list)
-    numbers = value if listed else [value]
-    right = all(isinstance(one, types) and not isinstance(one, bool) and one >= least for one in numbers)
-    if listed != many or not right:
-        keys = " or ".join(cell.key for cell in row.key_cells("hf")) or row.name
+    if kind in _NUMBERS:
+        types, least = _NUMBERS[kind]
+        numbers = value if isinstance(value, list) else [value]
+        right = all(isinstance(one, types) and not isinstance(one, bool) and one >= least for one in numbers)
+        right = right and isinstance(value, list) == many
         what = "a list of numbers" if many else "one number that is not negative"
+    else:
+        right, what = bool(type) or not row.is_switch or isinstance(value, bool), "true or false"
+    if not right:
+        keys = " or ".join(cell.key for cell in row.key_cells("hf")) or row.name
         raise ParameterError(f"{keys} must be {what}, got {value!r}")
 
 

@@ -560,9 +560,13 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
 
 
 def text_alone(config: ModelConfig | None, loader: Loader, way: str = "--drop tower writes") -> str:
-    """Hint at the text model without its tower; empty where no class is one."""
+    """Hint at the text model without its tower; empty where it is refused for good."""
     row = engine_of(FAMILIES[config.family], loader) if config else None
-    return "" if row is not None and row.absent else f"{way} the text model alone"
+    if config is not None and row is not None:
+        alone = row_reasons(config, loader, context=config.context_length, tied=bool(config.tied), equal=True)
+        if row.absent or not all(reason.hint for reason in alone):
+            return ""
+    return f"{way} the text model alone"
 
 
 def row_reasons(

@@ -52,7 +52,7 @@ from ckconv.publish.journal import (
     undo,
     within,
 )
-from ckconv.signals import LATE, LEFT, check, declare, noted
+from ckconv.signals import LATE, LEFT, OLDER, check, declare, noted
 from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 
 
@@ -332,6 +332,8 @@ class Outputs:
             self._describe()
             self.recover()
             self._check()
+            if self._gone or any(os.path.lexists(file.target) for file in self._files.values()):
+                declare(OLDER)
             if (place := self._place()) is not None:
                 self._stage(place)
         except BaseException as error:

@@ -707,6 +707,7 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
     floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
     names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
+    names += [source.tower.parameters.get("class")]
     free = _STORED - {*_TYPES} | _DRAFTED
     free |= {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
     unread = {f"{text_key(meant)}.{_CLASSES}"}
@@ -717,6 +718,10 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
     classes = [str(one.get("model_type")) for one in (meant, meant.get(text_key(meant), {}))]
     untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
+    cells = [cell for row in text.parameters.values() for cell in row.key_cells("hf")]
+    foreign = {cell.key for cell in cells} - {c.key for c in cells if CONSUMERS.get(source.format) in c.readers}
+    follow = [row for row in text.parameters.values() if row.value is not None]
+    follows = dict(_said_by_rows(follow, scope_of(text, source.config), "hf")) if source.config is not None else {}
     there, of = {parse(name).pattern for name in out.tensors}, switches(text)
     biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
 
@@ -732,6 +737,10 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
                 continue
             elif where in ("", f"{text_key(mine)}.") and (key in untaken or biased.get(key) is value is not None):
                 continue  # the class stops at it, and the document says what the class takes, or what tensors say
+            elif where in ("", f"{text_key(mine)}.") and (
+                follows.get(key, key) == value or (value is None and key in foreign)
+            ):
+                continue  # the source's class does not read it: what it follows from is compared
             elif key == "model_type" or key in _TYPES:
                 # no class of mlx-vlm reads a type
                 if value not in (names if key == "model_type" else (None, whole.get(key), *floats)):

@@ -453,12 +453,21 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
             if not condition.expression.value(scope):
                 self.refuse(condition.said(scope), condition.hint or text)
         self.notes += [one.said(scope) for one in row.same_if if not one.expression.value(scope)]
-        self.notes.append(f"mlx-vlm loads the text model and the tower; {text}")
+        self.notes.append("; ".join(filter(None, ("mlx-vlm loads the text model and the tower", text))))
 
     def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
         """Parameters of the tower, and with ``text_`` those of the text model."""
         text = parameters.scope_of(catalog.FAMILIES[config.family], config)
         return {"text_window": None, **{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
+
+    @property
+    def _unread(self) -> frozenset[str]:
+        """Keys of a text model that transformers' class does not read."""
+        if self.config is None or keys.CONSUMERS.get(self.index.format) != keys.TRANSFORMERS:
+            return frozenset()
+        rows = catalog.FAMILIES[self.config.family].parameters.values()
+        cells = [cell for row in rows for cell in row.key_cells("hf")]
+        return frozenset(c.key for c in cells) - {c.key for c in cells if keys.TRANSFORMERS in c.readers}
 
     def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
         """Type of a tensor of the tower: codes where mlx-vlm quantizes it, too."""
@@ -479,7 +488,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         inner, own = whole.get(key, {}), text.get(key, text)
         own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
         tables = {name: {**(it or {}), **own[name]} for name, it in inner.items() if isinstance(own.get(name), dict)}
-        kind = {name: inner[name] for name in ("model_type",) if name in inner}
+        named = catalog.FAMILIES[config.family].in_huggingface.names  # another was told by its class
+        kind = {name: inner[name] for name in ("model_type",) if inner.get(name) in named}
         said = complete(self.index, config, self.said(modules, False))
         # Of a class that divides the width by the heads it would be a number that no other reader is told.
         said = said if "head_dim" in row.needs else {name: one for name, one in said.items() if name != "head_dim"}
@@ -499,6 +509,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
             kept = {"model_type", *self.seeing.in_huggingface.tokens} & whole.keys()
             whole |= {name: value for name, value in made.items() if name not in kept}
         if key:
+            whole = {name: value for name, value in whole.items() if name in made or name not in self._unread}
             whole[key] = made
         scope = self._scope(config)
         for path, expression in row.says.items():
