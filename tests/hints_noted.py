@@ -248,7 +248,10 @@ _DONE: list[tuple[str, Callable[[list[str], Path, Mapping[str, Any], Any], list[
     (r"mkdir -p (.+)", _makes),
     (r"(\./.+) names the file", _names),
     (r"did you mean (.+)\?", _meant),
-    (r"name one of them|name the file instead of the directory: (.+)", _one_of_them),
+    (
+        r"name one of them|name (?:the file|one of them) instead of the directory(?:, whose set is read)?: (.+)",
+        _one_of_them,
+    ),
     (r"remove it|remove the link|move it away", _removed),
     (r"name another (?:FILE|DIR) for (--[a-z]+)", _another_file),
     (r"name another (--into) DIR", _another_file),

@@ -422,6 +422,32 @@ def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
     assert said in " ".join((str(info.value), *info.value.details))
 
 
+@pytest.mark.parametrize(
+    ("changes", "edit"),
+    [
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, {"drop_meta": ("rope_scaling",)}),
+        (
+            {"rope_theta": ..., "rope_parameters": {"rope_theta": 1e4, "rope_type": "mrope", "mrope_section": [2, 3]}},
+            {"set_meta": (("rope_parameters.rope_type", "default"),)},
+        ),
+    ],
+)
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_sections_of_a_text_model_are_taken_away_by_what_is_hinted(
+    tmp_path: Path, changes: dict[str, Any], edit: dict[str, Any], to: str
+) -> None:
+    """transformers loads no Qwen 2 with that type, and llama.cpp's converter leaves it out."""
+    source = model(tmp_path / "sections", "qwen2", **changes)
+
+    with pytest.raises(UnsupportedError, match="rope_type mrope") as info:
+        convert(source, to)
+    ((flag, (value,)),) = edit.items()
+    said = value if isinstance(value, str) else "=".join(value)
+    assert f"ckconv edit SRC DST/ --{flag.replace('_', '-')} {said} " in (info.value.hint or "")
+    ckconv.edit(source, tmp_path / "edited", **edit)
+    convert(tmp_path / "edited", to)
+
+
 def test_what_mlx_lm_does_not_read_of_a_scaling_is_not_handed_to_transformers(tmp_path: Path) -> None:
     """``rope_kwargs`` of ``initialize_rope`` in mlx_lm/models/rope_utils.py."""
     yarn, idle = {**YARN, "original_max_position_embeddings": 32}, {"truncate": False}

@@ -504,6 +504,18 @@ def test_several_candidates(names: list[str], message: str, tmp_path: Path) -> N
     assert INDEX in error.hint
 
 
+def test_of_two_sets_of_shards_one_is_named(root: Path) -> None:
+    pair = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name, tensors in zip(pair, (SHARDS[ONE], SHARDS[TWO]), strict=True):
+        (root / name).write_bytes(sound(tensors))
+    (root / INDEX).unlink()
+    error = fault(root)
+    assert (error.code, error.found) == ("hf.ambiguous", 2)
+    assert error.message.startswith("5 safetensors files of 2 sets and no index: ")
+    assert error.hint == f"name one of them instead of the directory, whose set is read: '{pair[0]}' or '{ONE}'"
+    assert {tensor.name for tensor in read_checkpoint_files(root / pair[0]).tensors} == {"a", "b", "c"}
+
+
 def test_the_usual_name_goes_before_others(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(sound(SHARDS[ONE]))
     (tmp_path / "adapter_model.safetensors").write_bytes(sound(SHARDS[TWO]))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import numpy as np
 import pytest
+from checkpoints import save
 from conftest import Result
 from family_cases import checkpoint as plain_checkpoint, recording
 from gguf_copies import gguf_copy
@@ -586,6 +588,26 @@ def test_a_text_model_of_a_class_that_sees_is_refused_with_the_command_that_take
     assert (done.code, "the text part alone is no model of it" in done.err) == (4, True), done.err
     assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its tower" in done.err
     assert ckconv("convert", text, mmproj, f"{tmp_path}/hf/").code == 0
+
+
+def test_the_text_of_qwen3_omni_is_not_sent_for_a_tower_that_is_not_known(
+    ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    case = next(family_cases.cases("qwen3_omni_moe"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+    thinker = json.loads((source / "config.json").read_text())
+    del thinker["architectures"]
+    whole = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe"}
+    named = {f"thinker.{name}": array for name, array in arrays(source).items()}
+    save(source, {**whole, "thinker_config": thinker}, named)
+
+    two = ckconv("convert", source, tmp_path / "t.gguf", "--mmproj", tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "text.gguf").code == 0
+    back = ckconv("convert", tmp_path / "text.gguf", f"{tmp_path}/hf/", "--to", "hf")
+
+    assert (two.code, "knows no tower of a 'qwen3_omni_moe'; llama.cpp does" in two.err) == (4, True), two.err
+    said = "transformers has no class for qwen3_vl_moe or qwen3_omni_moe, whose GGUFs are the same: "
+    assert (back.code, said in back.err, "hint" in back.err) == (4, True, False), back.err
 
 
 @pytest.mark.parametrize("name", sorted(BEHIND))

@@ -93,6 +93,15 @@ def scaled(kind: str, config: ModelConfig) -> str:
     return f"RoPE is scaled ({kind} by {', '.join(keys)})"
 
 
+def without_sections(kind: str, config: ModelConfig) -> str:
+    """Hint at a RoPE of sections without them: a text has one position in all; empty for other kinds."""
+    if kind != "mrope" or not config.raw:
+        return ""
+    old = isinstance(config.raw.get("rope_scaling"), dict)
+    edits = "--drop-meta rope_scaling" if old else "--set-meta rope_parameters.rope_type=default"
+    return f"ckconv edit SRC DST/ {edits} takes its sections away, in all of which a text has one position"
+
+
 #: What scales RoPE in a GGUF.
 SCALING_KEYS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 

@@ -493,6 +493,11 @@ def told_by_architecture(name: str) -> str:
     return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
 
 
+def alike_in_gguf(family: Family) -> list[str]:
+    """Families whose GGUFs are those of this one, which stands first."""
+    return [family.name, *(name for name in FAMILIES if name != family.name == told_by_architecture(name))]
+
+
 def rows_of_head(index: TensorIndex) -> Collection[str]:
     """Tensors of a checkpoint that are rows of its own head or embedding."""
     if index.config is None or index.metadata_kind is not MetadataKind.DOCUMENT:

@@ -21,6 +21,7 @@ from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, Tensor
 from ckconv.errors import an, counted, quoted, shown
 from ckconv.families.catalog import (
     FAMILIES,
+    alike_in_gguf,
     asks_target,
     classes_of,
     document_words,
@@ -588,8 +589,8 @@ def row_reasons(
         hint = f'a family file of your own says so by a row: [engines] {loader.row} = {{unmeasured = "why"}}'
         if row is not None:
             whole = loader.name == TRANSFORMERS and OF_FORMAT.get(format) is LLAMA_CPP and is_seen_by(family.name)
-            hint = _WITH_TOWER if whole else ""
-        yield Reason(_unknown(family, loader, row), hint)
+            hint = _WITH_TOWER if whole and config.own.get("deepstack", 1) else ""  # of Qwen 3 Omni no tower is known
+        yield Reason(_unknown(family, loader, row, format), hint)
         return
     if row.head == "none" and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
@@ -626,9 +627,11 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
         yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
 
 
-def _unknown(family: Family, loader: Loader, row: Engine | None) -> str:
+def _unknown(family: Family, loader: Loader, row: Engine | None, format: str) -> str:
     if row is not None:
-        return f"{loader.name} has no {loader.has} for {family.name} (model_type){row.why and f': {row.why}'}"
+        alike = alike_in_gguf(family) if OF_FORMAT.get(format) is LLAMA_CPP else []
+        names = f"{' or '.join(alike)}, whose GGUFs are the same" if len(alike) > 1 else f"{family.name} (model_type)"
+        return f"{loader.name} has no {loader.has} for {names}{row.why and f': {row.why}'}"
     return f"ckconv does not know what {loader.name} computes of {an(family.name)} (model_type)"
 
 

@@ -20,6 +20,7 @@ from ckconv.core.config import (
     positive_numbers,
     scaled,
     starts_behind,
+    without_sections,
 )
 from ckconv.core.late import NamedTuple, Rows, np
 from ckconv.core.layouts import DTYPES, F32, F64, I64, DType, Kind, Layout, plain, shifted
@@ -255,7 +256,8 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
             yield Reason(f"{scaled(kind, config)} and names no {config.rotary_dim // 2} long and short factors")
         return
     if kind not in ("linear", "yarn"):
-        hint = f"--context {config.context_length} is where it starts" if kind == "dynamic" else ""
+        behind = f"--context {config.context_length} is where it starts" if kind == "dynamic" else ""
+        hint = behind or without_sections(kind, config)
         yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF", hint)
         return
     if positive_numbers(scaling, ("factor",)) is None:

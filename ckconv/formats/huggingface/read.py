@@ -891,8 +891,9 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     document = document_of(index.metadata)
     family = tower_of_document(document) if index.format in _NAMES else None
     if family is None:
-        what = quoted(str(document.get("model_type") or index.architecture))
-        message = f"ckconv knows no tower of a {what}{llama_cpp_has('towers', classes_of(document))}"
+        whole = {**document, **(document.get(WHOLE) or {})}  # which speaks, too
+        what = quoted(str(whole.get("model_type") or index.architecture))
+        message = f"ckconv knows no tower of a {what}{llama_cpp_has('towers', classes_of(whole))}"
         raise UnsupportedError("tower.unknown", message, path=index.path)
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
     if not beside:

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import ModelConfig, same_factors_always, scaled, yarn_scale
+from ckconv.core.config import ModelConfig, same_factors_always, scaled, without_sections, yarn_scale
 from ckconv.core.late import table_of
 from ckconv.core.layouts import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.metadata import QUANTIZATION_KEYS, text_key
@@ -161,7 +161,8 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine, l
         yield Reason(f"{scaled(kind, config)}, which {engine}'s {config.family} does not do")
         return
     if kind not in _KEYS:
-        yield Reason(f"{scaled(kind, config)}, which {engine} does not do as transformers does")
+        hint = without_sections(kind, config)
+        yield Reason(f"{scaled(kind, config)}, which {engine} does not do as transformers does", hint)
         return
     if kind == "longrope" and not same_factors_always(scaling):
         original = scaling["original_max_position_embeddings"]
