@@ -94,7 +94,7 @@ def scaled(kind: str, config: ModelConfig) -> str:
 
 
 def without_sections(kind: str, config: ModelConfig) -> str:
-    """Hint at a RoPE of sections without them: a text has one position in all; empty for other kinds."""
+    """Hint at what takes sections of RoPE away; empty for other kinds."""
     if kind != "mrope" or not config.raw:
         return ""
     old = isinstance(config.raw.get("rope_scaling"), dict)

@@ -561,7 +561,7 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
 
 
 def text_alone(config: ModelConfig | None, loader: Loader, way: str = "--drop tower writes") -> str:
-    """Hint at the text model without its tower; empty where it is refused for good."""
+    """Hint at the text model without its tower; empty if that is refused."""
     row = engine_of(FAMILIES[config.family], loader) if config else None
     if config is not None and row is not None:
         alone = row_reasons(config, loader, context=config.context_length, tied=bool(config.tied), equal=True)
