@@ -44,6 +44,9 @@ RECORDING = ROOT / "tests" / "config_keys.json"
 #: What classes of mlx-lm call their arguments, and those of a text part.
 _ARGUMENTS = ("ModelArgs", "TextModelArgs", "TextArgs", "TextConfig")
 
+#: Modules whose class is made of the text part.
+_WRAPS = re.compile(r"(\w+)\.ModelArgs\.from_dict\(args\.text_config\)")
+
 #: Methods that every configuration goes through.
 _METHODS = ("__post_init__", "convert_rope_params_to_dict")
 
@@ -91,7 +94,8 @@ def arguments_of(model_type: str) -> list[Any]:
     except (ImportError, SystemExit):  # a class that needs another package
         return []
     bases = [sys.modules[base.__module__] for base in module.Model.__mro__ if base.__module__.startswith("mlx_lm.")]
-    found = [getattr(one, name) for one in (module, *bases) for name in _ARGUMENTS if hasattr(one, name)]
+    others = [getattr(module, name) for name in _WRAPS.findall(inspect.getsource(module))]
+    found = [getattr(one, name) for one in (module, *bases, *others) for name in _ARGUMENTS if hasattr(one, name)]
     return list(dict.fromkeys(found))
 
 

@@ -1403,11 +1403,20 @@ def within(path: str, value: Any = None) -> Bug:
         table = document
         for name in tables:
             table = table[name]
-        assert table.pop(key) != value
+        assert table.pop(key) != value or value is None
         table |= {} if value is None else {key: value}
         return json.dumps(document, indent=2).encode()
 
     return touched(wrong)
+
+
+def gguf_of(case: str, place: Path) -> str:
+    """A recorded case of a family as a GGUF."""
+    family, _, name = case.partition("-")
+    (found,) = (one for one in family_cases.cases(family) if one.name == name)
+    source = family_cases.checkpoint(found.recorded, place / "source")
+    assert command("convert", str(source), f"{place}/m.gguf")[0] == 0
+    return f"{place}/m.gguf"
 
 
 @pytest.mark.parametrize(
@@ -1428,15 +1437,49 @@ def within(path: str, value: Any = None) -> Bug:
         ("gemma4_text-double_wide", "mlx", "max_position_embeddings", 77),
         ("granitehybrid-released", "mlx", "time_step_limit", None),
         ("granitehybrid-released", "mlx", "mamba_d_head", None),
+        ("gemma3n-sparse", "mlx", "model_type", None),
+        ("gemma3n-sparse", "mlx", "text_config.attention_bias", True),
+        ("llama4-every_layer_has_experts", "mlx", "text_config.model_type", None),
+        ("llama4-every_layer_has_experts", "mlx", "text_config.model_type", "another"),
+        ("llama4-every_layer_has_experts", "mlx", "text_config.attn_temperature_tuning", None),
+        ("qwen3_vl_moe-untied", "mlx", "text_config.tie_word_embeddings", None),
+        ("minimax_m3-plain", "hf", "eos_token_id", None),
+        ("laguna-heads", "mlx", "attention_bias", True),
+        ("nemotron_h-untied", "hf", "mamba_proj_bias", True),
+        ("openelm-widths", "mlx", "share_input_output_layers", False),
+        ("dots1-untied", "hf", "sliding_window", None),
+        *(("gemma4_assistant-plain", "hf", "backbone_hidden_size", value) for value in (None, 31)),
+        ("gemma4_assistant-plain", "hf", "tie_word_embeddings", False),
+        ("gemma4_assistant-plain", "hf", "dtype", "another"),
+        ("gemma4_assistant-plain", "hf", "text_config.eos_token_id", None),
+        ("gemma4_assistant-plain", "hf", "bos_token_id", None),
+        ("bailing_moe_v2-sigmoids", "mlx", "use_qk_norm", None),
+        ("glm-whole_heads", "hf", "max_position_embeddings", 33),
+        ("nemotron_h-untied", "mlx", "max_position_embeddings", 33),
     ],
 )
 def test_tables_of_a_document_say_what_rows_of_the_family_do(
     case: str, to: str, path: str, value: Any, tmp_path: Path
 ) -> None:
-    family, _, name = case.partition("-")
-    (found,) = (one for one in family_cases.cases(family) if one.name == name)
-    source = family_cases.checkpoint(found.recorded, tmp_path / "source")
-    assert command("convert", str(source), f"{tmp_path}/m.gguf")[0] == 0
+    gguf = gguf_of(case, tmp_path)
     with broken(CONFIG, within(path, value)) as calls:
-        status, printed = command("convert", f"{tmp_path}/m.gguf", f"{tmp_path}/out/", "--to", to)
+        status, printed = command("convert", gguf, f"{tmp_path}/out/", "--to", to)
     assert (calls[0] > 0, status) == (True, 5), printed
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "flags"),
+    [
+        *(("gpt_oss-yarn", "mlx", ("--set-meta", f"rope_scaling.{key}=2.0")) for key in ("mscale", "mscale_all_dim")),
+        ("glm-whole_heads", "hf", ("--context", "16")),
+        ("nemotron_h-untied", "hf", ("--context", "16")),
+        ("nemotron_h-untied", "mlx", ("--set-meta", "max_position_embeddings=16")),
+        ("gemma4_assistant-plain", "hf", ("--set-meta", "eos_token_id=3")),
+        ("gemma3n-sparse", "mlx", ("--set-meta", "eos_token_id=3")),
+    ],
+)
+def test_what_an_option_asks_of_a_document_is_no_fault(
+    case: str, to: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    status, printed = command("convert", gguf_of(case, tmp_path), f"{tmp_path}/out/", "--to", to, *flags)
+    assert (status, "verified" in printed) == (0, True), printed

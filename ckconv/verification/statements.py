@@ -245,7 +245,8 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     if out.config is None or (out.config.rope_theta is None and not made):  # by a table of positions, or not asked for
         return
     row = FAMILIES[out.config.family].parameters.get("context")
-    if row is not None and all(cell.unread for cell in row.key_cells("hf")) and out.format != source.format:
+    unread = row is not None and all(cell.unread for cell in row.key_cells("hf"))
+    if unread and not made and out.format != source.format:
         return  # no class reads it, which a note says
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
@@ -497,18 +498,24 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         yield from _of_extractor(out, source)
     row = engine_row(out)
     if out.config is not None and not _is_asked("model_type", options):
-        family, said = FAMILIES[out.config.family], mine.get("model_type")
+        family, key = FAMILIES[out.config.family], "model_type"
         own = row if row is not None else family.engines.get(OF_CLASSES.row)
-        known = [meant.get("model_type"), _flat(meant).get("model_type"), family.model_type]
+        known = [meant.get(key), _flat(meant).get(key), family.model_type]
         known += [*family.in_huggingface.names, *((own.model_type, own.wrapped) if own is not None else ())]
         known += tower_family(out.tower.family).in_huggingface.names if out.tower is not None else ()
-        if said not in known:
-            yield Fact("model_type", shown(said), shown(family.model_type), CONFIG_NAME)
+        if own is not None and own.wrapped and source.metadata_kind is MetadataKind.TYPED:
+            yield from _unasked(_of_wrapped(mine, family, CONSUMERS[out.format]), options)
+        for text in dict.fromkeys(("", text_key(mine))):
+            ours, theirs = (_part(document, text) for document in (mine, meant))
+            unsaid = key not in theirs and source.metadata_kind is MetadataKind.DOCUMENT
+            if ours.get(key) not in [*known, theirs.get(key)] or (ours.get(key) is None and not unsaid):
+                yield Fact(f"{text}.{key}".lstrip("."), shown(ours.get(key)), shown(family.model_type), CONFIG_NAME)
     one, other = QUANTIZATION_KEYS[:2]
     if one in mine and other in mine and out.format != source.format and unequal(mine[one], mine[other]):
         yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
     taken = defaults_of_mlx(mine) if row is not None and not sees(out) else {}
-    yield from _unasked(_of_defaults(taken, _flat(mine), out, source) if taken else (), options)
+    read = mine.get(text_key(mine), mine) if row is not None and row.wrapped else _flat(mine)
+    yield from _unasked(_of_defaults(taken, read, out, source) if taken else (), options)
     for key in row.needs if row is not None and not sees(out) else ():
         if taken and "." not in key:
             continue
@@ -528,11 +535,11 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
                 yield Fact(f"weight_map.{stored.name}", place, repr(stored.extent.path.name), out.shard_index.name)
     headed = out.config is not None and "output" in FAMILIES[out.config.family].tensors  # no classifier
     tied = headed and "output.weight" not in out.tensors
-    said = mine.get(_TIED, default_of(mine, _TIED))
-    before = meant.get(_TIED, default_of(meant, _TIED))
-    copied = out.format == source.format and "output.weight" not in source.tensors and said == before
-    if tied and said is False and not copied and not _is_asked(_TIED, options):
-        yield Fact(_TIED, shown(said), "true", CONFIG_NAME)
+    for key in dict.fromkeys((_TIED, *(document_words(FAMILIES[out.config.family], "tied") if out.config else ()))):
+        said, before = (document.get(key, default_of(document, key)) for document in (mine, meant))
+        copied = out.format == source.format and "output.weight" not in source.tensors and said == before
+        if tied and said is False and not copied and not _is_asked(key, options):
+            yield Fact(key, shown(said), "true", CONFIG_NAME)
     if source.metadata_kind is not MetadataKind.DOCUMENT:
         return
     text, alike = text_key(meant), out.format == source.format
@@ -594,8 +601,9 @@ def _besides(
         config = replace(source.config, context_length=context or source.config.context_length)
         keys = _said_by_rows(_told_rows(family), scope_of(family, config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
+    free = set(needed()["documents"]["free"]) - (meant.keys() & {*_LENGTHS} if typed and not context else set())
     for key in sorted(mine.keys() | meant.keys()):
-        if key in needed()["documents"]["free"] or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:
+        if key in free or key in TABLES_OF_ROPE or key.endswith("_config") or key in untaken:
             continue
         there, value, known = key in mine, mine.get(key), key in words and not typed  # compared by their readers
         neutral = [key in alike and alike[key].is_neutral(document.get(key)) for document in (mine, meant)]
@@ -606,7 +614,8 @@ def _besides(
         if not there:
             elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
-            if not (meant[key] is None or endless or elsewhere or of_one):
+            nothing = meant[key] is None and (not typed or default_of(mine, key) in (None, UNREAD, UNKNOWN))
+            if not (nothing or endless or elsewhere or of_one):
                 yield Fact(key, None, shown(meant[key]), CONFIG_NAME)
         elif known:
             continue
@@ -639,6 +648,9 @@ def _of_tables(
     said = {key: v for key, v in _said_by_rows(_told_rows(family), scope_of(family, of.config), "hf") if "." in key}
     tables = {key: mine.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in said))}
     scaling = out.config.rope_scaling or {}  # of one of the tables, and compared; the other says the same
+    stand = {key for table in TABLES_OF_ROPE for key in tables[table] or ()}
+    if not {"mscale", "mscale_all_dim"}.isdisjoint(stand):  # of which readers make the factor
+        scaling = {key: value for key, value in scaling.items() if key != "attention_factor" or key in stand}
     alike = str(scaling.get("rope_type")) in ROPE_KEYS and not family.document.rope.by_layer
     for table in (key for key in TABLES_OF_ROPE if tables[key] and alike):
         words = {**scaling, **({"type": scaling["rope_type"]} if "type" in (tables[table] or ()) else {})}
@@ -669,6 +681,23 @@ def _leaves(tables: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, A
             yield f"{where}{key}", value
 
 
+def _of_wrapped(mine: Mapping[str, Any], family: Family, consumer: str) -> Iterator[Fact]:
+    """Faults of the words that a document has around its text part.
+
+    What both say is the same, and its class reads there what the text part's does not.
+    """
+    inner = _part(mine, text_key(mine))
+    cells = (cell for row in family.parameters.values() if not row.defaults for cell in row.key_cells("hf"))
+    outer = {cell.key for cell in cells if consumer == TRANSFORMERS and default_of(inner, cell.key) is UNREAD}
+    each = {_TIED, *(key for key in _SAID_ALIKE if key.endswith("_token_id"))}
+    for key in sorted(((outer | each | mine.keys()) & inner.keys() | each & mine.keys()) - {"model_type"}):
+        ours, theirs = mine.get(key), inner.get(key)
+        if key not in inner:
+            yield Fact(f"{text_key(mine)}.{key}", None, shown(ours), CONFIG_NAME)
+        elif key not in mine or unequal(ours, theirs):
+            yield Fact(key, shown(ours), shown(theirs), CONFIG_NAME)
+
+
 def _of_defaults(
     taken: Mapping[str, Any], mine: Mapping[str, Any], out: TensorIndex, source: TensorIndex
 ) -> Iterator[Fact]:
@@ -683,7 +712,8 @@ def _of_defaults(
     kinds = family.document.keys.keys.items()
     unread = {name for name, key in kinds if key.kind is Kind.MODIFIER and reader not in key.readers}
     read = {key: value for key, value in meant.items() if key not in unread}
-    said = {**read, **dict(_said_by_rows(_told_rows(family), scope_of(family, source.config), "hf"))}
+    constants = {name: key.neutral[0] for name, key in kinds if key.written} | {**family.document.written}
+    said = {**constants, **read, **dict(_said_by_rows(_told_rows(family), scope_of(family, source.config), "hf"))}
     for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
         value, copied = said.get(key), out.format == source.format and key not in meant
         nothing = value is None or (key not in meant and value is not False and value == 0)  # no layer has it
@@ -815,8 +845,10 @@ def _of_stored(mine: Mapping[str, Any], meant: Mapping[str, Any], out: TensorInd
     headed = "output.weight" in out.tensors and "output" in family.tensors
     told = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
     for name, biases in switches(family).items():
-        cells = (cell for cell in family.parameters[name].key_cells("hf") if consumer in cell.readers)
-        told.append(([cell.key for cell in cells], not biases.isdisjoint(patterns), False))
+        cells, there = family.parameters[name].key_cells("hf"), not biases.isdisjoint(patterns)
+        told.append(([cell.key for cell in cells if consumer in cell.readers], there, False))
+        if not meant:  # a class of the library may have the key and read it as another's, or look at nothing
+            told += [([cell.key], there, False) for cell in cells if type(mine.get(cell.key)) is bool]
     for keys, there, otherwise in told:
         said = {key: mine[key] for key in keys if type(mine.get(key)) is bool}
         if not said and keys:
@@ -878,6 +910,12 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, **inner} if isinstance(inner, dict) else document
 
 
+def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """One of the tables of a document, or itself."""
+    found = document.get(key) if key else document
+    return found if isinstance(found, dict) else {}
+
+
 def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
     """The number of a token that there is not: no class takes it."""
     if not key.endswith("_token_id"):
@@ -908,8 +946,8 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine) or _is_asked(key, options):
             continue
-        if said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
-            yield Fact(key, shown(said), str(number), CONFIG_NAME)
+        if said not in (number, UNREAD) and not (isinstance(said, list) and number in said):
+            yield Fact(key, shown(None if said is UNKNOWN else said), str(number), CONFIG_NAME)
 
 
 def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
