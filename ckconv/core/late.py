@@ -122,7 +122,10 @@ else:
         """Make a data class, whose constructor is not compiled."""
 
         def decorated(kind: type) -> type:
+            said = kind.__annotations__  # texts, in each of which words of ``dataclasses`` would be looked for
+            kind.__annotations__ = dict.fromkeys(said, object)
             found = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
+            found.__annotations__ = said
             found.__init__ = _initializer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]

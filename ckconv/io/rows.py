@@ -246,7 +246,7 @@ class _Zeros:
         return np.zeros((stop - start, self.row_bytes), np.uint8)
 
 
-def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:
+def numbers_alone(tensor: Tensor, files: Files) -> Iterator[Rows]:
     """Rows of a packed matrix with zeros for codes, in the order of arrays.
 
     The first array is not read.
@@ -257,7 +257,8 @@ def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterato
     codes = {array.source for array in first if array.dtype.block == 1}
 
     def without(array: Tensor) -> Any:
-        return _Zeros(reader(array)) if array.source in codes else reader(array)
+        reader = RowReader(array, files)
+        return _Zeros(reader) if array.source in codes else reader
 
     found = PackedRows(tensor, without)
     total = sum(packed.rows for packed in tensor.packed)

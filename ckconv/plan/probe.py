@@ -17,7 +17,6 @@ from ckconv.errors import and_more, counted
 from ckconv.families import canonical, catalog, schema
 from ckconv.families.names import tables_of
 from ckconv.io.files import Files, head_is_embedding, runs
-from ckconv.io.rows import RowReader, canonical_pieces, numbers_alone, same_values
 from ckconv.quant.codec import to_float32
 from ckconv.quant.convert import decode, side_by_side
 from ckconv.quant.mlx import split_planes, triple_of, triple_type
@@ -177,6 +176,27 @@ def no_sinusoids(index: TensorIndex, tables: Mapping[str, tuple[int, ...]]) -> I
                 yield stored.name
 
 
+# Most sources are planned by their headers: what reads rows is imported for the others.
+
+
+def _pieces(tensor: Tensor, files: Files) -> Iterator[tuple[int, Rows]]:
+    from ckconv.io.rows import RowReader, canonical_pieces
+
+    return canonical_pieces(RowReader(tensor, files))
+
+
+def _row(tensor: Tensor, files: Files, at: int = 0) -> Rows:
+    from ckconv.io.rows import RowReader
+
+    return RowReader(tensor, files).rows(at, at + 1)
+
+
+def _alone(tensor: Tensor, files: Files) -> Iterator[Rows]:
+    from ckconv.io.rows import numbers_alone
+
+    return numbers_alone(tensor, files)
+
+
 def crossed(index: TensorIndex, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float, float]]:
     """Tensors of least values above the most, their number and the most."""
     pairs = [
@@ -186,7 +206,7 @@ def crossed(index: TensorIndex, tensors: Mapping[str, Tensor]) -> Iterator[tuple
     ]
     with Files(index.identities) as files:
         for pair in pairs:
-            rows = [next(iter(canonical_pieces(RowReader(one, files))))[1] for one in pair]
+            rows = [next(iter(_pieces(one, files)))[1] for one in pair]
             low, high = (float(decode(row, one.dtype).ravel()[0]) for row, one in zip(rows, pair, strict=True))
             if low > high:
                 yield pair[0], low, high
@@ -199,7 +219,7 @@ def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
         return
     with Files(index.identities) as files:
         for tensor, sign in signs:
-            for _, rows in canonical_pieces(RowReader(tensor, files)):
+            for _, rows in _pieces(tensor, files):
                 stored = decode(rows, tensor.dtype)
                 if (stored * sign < 0).any():
                     yield tensor.source, float(stored[stored * sign < 0][0])
@@ -227,6 +247,8 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         pairs = [(mine, _EMBEDDING if theirs == _HEAD else theirs) for mine, theirs in pairs]
     if not pairs:
         return SourceFacts()
+    from ckconv.io.rows import same_values
+
     with Files({**base.identities, **index.identities}) as files:
         same = (
             mine
@@ -286,17 +308,17 @@ def _without_number(tensor: Tensor, files: Files) -> int:
         assert scales is not None
         start, first = first, first + packed.rows
         if math.prod(scales.tensor.shape) == 1:  # BitNet's divides: any row has what is multiplied with
-            row = RowReader(tensor, files).rows(start, start + 1)
+            row = _row(tensor, files, start)
             values = numbers(row, tensor.dtype).scales[:, :1]
             count += int(not np.isfinite(values).all())
             large |= bool((np.abs(values) > _LARGE).any())
             continue
         own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
         if scheme.number.size > own.size:  # they are quantized, too
-            many = numbers_alone(tensor, lambda array: RowReader(array, files))
+            many = _alone(tensor, files)
             return sum(int((~np.isfinite(numbers(rows, tensor.dtype).scales)).sum()) for rows in many)
         number = scheme.number if own.size == 1 else own
-        for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
+        for _, rows in _pieces(scales.tensor, files):
             values = scale_values(np.ascontiguousarray(rows), number)
             count += int(np.count_nonzero(~np.isfinite(values)))
             large |= bool((np.abs(values) > _LARGE).any())
@@ -310,7 +332,7 @@ _LARGE = 2.0**119
 def _beyond(tensor: Tensor, files: Files) -> int:
     """Count the groups of a packed matrix whose products are not finite."""
     count = 0
-    for _, rows in canonical_pieces(RowReader(tensor, files)):
+    for _, rows in _pieces(tensor, files):
         found = numbers(rows, tensor.dtype)
         if found.factors is not None and np.isfinite(found.factors).all() and (np.abs(scaled(found)) <= _LARGE).all():
             continue  # without decoding a whole model while it is planned
@@ -325,7 +347,7 @@ def _beyond(tensor: Tensor, files: Files) -> int:
 
 
 def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] | None:
-    for start, rows in canonical_pieces(RowReader(tensor, files)):
+    for start, rows in _pieces(tensor, files):
         numbers = rows.view("<i8")
         beyond = (numbers < 0) | (numbers >= experts) if experts else numbers != numbers.astype("<i4")
         for place in beyond.reshape(-1).nonzero()[0][:1].tolist():
@@ -334,7 +356,7 @@ def _beyond_i32(tensor: Tensor, files: Files, experts: int) -> tuple[int, int] |
 
 
 def _no_ids(tensor: Tensor, files: Files, words: int) -> str:
-    numbers = RowReader(tensor, files).rows(0, 1).view(f"<i{tensor.dtype.size}").reshape(-1)
+    numbers = _row(tensor, files).view(f"<i{tensor.dtype.size}").reshape(-1)
     ids = numbers + np.arange(len(numbers), dtype=np.int64)
     for place in ((ids < 0) | (ids >= words)).nonzero()[0][:1].tolist():
         return f"element {place:,} is for token {ids[place]:,}, and its model has {words:,}"
@@ -347,13 +369,16 @@ def _numbers(tensor: Tensor, files: Files) -> Iterator[tuple[Rows, Rows | None]]
     triple = triple_of(tensor.dtype)
     assert triple is not None
     if tensor.packed:
-        for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
+        for rows in _alone(tensor, files):
             _, scales, *biases = split_planes(rows, triple)
             yield scales, biases[0] if biases else None
         return
-    _, own, *beside = (RowReader(plane, files) for plane in tensor.planes)
-    for start, rows in canonical_pieces(own):
-        yield rows, beside[0].rows(start, start + len(rows)) if beside else None
+    from ckconv.io.rows import RowReader
+
+    _, own, *beside = tensor.planes
+    others = [RowReader(plane, files) for plane in beside]
+    for start, rows in _pieces(own, files):
+        yield rows, others[0].rows(start, start + len(rows)) if others else None
 
 
 def _factors(tensor: Tensor, files: Files) -> list[float]:
@@ -363,7 +388,7 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
     for packed in tensor.packed:
         array = packed.arrays[-1]
         assert array is not None
-        number = RowReader(array.tensor, files).rows(0, 1).view(np.float32)[0, 0]
+        number = _row(array.tensor, files).view(np.float32)[0, 0]
         with np.errstate(all="ignore"):
             found.append(float(np.float32(1) / number if scheme.divisor else number))
     return found
@@ -377,8 +402,8 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
     if triple is not None:
         each = (of_triple(triple, scales, biases) for scales, biases in _numbers(tensor, files) if biases is not None)
     else:
-        whole = (rows for _, rows in canonical_pieces(RowReader(tensor, files)))
-        found = numbers_alone(tensor, lambda array: RowReader(array, files)) if tensor.packed else whole
+        whole = (rows for _, rows in _pieces(tensor, files))
+        found = _alone(tensor, files) if tensor.packed else whole
         each = (integer_parts(rows, tensor.dtype, codes=False) for rows in found)
     for parts in each:
         zeros, fits = integers(parts)
@@ -401,7 +426,7 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     for block in blocks if all(counts[block] for block in blocks) else ():
         way = way_between(tensor.dtype, block)
         if not certain[block] and way is not None:
-            counts[block] = sum(way(rows).inexact for _, rows in canonical_pieces(RowReader(tensor, files)))
+            counts[block] = sum(way(rows).inexact for _, rows in _pieces(tensor, files))
     return {block: counts[block] for block in (*own, *blocks)}
 
 
@@ -415,7 +440,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
 
     triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)
     if triple is None:
-        for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
+        for rows in _alone(tensor, files):
             if numbers is None:
                 found, fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)
                 held = fits & ~beyond_bf16(found, wide=is_wide_fp8(tensor.dtype))

@@ -42,7 +42,6 @@ from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family
 from ckconv.options import Options
-from ckconv.verification.adapters import adapter_faults
 from ckconv.verification.content import (
     FILE_TYPE,
     Fact,
@@ -147,6 +146,8 @@ def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
+        from ckconv.verification.adapters import adapter_faults
+
         yield from _unasked(adapter_faults(out, source), options)
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
     if made and source.adapter is None and (out.config or out.tower):

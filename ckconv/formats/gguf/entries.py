@@ -63,7 +63,6 @@ from ckconv.families.sizes import (
 )
 from ckconv.formats.gguf.read import ArrayRef, GgufFile
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader
 from ckconv.plan.planner import Planner, drop_hint, modifier_reason, no_epsilon, row_reasons
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import DECODE, Reason
@@ -132,6 +131,8 @@ def keys_of_tensors(planner: Planner, family: Family, rounded: list[str]) -> Map
     numbers: dict[str, dict[int | None, float]] = {}
     lists: dict[str, Value] = {}
     if patterns:
+        from ckconv.io.rows import RowReader
+
         with Files(index.identities) as files:
             for tensor in index.tensors.values():
                 name = parse(tensor.name)
