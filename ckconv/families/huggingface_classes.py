@@ -28,7 +28,7 @@ from ckconv.core import metadata, tensors
 from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.families import catalog, schema
-from ckconv.families.keys import MLX_LM, TRANSFORMERS, Parameter
+from ckconv.families.keys import MLX_LM, TABLES_OF_ROPE, TRANSFORMERS, Parameter
 from ckconv.families.sizes import always, expected_layers, required, switches
 
 # -- Defaults of both libraries' classes for missing keys --------------------------------------------------------------
@@ -188,8 +188,9 @@ def unaccepted(document: Mapping[str, Any], model_type: str, *, by_layer: bool =
     if not is_padding(document.get("pad_token_id"), document.get("vocab_size")):
         found.append("pad_token_id")
     kinds = () if by_layer or "layer_types" not in types else recorded["layers"]["layer_types"]
-    found += [key for key in ("rope_parameters", "rope_scaling") if _has_any(document.get(key), kinds)]
-    return found
+    # a table that counts as one for each kind of layer
+    tables = {key: table for key in reversed(TABLES_OF_ROPE) if isinstance(table := document.get(key), dict)}
+    return [*found, *(key for key, table in tables.items() if not table.keys().isdisjoint(kinds))]
 
 
 def is_padding(token: Any, vocabulary: Any) -> bool:
@@ -226,11 +227,6 @@ def accepts(kinds: str) -> Accepts:
     """Whether a value is of one of the types that ``|`` separates."""
     split = [kind.split() for kind in kinds.split(" | ")]
     return lambda value: any(_TYPES[name](value, *arguments) for name, *arguments in split)
-
-
-def _has_any(table: Any, keys: Collection[str]) -> bool:
-    """Whether a RoPE table counts as one for each kind of layer."""
-    return isinstance(table, dict) and any(key in keys for key in table)
 
 
 def _is_count(value: Any) -> bool:

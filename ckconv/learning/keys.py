@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckconv.core.metadata import text_key
 from ckconv.families import axes as shapes, expressions
-from ckconv.families.keys import ANY, NONE, Kind, Parameter, ParameterCell
+from ckconv.families.keys import ANY, NONE, TABLES_OF_ROPE, Kind, Parameter, ParameterCell
 from ckconv.families.merge import is_unread, listed
 from ckconv.families.schema import Family
 from ckconv.learning.pair import FAILS, Guess, Pair, With
@@ -30,9 +30,6 @@ _PLAIN = {"", "num", "n", "count", "attention", "length", "size"}
 
 #: Words of ``config.json`` -> those that the metadata has for the same.
 _ALIKE = {"experts": "expert", "moe": "expert", "epsilon": "eps", "heads": "head", "layers": "block"}
-
-#: Keys of ``config.json`` whose tables have rules of their own.
-_ROPE = ("rope_parameters", "rope_scaling")
 
 #: Parameters that no file goes without a default of.
 _BASES = ("rope_theta", "local_theta")
@@ -340,7 +337,7 @@ class Keys:
         """Whether some parameter or rule of RoPE reads a top-level key."""
         mine = {_key(cell).partition(".")[0] for name in self.parameters for cell in self._own(name).get("hf", ())}
         base = {cell.head for row in self._base.parameters.values() for cell in row.key_cells("hf")}
-        return head in {*mine, *base, *_ROPE}
+        return head in {*mine, *base, *TABLES_OF_ROPE}
 
     def again(self, key: str) -> bool:
         """Take a metadata key by value, then as a constant beside the row."""
@@ -605,7 +602,7 @@ class Keys:
                 not values
                 or key in self.harmless
                 or key in own | added
-                or key in (*_ROPE, text_key(self._pairs[0].checkpoint.metadata))
+                or key in (*TABLES_OF_ROPE, text_key(self._pairs[0].checkpoint.metadata))
             ):
                 continue
             if row is not None and row.kind is not Kind.MODIFIER:

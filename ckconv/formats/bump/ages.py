@@ -154,11 +154,6 @@ def ages() -> Mapping[str, Age]:
     return {age.name: age for age in sorted(found, key=lambda age: age.month)}
 
 
-def of_blocks() -> tuple[str, ...]:
-    """Types that some age computes in some place of a bump 5 file."""
-    return tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.layers)))
-
-
 class _Reader(Fields):
     """Strict: a field or type that there is not is an error."""
 
@@ -294,7 +289,7 @@ def template_interleaves(template: dict[str, Any], default: bool) -> bool:
 LOADED_BY_V3 = tuple(dict.fromkeys(name for age in ages().values() for name in age.older))
 
 #: Types that the engine of some age computes in a bump 5 file.
-COMPUTED = of_blocks()
+COMPUTED = tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.layers)))
 
 #: Key of the manifest's configuration under which it says for which ages it is.
 KEY = "ckconv_engines"
