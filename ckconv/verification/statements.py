@@ -79,9 +79,7 @@ _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "
 
 #: Keys of a configuration that mean the same to every library. What computes is compared as hyper-parameters: a class
 #: may be told in other words, or of fewer biases.
-_SAID_ALIKE = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"),
-}
+_SAID_ALIKE = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"}
 
 #: Keys that classes of one library have to be told alike.
 _SAID_THERE = _SAID_ALIKE | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
