@@ -432,7 +432,7 @@ def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
         ),
     ],
 )
-@pytest.mark.parametrize("to", ["gguf", "mlx"])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 def test_sections_of_a_text_model_are_taken_away_by_what_is_hinted(
     tmp_path: Path, changes: dict[str, Any], edit: dict[str, Any], to: str
 ) -> None:

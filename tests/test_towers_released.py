@@ -357,6 +357,7 @@ def test_a_ministral_3_turns_by_yarn_in_mlx_vlm(kind: str, tmp_path: Path) -> No
         ("ultravox-f16", "audio_config", "encoder_attention_heads", -2, "must be one number that is not negative"),
         ("qwen2_5_vl-f32", "vision_config", "spatial_merge_size", "x", "no arithmetic with 14 and 'x'"),
         ("lfm2_vl-f16", "", "projector_use_layernorm", "x", "projector_use_layernorm must be true or false, got 'x'"),
+        ("qwen3_vl-f16", "vision_config", "deepstack_visual_indexes", "x", "must be a list of numbers, got 'x'"),
         ("glm4v-f16", "vision_config", "attention_bias", 0, "attention_bias must be true or false, got 0"),
     ],
 )

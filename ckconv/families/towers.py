@@ -178,6 +178,7 @@ _NUMBERS: Mapping[str, tuple[tuple[type[int | float], ...], float]] = {
     "u32": ((int,), 0),
     "i32": ((int,), -math.inf),
     "f32": ((int, float), -math.inf),
+    "bool[]": ((int,), 0),  # numbers of layers, of which a GGUF has a list of switches
 }
 
 
@@ -195,7 +196,8 @@ def _check_size(row: Parameter, value: Any, format: str) -> None:
 def _check(row: Parameter, value: Any) -> None:
     """Check the type of a value: lists where due, of finite numbers."""
     type = next((cell.type for cell in row.key_cells("gguf") if not cell.alias), "")
-    kind, many = type.removesuffix("[]"), type.endswith("[]")
+    many = type.endswith("[]")
+    kind = type if type in _NUMBERS else type.removesuffix("[]")
     if value is None:
         return
     if kind in _NUMBERS:

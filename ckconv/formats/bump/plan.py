@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind
+from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, starts_behind, without_sections
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
@@ -374,11 +374,9 @@ class BumpPlanner(Planner):
         types = self.quantized.types
         self.quantized_as = {part: types[name] for part, name in self._named.items() if name in types}
 
-    def _refuse_scaling(self, what: str) -> None:
-        self.refuse(
-            f"{what}, which the engine does not do",
-            f"--drop {ROPE_FREQUENCIES} leaves the scaling out, and changes the logits from the first tokens on",
-        )
+    def _refuse_scaling(self, what: str, hint: str = "") -> None:
+        drop = f"--drop {ROPE_FREQUENCIES} leaves the scaling out, and changes the logits from the first tokens on"
+        self.refuse(f"{what}, which the engine does not do", hint or drop)
 
     def _check_model(self) -> None:
         c, g = self.config, self.geometry
@@ -396,7 +394,8 @@ class BumpPlanner(Planner):
             elif starts_behind(c.rope_scaling, c, g.context):
                 self.notes.append(behind_note(c))
             else:
-                self._refuse_scaling(scaled(str(c.rope_scaling.get("rope_type", "")), c))
+                kind = str(c.rope_scaling.get("rope_type", ""))
+                self._refuse_scaling(scaled(kind, c), without_sections(kind, c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
                 f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "
