@@ -244,8 +244,7 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     if out.config is None or (out.config.rope_theta is None and not made):  # by a table of positions, or not asked for
         return
     row = FAMILIES[out.config.family].parameters.get("context")
-    unread = row is not None and all(cell.unread for cell in row.key_cells("hf"))
-    if unread and not made and out.format != source.format:
+    if row is not None and all(cell.unread for cell in row.key_cells("hf")) and out.format != source.format:
         return  # no class reads it, which a note says
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
