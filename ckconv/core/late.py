@@ -126,6 +126,8 @@ else:
             kind.__annotations__ = dict.fromkeys(said, object)
             found = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
             found.__annotations__ = said
+            for each in dataclasses.fields(found):
+                each.type = said.get(each.name, each.type)
             found.__init__ = _initializer(found)
             if repr:
                 shown = [each.name for each in dataclasses.fields(found) if each.repr]
