@@ -215,7 +215,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.fixture(scope="module", params=[1 << 20, 64], ids=["one piece", "64 bytes a piece"])
+@pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
 def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
     """The work of reading and writing rows in pieces of other sizes."""
     from ckconv.io import rows, stored

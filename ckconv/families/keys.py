@@ -314,6 +314,12 @@ class Parameter(NamedTuple):
 _KINDS = ("key", "fixed", "present", "absent", "shape", "tensor")
 
 
+def unread_by(reader: str | None, rows: Iterable[Parameter]) -> frozenset[str]:
+    """Keys of a checkpoint's rows that the classes of a library do not read."""
+    cells = [cell for row in rows for cell in row.key_cells("hf")]
+    return frozenset(cell.key for cell in cells) - {cell.key for cell in cells if reader in cell.readers}
+
+
 class ParameterRows(Fields):
     """Reads the section."""
 

@@ -206,8 +206,10 @@ def _check(row: Parameter, value: Any) -> None:
         right = all(isinstance(one, types) and not isinstance(one, bool) and one >= least for one in numbers)
         right = right and isinstance(value, list) == many
         what = "a list of numbers" if many else "one number that is not negative"
+    elif not type and row.is_switch:
+        right, what = isinstance(value, bool), "true or false"
     else:
-        right, what = bool(type) or not row.is_switch or isinstance(value, bool), "true or false"
+        return
     if not right:
         keys = " or ".join(cell.key for cell in row.key_cells("hf")) or row.name
         raise ParameterError(f"{keys} must be {what}, got {value!r}")

@@ -35,6 +35,7 @@ from ckconv.families.keys import (
     Kind,
     Parameter,
     full_key,
+    unread_by,
 )
 from ckconv.families.names import is_beside_text
 from ckconv.families.parameters import differ, scope_of
@@ -746,14 +747,14 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
     overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
     classes = [str(one.get("model_type")) for one in (meant, meant.get(text_key(meant), {}))]
     untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
-    cells = [cell for row in text.parameters.values() for cell in row.key_cells("hf")]
-    foreign = {cell.key for cell in cells} - {c.key for c in cells if CONSUMERS.get(source.format) in c.readers}
+    foreign = unread_by(CONSUMERS.get(source.format), text.parameters.values())
     follow = [row for row in text.parameters.values() if row.value is not None]
     follows = dict(_said_by_rows(follow, scope_of(text, source.config), "hf")) if source.config is not None else {}
     there, of = {parse(name).pattern for name in out.tensors}, switches(text)
     biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
 
     def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
+        of_text = where in ("", f"{text_key(mine)}.")  # other parts have words alike
         for key in sorted(ours.keys() | theirs.keys()):
             value, place = ours.get(key), f"{where}{key}"
             said = told.get(place, theirs.get(key))
@@ -763,18 +764,16 @@ def _of_wholes(out: TensorIndex, source: TensorIndex, options: Options) -> Itera
                 yield from walk(value, said or {}, f"{place}.")
             elif not (unequal(value, said) and unequal(value, _strict(said))) or key in overruled:
                 continue
-            elif where in ("", f"{text_key(mine)}.") and (key in untaken or biased.get(key) is value is not None):
+            elif of_text and (key in untaken or biased.get(key) is value is not None):
                 continue  # the class stops at it, and the document says what the class takes, or what tensors say
-            elif where in ("", f"{text_key(mine)}.") and (
-                follows.get(key, key) == value or (value is None and key in foreign)
-            ):
+            elif of_text and (follows.get(key, key) == value or (value is None and key in foreign)):
                 continue  # the source's class does not read it: what it follows from is compared
             elif key == "model_type" or key in _TYPES:
                 # no class of mlx-vlm reads a type
                 if value not in (names if key == "model_type" else (None, whole.get(key), *floats)):
                     yield Fact(place, shown(value), shown(said), CONFIG_NAME)
             elif said is None:
-                stated = whole.get(key) if where in ("", f"{text_key(mine)}.") else None  # other parts have words alike
+                stated = whole.get(key) if of_text else None
                 known = default_of(theirs, key) if stated is None else stated
                 if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
                     same = {**(theirs.get(TABLES_OF_ROPE[1]) or value), "type": value.get("rope_type")}
@@ -909,7 +908,7 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """One of the tables of a document, or itself."""
+    """Table of a document under a key; for an empty key the document."""
     found = document.get(key) if key else document
     return found if isinstance(found, dict) else {}
 

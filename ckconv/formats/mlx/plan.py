@@ -466,9 +466,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         """Keys of a text model that transformers' class does not read."""
         if self.config is None or keys.CONSUMERS.get(self.index.format) != keys.TRANSFORMERS:
             return frozenset()
-        rows = catalog.FAMILIES[self.config.family].parameters.values()
-        cells = [cell for row in rows for cell in row.key_cells("hf")]
-        return frozenset(c.key for c in cells) - {c.key for c in cells if keys.TRANSFORMERS in c.readers}
+        return keys.unread_by(keys.TRANSFORMERS, catalog.FAMILIES[self.config.family].parameters.values())
 
     def type_beside(self, entry: Entry, parts: Sequence[Tensor]) -> DType:
         """Type of a tensor of the tower: codes where mlx-vlm quantizes it, too."""

@@ -413,12 +413,13 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
         none = "no model: no safetensors, GGUF or bump file, no adapter"
         what = "no safetensors file and no index" if others else none
         raise InputError("hf.no-weights", f"the directory holds {what}", path=root, hint=hint)
-    if len({(shard := parse_shard_name(name)) and shard[::2] for name in found}) == 1 and parse_shard_name(found[0]):
+    sets: dict[tuple[str | int, ...] | None, list[str]] = {}
+    for name in found:
+        sets.setdefault((shard := parse_shard_name(name)) and shard[::2], []).append(name)
+    if len(sets) == 1 and None not in sets:
         raise _incomplete(found, root)
     what = "indexes" if indexes else f"{kind} and no index"
-    shards = [shard[::2] for name in found if (shard := parse_shard_name(name))]
-    sets = [[name for name in found if (parse_shard_name(name) or ())[::2] == one] for one in dict.fromkeys(shards)]
-    if len(sets) > 1 and sum(map(len, sets)) == len(found) and (whole := [each[0] for each in sets if _whole(each)]):
+    if None not in sets and (whole := [each[0] for each in sets.values() if _whole(each)]):
         message = f"{len(found):,} {kind} of {len(sets):,} sets and no index: {few(found, 4)}"
         hint = f"name one of them instead of the directory, whose set is read: {' or '.join(map(quoted, whole))}"
         raise InputError("hf.ambiguous", message, path=root, found=len(sets), allowed=1, hint=hint)
