@@ -59,7 +59,8 @@ from ckconv.verification.content import (
     differences,
     parameter_differences,
 )
-from ckconv.verification.statements import CARRIED, ENOUGH, required_keys
+from ckconv.verification.documents import CARRIED
+from ckconv.verification.statements import ENOUGH, required_keys
 
 # -- Content hashes: the same numbers give the same hash in every format -----------------------------------------------
 # A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows as exact float32 values: blocks

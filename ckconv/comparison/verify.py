@@ -51,7 +51,8 @@ from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import Fact, check_documents, check_json, content_of_index, differences
-from ckconv.verification.statements import ENOUGH, HINT, faults_of, sees, taken_by_default
+from ckconv.verification.documents import sees
+from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
 
 if TYPE_CHECKING:

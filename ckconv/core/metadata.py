@@ -176,6 +176,11 @@ def text_key(document: Mapping[str, Any]) -> str:
     return next((key for key in _TEXT_KEYS if isinstance(document.get(key), dict)), "")
 
 
+def text_on_top(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration with the keys of its text part over its own."""
+    return {**document, **document.get(text_key(document), {})}
+
+
 #: Keys of ``config.json`` about how tensors are quantized: MLX's, everybody's, and compressed-tensors' old one.
 QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
 

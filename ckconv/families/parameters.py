@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ckconv.core.config import MAX_LAYERS, ModelConfig
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import Value, array, scalar, text_key
+from ckconv.core.metadata import Value, array, scalar, text_on_top
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
 from ckconv.families.expressions import Expression, ExpressionError
@@ -477,8 +477,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
 def own_document(config: ModelConfig) -> Mapping[str, Any]:
     """Source document with the keys of its text part on top."""
-    nested = config.raw.get(text_key(config.raw))
-    return {**config.raw, **nested} if isinstance(nested, dict) else config.raw
+    return text_on_top(config.raw)
 
 
 #: Hyper-parameters in the order of files that were written before; any other key comes behind them. Nothing depends on

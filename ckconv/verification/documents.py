@@ -1,0 +1,648 @@
+"""Documents of a checkpoint compared with what its source says.
+
+Rules are functions of both documents; a table says of which outputs each is. Expected values are the source's, or what
+rows of the family make of hyper-parameters that a reader has read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import zip_longest
+from typing import Any
+
+from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
+from ckconv.core.tensors import ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
+from ckconv.families.catalog import FAMILIES, document_words
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.huggingface_classes import REQUIRED, UNKNOWN, UNREAD, default_of, defaults_of_mlx, unaccepted
+from ckconv.families.keys import (
+    BOTH,
+    CONSUMERS,
+    MLX_LM,
+    ROPE_KEYS,
+    TABLES_OF_ROPE,
+    TRANSFORMERS,
+    Kind,
+    Parameter,
+    full_key,
+    unread_by,
+)
+from ckconv.families.names import is_beside_text
+from ckconv.families.parameters import scope_of
+from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
+from ckconv.families.sizes import switches
+from ckconv.families.towers import tower_family
+from ckconv.options import Options
+from ckconv.verification.content import Fact, engine_row, needed, of_files, read_whole, shown, unequal
+from ckconv.verification.tokenizers import ALL_ROLES, pieces, roles_of_keys
+
+#: Keys of a configuration that say how values are stored, or who wrote it.
+_STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
+
+#: Keys of a configuration that mean the same to every library. What computes is compared as hyper-parameters: a class
+#: may be told in other words, or of fewer biases.
+_SAID_ALIKE = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"}
+
+#: Keys that classes of one library have to be told alike.
+_SAID_THERE = _SAID_ALIKE | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
+
+#: Keys that every class reads, or that choose it.
+_OF_EVERY = ("architectures", "model_type", "dtype")
+
+#: What classes call the context length besides :data:`CONFIG_KEYS`.
+_LENGTHS = {"max_position_embeddings", "seq_length", "model_max_length"}
+_LENGTHS |= {"max_seq_len", "max_sequence_length", "max_context_length"}
+
+#: Files that go from one checkpoint to the next as they are.
+CARRIED = (
+    r"(tokenizer\.json|tokenizer\.model.*|vocab\.(json|txt)|merges\.txt|added_tokens\.json|special_tokens_map\.json"
+    r"|tokenizer_config\.json|generation_config\.json|chat_template\.(json|jinja)|preprocessor_config\.json|tekken\.json)"
+)
+
+#: Of these, those without which a copy of a directory generates otherwise.
+_REQUIRED = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json")
+
+_TIED, _TYPES, _CLASSES, _CLASS = "tie_word_embeddings", ("dtype", "torch_dtype"), "architectures", "model_type"
+
+#: Keys that count layers behind the last: --drop mtp leaves them out, and no class of MLX has them.
+_DRAFTED = {"mtp_num_hidden_layers", "num_nextn_predict_layers"}
+
+_EXTRACTOR = "preprocessor_config.json"
+
+
+def is_asked(key: str, options: Options) -> bool:
+    """Whether an option asks for another value of a key, or for none.
+
+    By the key, by ``FILE:KEY``, an inner key or a token's text.
+    """
+    short = key.removeprefix("tokenizer.").removeprefix("ggml.")
+    role = next((ours for ours, theirs in ALL_ROLES.items() if short == f"{theirs}_token_id"), short)
+    keys = (key, short, f"{role}_token", f"{role}_token_id", _of_rope(key))
+    for asked, _ in options.set_meta:
+        name = asked.rpartition(":")[2]
+        if asked == key or not {name, name.partition(".")[0], f"{name}_id", _of_rope(name)}.isdisjoint(keys):
+            return True
+    return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
+
+
+def _of_rope(key: str) -> str:
+    """The word alone: it is edited in each table of RoPE."""
+    table, _, word = key.rpartition(".")
+    return word if table in TABLES_OF_ROPE else key
+
+
+class Pair:
+    """Two documents, and the models that they are of.
+
+    Attributes:
+        whole, wholes: the output's and the source's.
+        mine, meant: with the keys of their text parts on top.
+        text: the key of the output's text part.
+        typed: the source has no document.
+        made: for another library than the source.
+    """
+
+    def __init__(self, out: TensorIndex, source: TensorIndex, options: Options) -> None:
+        self.out, self.source, self.options = out, source, options
+        self.whole, self.wholes = document_of(out.metadata), document_of(source.metadata)
+        self.mine, self.meant = text_on_top(self.whole), text_on_top(self.wholes)
+        self.text, self.row = text_key(self.whole), engine_row(out)
+        self.typed = source.metadata_kind is not MetadataKind.DOCUMENT
+        self.made = out.format in CONSUMERS and out.format != source.format
+        self.consumer = CONSUMERS.get(out.format, TRANSFORMERS)
+        self.sees = sees(out)
+        self.of_text = self.made and not (out.config is None or out.tower or self.sees or sees(source))
+
+    @property
+    def family(self) -> Family:
+        """That of the output."""
+        assert self.out.config is not None
+        return FAMILIES[self.out.config.family]
+
+    def is_asked(self, key: str) -> bool:
+        """Whether an option asks for another value of the key, or table.
+
+        A word is edited in each table.
+        """
+        asked = {one.rpartition(":")[2] for one in (*dict(self.options.set_meta), *self.options.drop_meta)}
+        names = (key, key.rpartition(".")[2])
+        return key.partition(".")[0] in asked or any(is_asked(name, self.options) for name in names)
+
+    def fault(self, key: str, meant: Any) -> Fact:
+        """The fault of a key at the top of the document."""
+        return Fact(key, shown(self.mine.get(key)), shown(meant), CONFIG_NAME)
+
+
+def document_faults(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Everything that documents of an output say otherwise."""
+    pair = Pair(out, source, options)
+    for is_of, rule in _RULES:
+        if is_of(pair):
+            yield from (fact for fact in rule(pair) if not pair.is_asked(fact.key))
+    yield from _of_files(pair)
+
+
+# -- Rules of every output --------------------------------------------------------------------------------------------
+
+
+def _of_needed(pair: Pair) -> Iterator[Fact]:
+    """Keys that a class reads, and roles of tokens that a GGUF says."""
+    mine, source = pair.mine, pair.source
+    typed = source.metadata_kind is MetadataKind.TYPED
+    rows = FAMILIES[source.config.family].parameters.values() if source.config else ()
+    cells = {cell.key for row in rows for cell in row.key_cells("hf")}
+    for keys in needed()["keys"].get(pair.out.format, ()):
+        key, *others = keys.split("|")
+        words = {word for words in (*CONFIG_KEYS.values(), _LENGTHS) if key in words for word in words} | {key, *others}
+        default = default_of(mine, key)
+        read = key in _OF_EVERY or (default is not UNREAD if default is not UNKNOWN else not words.isdisjoint(cells))
+        told = typed or not words.isdisjoint(pair.meant)
+        if words.isdisjoint(mine) and read and told and not any(map(pair.is_asked, words)):
+            yield Fact(key, None, "one", CONFIG_NAME)
+    for role, number in (roles_of_keys(source) if typed else {}).items():
+        key = f"{role}_token_id"
+        number = next((own for own in _stored_as(source, key) if own is not None), number)
+        said = mine.get(key, default_of(mine, key))
+        if role == "unk" or _is_no_token(key, number, mine):
+            continue
+        if said not in (number, UNREAD) and not (isinstance(said, list) and number in said):
+            yield Fact(key, shown(None if said is UNKNOWN else said), str(number), CONFIG_NAME)
+
+
+def _stored_as(source: TensorIndex, key: str) -> Iterator[Any]:
+    """Values of a GGUF's keys that a family has for one of ``config.json``."""
+    family = FAMILIES[source.config.family] if source.config else None
+    for row in family.parameters.values() if family else ():
+        if any(cell.key == key for cell in row.key_cells("hf")):
+            yield from (stored_value(source, full_key(source.architecture, cell.key)) for cell in row.key_cells("gguf"))
+
+
+def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
+    """The number of a token that there is not: no class takes it."""
+    if not key.endswith("_token_id"):
+        return False
+    numbers, most = value if isinstance(value, list) else [value], document.get("vocab_size")
+    most = most if type(most) is int else 0
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    return value is not None and not (whole and all(0 <= number < (most or number + 1) for number in numbers))
+
+
+def _of_class(pair: Pair) -> Iterator[Fact]:
+    """Faults of the class that a document names, at its top and within."""
+    out, family = pair.out, pair.family
+    own = pair.row if pair.row is not None else family.engines.get(OF_CLASSES.row)
+    known = [pair.wholes.get(_CLASS), pair.meant.get(_CLASS), family.model_type, *family.in_huggingface.names]
+    known += [own.model_type, own.wrapped] if own is not None else []
+    known += tower_family(out.tower.family).in_huggingface.names if out.tower is not None else ()
+    for text in dict.fromkeys(("", pair.text)):
+        ours, theirs = (_part(document, text).get(_CLASS) for document in (pair.whole, pair.wholes))
+        unsaid = pair.source.metadata_kind is MetadataKind.DOCUMENT and _CLASS not in _part(pair.wholes, text)
+        if ours not in [*known, theirs] or (ours is None and not unsaid):
+            yield Fact(f"{text}.{_CLASS}".lstrip("."), shown(ours), shown(family.model_type), CONFIG_NAME)
+    if own is not None and own.wrapped and pair.source.metadata_kind is MetadataKind.TYPED:
+        yield from _of_wrapped(pair)
+
+
+def _of_wrapped(pair: Pair) -> Iterator[Fact]:
+    """Faults of the words that a document has around its text part.
+
+    What both say is the same, and its class reads there what the text part's does not.
+    """
+    mine, inner = pair.whole, _part(pair.whole, pair.text)
+    cells = (cell for row in pair.family.parameters.values() if not row.defaults for cell in row.key_cells("hf"))
+    outer = {cell.key for cell in cells if pair.consumer == TRANSFORMERS and default_of(inner, cell.key) is UNREAD}
+    each = {_TIED, *(key for key in _SAID_ALIKE if key.endswith("_token_id"))}
+    for key in sorted(((outer | each | mine.keys()) & inner.keys() | each & mine.keys()) - {_CLASS}):
+        ours, theirs = mine.get(key), inner.get(key)
+        if key not in inner:
+            yield Fact(f"{pair.text}.{key}", None, shown(ours), CONFIG_NAME)
+        elif key not in mine or unequal(ours, theirs):
+            yield Fact(key, shown(ours), shown(theirs), CONFIG_NAME)
+
+
+def _of_engine(pair: Pair) -> Iterator[Fact]:
+    """Keys that classes of an engine do not do without, or guess.
+
+    For those that are missing a class takes something else than the source says.
+    """
+    one, other = QUANTIZATION_KEYS[:2]
+    both = pair.out.format != pair.source.format and {one, other} <= pair.whole.keys()
+    if both and unequal(pair.whole[one], pair.whole[other]):
+        yield Fact(other, "another", f"what {one} says", CONFIG_NAME)
+    if pair.row is None or pair.sees:
+        return
+    taken = defaults_of_mlx(pair.whole)
+    if taken:
+        yield from _of_defaults(pair, taken, pair.whole.get(pair.text, pair.whole) if pair.row.wrapped else pair.mine)
+    for key in pair.row.needs:
+        told = pair.out.format != pair.source.format or key in pair.meant  # a copy lacks what its source does
+        table, _, word = key.rpartition(".")
+        holder = pair.whole.get(table) or {word: None} if table else pair.mine  # no table lacks nothing
+        if told and word not in holder and (table or not taken):
+            yield Fact(key, None, "one", CONFIG_NAME)
+
+
+def _of_defaults(pair: Pair, taken: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Fact]:
+    """Keys for which a class takes something else where they are missing.
+
+    Args:
+        taken: what it takes, by key.
+        mine: the part of the output's that it reads.
+    """
+    config = pair.source.config
+    assert config is not None
+    family, reader = FAMILIES[config.family], CONSUMERS.get(pair.source.format, pair.consumer)
+    kinds = family.document.keys.keys.items()
+    unread = {name for name, key in kinds if key.kind is Kind.MODIFIER and reader not in key.readers}
+    read = {key: value for key, value in pair.meant.items() if key not in unread}
+    constants = {name: key.neutral[0] for name, key in kinds if key.written} | {**family.document.written}
+    said = {**constants, **read, **dict(said_by_rows(told_rows(family), scope_of(family, config), "hf"))}
+    for key in sorted(taken.keys() - mine.keys() - _DRAFTED):
+        value, copied = said.get(key), pair.out.format == pair.source.format and key not in pair.meant
+        nothing = value is None or (key not in pair.meant and value is not False and value == 0)  # no layer has it
+        other = not (nothing or taken[key] is None) and unequal(value, taken[key])
+        if (taken[key] is REQUIRED or other) and not copied:
+            yield Fact(key, None, shown(value) if value is not None else "one", CONFIG_NAME)
+
+
+def _of_head(pair: Pair) -> Iterator[Fact]:
+    """The fault of a head that is said to be apart, and is not there."""
+    if "output" not in pair.family.tensors or "output.weight" in pair.out.tensors:  # a classifier has none
+        return
+    mine = pair.whole if text_key(pair.wholes) else pair.mine  # a class may wrap the text model's
+    for key in dict.fromkeys((_TIED, *document_words(pair.family, "tied"))):
+        said, before = (document.get(key, default_of(document, key)) for document in (mine, pair.wholes))
+        copied = pair.out.format == pair.source.format and "output.weight" not in pair.source.tensors and said == before
+        if said is False and not copied:
+            yield Fact(key, shown(said), "true", CONFIG_NAME)
+
+
+def _of_source(pair: Pair) -> Iterator[Fact]:
+    """Keys that are the source's: all of a copy, else what means the same to every library."""
+    text, alike = text_key(pair.wholes), pair.out.format == pair.source.format
+    alone = bool(text) and (not pair.text or (sees(pair.source) and not pair.sees))  # the text model
+    other = alone or bool(pair.text and not text)
+    mine = pair.whole if text and alike and not alone else pair.mine
+    meant = pair.wholes[text] if alone else pair.wholes if alike else pair.meant
+    free = _STORED | (_LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set())
+    said = _SAID_THERE if alike else _SAID_ALIKE
+    there = said if other or text else said | {_CLASSES}
+    for key, value in meant.items():
+        if key in free or not (alike or key in there) or _is_no_token(key, value, meant):
+            continue
+        if key not in mine:
+            yield Fact(key, None, shown(value), CONFIG_NAME)
+        elif value is None and key == "vocab_size":
+            continue  # the rows of the embedding, which are compared
+        elif unequal(mine[key], value) and key in said and not (key == _CLASSES and other):
+            yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
+
+
+# -- Rules of an output for another library ---------------------------------------------------------------------------
+
+
+def _besides(pair: Pair) -> Iterator[Fact]:
+    """Faults of keys at the top of a document.
+
+    Each says what the source says; of another kind of source, what rows of the family and its constants say, with the
+    context that was asked for, if any.
+    """
+    config, family, consumer, typed = pair.source.config, pair.family, pair.consumer, pair.typed
+    assert config is not None
+    mine, meant, kinds, context = pair.mine, pair.meant, family.document.keys.keys, pair.options.context
+    alike = {name: key for name, key in kinds.items() if key.kind is Kind.MODIFIER}
+    strict = consumer == TRANSFORMERS and not typed  # the class takes no such values
+    untaken = {*unaccepted(meant, str(mine.get(_CLASS)))} if strict else set()
+    constants = {name: key.neutral[0] for name, key in alike.items() if key.written} | {**family.document.written}
+    wanted = {**(pair.row.written if pair.row is not None else {}), **constants}
+    cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
+    words = {cell.head: {one.head for one in several} for several in cells for cell in several}
+    foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
+    taken = defaults_of_mlx(mine) if consumer == MLX_LM else {key: default_of(mine, key) for key in foreign}
+    foreign -= {key for key, value in taken.items() if value not in (UNREAD, UNKNOWN)}
+    told_to = CONSUMERS.get(pair.source.format, consumer)
+    unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
+    if typed:
+        config = replace(config, context_length=context or config.context_length)
+        keys = said_by_rows(told_rows(family), scope_of(family, config), "hf")
+        meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
+    free = set(needed()["documents"]["free"]) - (meant.keys() & _LENGTHS if typed and not context else set())
+    free |= {*TABLES_OF_ROPE, *untaken}
+    for key in sorted(key for key in (mine.keys() | meant.keys()) - free if not key.endswith("_config")):
+        value, said, known = mine.get(key), meant.get(key), key in words and not typed  # compared by their readers
+        neutral = [key in alike and alike[key].is_neutral(one) for one in (value, said)]
+        neutral[1] = neutral[1] or (key in alike and told_to not in alike[key].readers)
+        endless = re.search("Infinity|NaN", str(shown(said)))  # which a strict document leaves to the class
+        if endless and value == family.document.written.get(key):
+            continue
+        if key not in mine:
+            elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
+            of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
+            nothing = said is None and (not typed or default_of(mine, key) in (None, UNREAD, UNKNOWN))
+            other = not (nothing or endless or elsewhere or of_one)
+        elif said is not None:
+            other = unequal(value, said) and unequal(value, _strict(said)) and not all(neutral)
+        else:
+            idle = value is None or neutral[0] or (typed and key in kinds)
+            other = not idle and unequal(value, wanted.get(key))
+        if other and not (known and key in mine):
+            yield pair.fault(key, said)
+
+
+def _of_readers(pair: Pair) -> Iterator[Fact]:
+    """Faults of a document that its reader takes in part.
+
+    A key switches on what no hyper-parameter says, or a class follows another one that contradicts it.
+    """
+    ours, theirs = pair.out.config, pair.source.config
+    assert ours is not None
+    assert theirs is not None
+    for words in ("modifiers", "overruled"):
+        for text in (text for text in getattr(ours, words) if text not in getattr(theirs, words)):
+            key, _, value = text.partition(" = ")
+            yield Fact(key, value or "overruled", None, CONFIG_NAME)
+    kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, theirs)]
+    if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
+        yield Fact("rope_type", shown(kinds[0]), shown(kinds[1] or "default"), CONFIG_NAME)
+
+
+def _strict(value: Any) -> Any:
+    """A value as strict JSON says it.
+
+    transformers 5 has objects for numbers that are not finite.
+    """
+    return json.loads(json.dumps(value), parse_constant=lambda word: {"__float__": word})
+
+
+def _of_stored(pair: Pair) -> Iterator[Fact]:
+    """Faults of what a document says of tensors, and of its class."""
+    out, mine, meant, family = pair.out, pair.mine, {} if pair.typed else pair.meant, pair.family
+    consumer, types = pair.consumer, needed()["documents"]["types"]
+    patterns, defaults = {parse(name).pattern for name in out.tensors}, defaults_of_mlx(document_of(out.metadata))
+    headed = "output.weight" in out.tensors and "output" in family.tensors
+    told = [(document_words(family, "tied"), not headed, bool(headed))] if headed else []
+    for name, biases in switches(family).items():
+        cells, there = family.parameters[name].key_cells("hf"), not biases.isdisjoint(patterns)
+        told.append(([cell.key for cell in cells if consumer in cell.readers], there, False))
+        if not meant:  # a class of the library may have the key and read it as another's, or look at nothing
+            told += [([cell.key], there, False) for cell in cells if type(mine.get(cell.key)) is bool]
+    for keys, there, otherwise in told:
+        said = {key: mine[key] for key in keys if type(mine.get(key)) is bool}
+        if not said and keys:
+            unsaid = None if meant else otherwise  # of a class that nobody recorded
+            taken = default_of(mine, keys[0]) if consumer == TRANSFORMERS else defaults.get(keys[0], unsaid)
+            said = {keys[0]: taken} if type(taken) is bool else {}
+        yield from (pair.fault(key, there) for key, value in said.items() if value != there)
+    floats = {types[stored.dtype.name] for stored in out.stored if stored.dtype.name in types}
+    for key in _TYPES:
+        value = mine.get(key)
+        if value not in [meant.get(key), *floats, types["F32"]] or (value is None and not meant):
+            yield pair.fault(key, " or ".join(sorted(floats)))
+    value, classes = mine.get(_CLASSES), family.in_huggingface.classes
+    known = isinstance(value, list) and value and all(one in classes for one in value)
+    if not known and not (meant and value == meant.get(_CLASSES)):
+        yield pair.fault(_CLASSES, [classes[0]])
+
+
+def _of_written(pair: Pair) -> Iterator[Fact]:
+    """Faults of what an engine's class wants besides."""
+    meant = {} if pair.typed else pair.meant
+    for key, value in pair.row.written.items() if pair.row is not None else ():
+        said = pair.mine.get(key)
+        if not (said if meant.get(key) or isinstance(value, dict) else said == value):
+            yield pair.fault(key, value)
+
+
+def _of_tables(pair: Pair) -> Iterator[Fact]:
+    """Faults of tables within a document: rows of the family say what each holds."""
+    out, mine, family, (_, turned) = pair.out, pair.mine, pair.family, TABLES_OF_ROPE
+    of = (out if ROPE_FREQUENCIES in pair.source.tensors else pair.source).config  # factors say the scaling
+    assert out.config is not None
+    assert of is not None
+    by_layer = family.document.rope.by_layer  # the words of a scaling stand in the table of one kind of layers
+    rows = said_by_rows(told_rows(family), scope_of(family, of), "hf")
+    said = {key: value for key, value in rows if "." in key}
+    tables = {key: mine.get(key) for key in (*TABLES_OF_ROPE, *(key.partition(".")[0] for key in said))}
+    scaling = out.config.rope_scaling or {}  # of one of the tables, and compared; the other says the same
+    stand = {key for table in TABLES_OF_ROPE for key in tables[table] or ()}
+    if not {"mscale", "mscale_all_dim"}.isdisjoint(stand):  # of which readers make the factor
+        scaling = {key: value for key, value in scaling.items() if key != "attention_factor" or key in stand}
+    if by_layer:
+        said = {key: value for key, value in said.items() if key.count(".") > 1 or not key.startswith(TABLES_OF_ROPE)}
+    words = {word: value for word, value in (tables[turned] or {}).items() if word in ROPE_KEYS["default"].keys}
+    words |= {"rope_type": "default", **scaling}
+    words["type"] = words["rope_type"]
+    ours, written = dict(_leaves(tables)), pair.row.written if pair.row is not None else {}
+    of_rope = [key for key in ours if key.startswith(TABLES_OF_ROPE)]
+    wants = {key: words[word] for key in of_rope for word in (key.rpartition(".")[2],) if word in words}
+    kinds = [key for key in of_rope if key.count(".") > 1 and key.endswith(".rope_type")]
+    wants |= {key: "default" for key in kinds if ours[key] == "default"}
+    wants |= dict(_leaves({key: value for key, value in written.items() if key in tables}))
+    wants |= {f"{turned}.rope_theta": out.config.rope_theta}
+    alike = str(scaling.get("rope_type")) in ROPE_KEYS and not by_layer
+    told = [table for table in TABLES_OF_ROPE if alike and tables[table]]
+    each = {f"{table}.{word}": value for table in told for word, value in scaling.items()}
+    wants |= each | {key: value for key, value in said.items() if value is not None}
+    for key in sorted(ours.keys() | said.keys() | each.keys()):
+        if unequal(ours.get(key), wants.get(key)):
+            yield Fact(key, shown(ours.get(key)), shown(wants.get(key)), CONFIG_NAME)
+
+
+def _leaves(tables: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths and values of tables within each other."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{where}{key}.")
+        elif where:
+            yield f"{where}{key}", value
+
+
+def _of_wholes(pair: Pair) -> Iterator[Fact]:
+    """Faults in the document of a model that sees.
+
+    Every part says what the source's says, but for keys that the engine's row of the tower has. What stands there
+    besides is a hyper-parameter, which readers compare, a constant, or what the source's class takes.
+    """
+    out, source, mine, meant = pair.out, pair.source, pair.whole, pair.wholes
+    if out.config is None or out.tower is None or source.tower is None or pair.text != text_key(meant):
+        return
+    text, tower = pair.family, tower_family(out.tower.family)
+    whole, kinds = pair.meant, text.document.keys.keys
+    rows = (row for family in (text, tower) for row in family.parameters.values())
+    read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
+    floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
+    names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
+    names += [source.tower.parameters.get("class")]
+    free = _STORED - {*_TYPES} | _DRAFTED
+    free |= _LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set()
+    engine = tower.engines.get(MLX_VLM.row) if pair.consumer != TRANSFORMERS else None
+    says = dict(engine.says) if engine is not None else {}
+    scope = source.tower.parameters
+    told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
+    unread = {f"{pair.text}.{_CLASSES}", *(says.keys() - told.keys())}
+    overruled = {text.partition(",")[0] for text in source.config.overruled} if source.config is not None else set()
+    classes = [str(one.get("model_type")) for one in (meant, meant.get(pair.text, {}))]
+    untaken = {key for one in (*classes, *text.in_huggingface.names) for key in unaccepted(whole, one)}
+    foreign = unread_by(CONSUMERS.get(source.format), text.parameters.values())
+    follow = [row for row in text.parameters.values() if row.value is not None]
+    follows = dict(said_by_rows(follow, scope_of(text, source.config), "hf")) if source.config is not None else {}
+    there, of = {parse(name).pattern for name in out.tensors}, switches(text)
+    biased = {c.key: not there.isdisjoint(of[name]) for name in of for c in text.parameters[name].key_cells("hf")}
+
+    def walk(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> Iterator[Fact]:
+        of_text = where in ("", f"{pair.text}.")  # other parts have words alike
+        for key in sorted((ours.keys() | theirs.keys()) - free):
+            value, place = ours.get(key), f"{where}{key}"
+            said = told.get(place, theirs.get(key))
+            if place in unread:
+                continue
+            if isinstance(value, dict) and (isinstance(said, dict) or (said is None and key not in TABLES_OF_ROPE)):
+                yield from walk(value, said or {}, f"{place}.")
+                continue
+            # the class stops at it, and the document says what the class takes, or what tensors say; or the source's
+            # class does not read it: what it follows from is compared
+            of_tensors = key in untaken or biased.get(key) is value is not None
+            excused = of_tensors or follows.get(key, key) == value or (value is None and key in foreign)
+            other = unequal(value, said) and unequal(value, _strict(said)) and not (of_text and excused)
+            if key == _CLASS:
+                other = other and value not in names
+            elif key in _TYPES:  # no class of mlx-vlm reads a type
+                other = other and value not in (None, whole.get(key), *floats)
+            elif said is None:
+                said = whole.get(key) if of_text else None
+                known = default_of(theirs, key) if said is None else said
+                if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
+                    same = {**(theirs.get(TABLES_OF_ROPE[1]) or value), "type": value.get("rope_type")}
+                    known = {word: same.get(word) for word in value}
+                neutral = key in kinds and kinds[key].is_neutral(value)
+                constant = key in text.document.written and text.document.written[key] == value
+                idle = said is None and (key in read or neutral or constant)
+                other = other and unequal(value, known) and not idle
+            if other and key not in overruled:
+                yield Fact(place, shown(value), shown(said), CONFIG_NAME)
+
+    if engine is not None and source.config is not None:  # each key is said, as classes have defaults of their own
+        each = [row for row in told_rows(text) if row.name != "context"]
+        asked = {c.key for row in each for c in row.key_cells("hf") if MLX_LM in c.readers and "." not in c.key}
+        wanted = dict(said_by_rows(each, scope_of(text, source.config), "hf"))
+        wanted = {key: value for key, value in wanted.items() if key in asked and value is not None}
+        tied = "output.weight" not in out.tensors
+        if _TIED in document_words(text, "tied"):
+            wanted[_TIED] = tied
+        for key, value in wanted.items():
+            if key not in pair.mine or (key == _TIED and tied and pair.mine[key] is not True):
+                yield Fact(f"{pair.text}.{key}".lstrip("."), shown(pair.mine.get(key)), shown(value), CONFIG_NAME)
+    at_top = mine.get(pair.text, {}) if engine is not None and engine.at_top else {}
+    kept = {"model_type", *tower.in_huggingface.tokens} & meant.keys()
+    at_top = {key: value for key, value in at_top.items() if key not in kept}  # the text part's, whatever stood there
+    yield from walk(mine, {**meant, **at_top}, "")
+    for path in says:
+        table, _, key = path.rpartition(".")
+        if key not in ((mine.get(table) or {}) if table else mine):
+            yield Fact(path, None, "one", CONFIG_NAME)
+
+
+#: Rules of ``config.json``, and of which outputs each is.
+_RULES: tuple[tuple[Callable[[Pair], bool], Callable[[Pair], Iterator[Fact]]], ...] = (
+    (lambda pair: True, _of_needed),
+    (lambda pair: pair.made and pair.out.tower is not None, _of_wholes),
+    *((lambda pair: pair.of_text, rule) for rule in (_besides, _of_stored, _of_readers, _of_written)),
+    (lambda pair: pair.of_text and pair.typed, _of_tables),
+    *((lambda pair: pair.out.config is not None, rule) for rule in (_of_class, _of_head)),
+    (lambda pair: True, _of_engine),
+    (lambda pair: not pair.typed, _of_source),
+)
+
+
+# -- Files ------------------------------------------------------------------------------------------------------------
+
+
+def _of_files(pair: Pair) -> Iterator[Fact]:
+    """Faults of files beside ``config.json``."""
+    out, source, options = pair.out, pair.source, pair.options
+    if out.shard_index is not None:
+        yield from _of_index(out, source, out.shard_index.name)
+    if "filters" in source.facts and out.path.is_dir():  # of a file that has no such document
+        yield from _of_extractor(out, source)
+    ours, theirs = beside(out), beside(source) if not pair.typed else {}
+    for name in (name for name in theirs if re.fullmatch(CARRIED, name)):
+        if name not in ours:
+            if name in _REQUIRED and out.path.is_dir() and not is_asked(name, options):
+                yield Fact(name, None, "one")
+        elif any(mine != meant for mine, meant in zip_longest(pieces(ours[name]), pieces(theirs[name]))):
+            whole = ["chat_template"] if name == "chat_template.jinja" else []
+            for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
+                if not any(is_asked(word, options) for word in (fact.key.partition(".")[0], *whole)):
+                    yield fact
+
+
+def _of_index(out: TensorIndex, source: TensorIndex, name: str) -> Iterator[Fact]:
+    """Faults of the index of shards: places of tensors, and another size.
+
+    No loader asks for the size, and a copy may say what its source says (DeepSeek V3: half of it).
+    """
+    document = json.loads(read_whole(out.path if out.shard_index is None else out.shard_index))
+    said, size = _total_of(out), sum(stored.extent.nbytes for stored in out.stored)
+    if said not in (None, _total_of(source), size):
+        yield Fact("metadata.total_size", shown(said), shown(size), name)
+    for stored in out.stored:
+        place = document["weight_map"].get(stored.name)
+        if place != stored.extent.path.name:
+            yield Fact(f"weight_map.{stored.name}", shown(place), repr(stored.extent.path.name), name)
+
+
+def _of_extractor(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Faults of the document about the sound that a model hears."""
+    assert source.config is not None
+    path = beside(out).get(_EXTRACTOR)
+    mine = json.loads(read_whole(path)) if path is not None else {}
+    meant = {**needed()["extractor"], "feature_size": source.config.scope["mels"]}
+    for key in sorted(mine.keys() | meant.keys()):
+        if unequal(mine.get(key), meant.get(key)):
+            yield Fact(key, shown(mine.get(key)), shown(meant.get(key)), _EXTRACTOR)
+
+
+def _total_of(index: TensorIndex) -> Any:
+    if index.shard_index is None:
+        return None
+    said = json.loads(read_whole(index.shard_index)).get("metadata")
+    return said.get("total_size") if isinstance(said, dict) else None
+
+
+def sees(index: TensorIndex) -> bool:
+    """Whether tensors of a tower are stored."""
+    document = document_of(index.metadata)
+    return any(is_beside_text(document, stored.name) for stored in index.stored)
+
+
+def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Table of a document under a key; for an empty key the document."""
+    found = document.get(key) if key else document
+    return found if isinstance(found, dict) else {}
+
+
+def told_rows(family: Family) -> list[Parameter]:
+    """Parameters that no tensor of the model says."""
+    by_tensors = {"tied", *switches(family)}
+    return [row for row in family.parameters.values() if row.name not in by_tensors]
+
+
+def said_by_rows(rows: Iterable[Parameter], values: Mapping[str, Any], format: str) -> Iterator[tuple[str, Any]]:
+    """Keys of a format, and what rows of a family make of parameters."""
+    for row in rows:
+        for cell in row.key_cells(format):
+            with suppress(ExpressionError):
+                if cell.alias or (cell.when is not None and not cell.when.value({**values, "stated": []})):
+                    continue
+                value, words = values[row.name], {theirs: own for own, theirs in cell.words.items()}
+                if isinstance(value, list | tuple):
+                    value = [words.get(item, item) if isinstance(item, str) else item for item in value]
+                elif isinstance(value, str):
+                    value = words.get(value, value)
+                yield cell.key, cell.write.value({**values, "it": value}) if cell.write is not None else value
