@@ -91,6 +91,7 @@ WORDS_OF_TYPES = {"scheme_of", "Scheme", "triple_of"}
 FORMATS: dict[str, str] = {
     "options": "gguf",
     "record/read": "bump",
+    "verification/documents": "gguf",
     "verification/statements": "gguf",
 }
 

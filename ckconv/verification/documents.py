@@ -121,7 +121,7 @@ class Pair:
 
     @property
     def family(self) -> Family:
-        """That of the output."""
+        """The family of the output."""
         assert self.out.config is not None
         return FAMILIES[self.out.config.family]
 
@@ -284,7 +284,7 @@ def _of_head(pair: Pair) -> Iterator[Fact]:
 
 
 def _of_source(pair: Pair) -> Iterator[Fact]:
-    """Keys that are the source's: all of a copy, else what means the same to every library."""
+    """Keys of the source's: all of a copy, else those that mean alike."""
     text, alike = text_key(pair.wholes), pair.out.format == pair.source.format
     alone = bool(text) and (not pair.text or (sees(pair.source) and not pair.sees))  # the text model
     other = alone or bool(pair.text and not text)
@@ -411,7 +411,7 @@ def _of_stored(pair: Pair) -> Iterator[Fact]:
 
 
 def _of_written(pair: Pair) -> Iterator[Fact]:
-    """Faults of what an engine's class wants besides."""
+    """Faults of constants that a class of an engine wants."""
     meant = {} if pair.typed else pair.meant
     for key, value in pair.row.written.items() if pair.row is not None else ():
         said = pair.mine.get(key)
@@ -420,7 +420,7 @@ def _of_written(pair: Pair) -> Iterator[Fact]:
 
 
 def _of_tables(pair: Pair) -> Iterator[Fact]:
-    """Faults of tables within a document: rows of the family say what each holds."""
+    """Faults of tables that rows of the family say."""
     out, mine, family, (_, turned) = pair.out, pair.mine, pair.family, TABLES_OF_ROPE
     of = (out if ROPE_FREQUENCIES in pair.source.tensors else pair.source).config  # factors say the scaling
     assert out.config is not None
