@@ -162,9 +162,12 @@ class Pipeline:
         if not self._verify:
             return None
         done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
-        out = None if len(self._paths) == len(done) == 1 else self._reader.late()
-        self._reader.forget()
+        out = None if len(self._paths) == len(done) == 1 else self.index()
         return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
+
+    def index(self, *, again: bool = False) -> TensorIndex:
+        """The index of the complete output; read ``again`` if headers were written meanwhile."""
+        return self._reader.late(again=again)
 
     def _side_by_side(self, files: int) -> int:
         """The number of files to write at once; one if order matters."""

@@ -48,7 +48,7 @@ from ckconv.io import address_of, as_path, tiles
 from ckconv.io.digests import Digests, sha256_of
 from ckconv.io.files import Files
 from ckconv.plan.steps import Container, Frame, Late, OutputFile, Plan, Step, Written
-from ckconv.publish.files import check_parent, check_place, failing, opened_regular
+from ckconv.publish.files import check_parent, check_place, failing, growing, opened_regular
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.quant.convert import GGML_TYPES, Action, Error, quantizer_of
 from ckconv.signals import blocking, check, noted
@@ -391,6 +391,7 @@ class _Staged:
             with failing(path):
                 write_frames([(file, frame, fds[path])], Path(self._target.name))
         watcher.begin(phase(plan), plan.nbytes)
+        self._shared = shared is not None  # files that others have finished take the places of these
         with self._as_target():
             if shared is None:
                 return self._pipeline.run(range(len(self._paths)), lambda number: fds[self._paths[number]], watcher)
@@ -476,15 +477,15 @@ class _Staged:
             return restored
         compared = pipeline.compared(results)
         assert compared is not None
-        framed = any(frame.header for frame in self._container.frames)
-        out = self._open()  # a header holds the digest now
+        framed = any(frame.header for frame in self._container.frames)  # a header holds the digest now
+        out = pipeline.index(again=framed or self._shared)
         checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
         found = known | Digests(c.extent for c in checksums if c.extent not in known).all()
         compared.check(plan.index.path, checksums, found)
         named = {small.name: self._outputs.staged(path) for path, small in self._side.items()}
-        with blocking():
+        with blocking(), growing(lambda *_: None):  # it has grown since its header was read
             check_statements(out, plan.index, plan.options, self._target.name, named=named)
             check_documents(out, named)
         return compared

@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.tensors import Extent, Tensor, TensorIndex
+from ckconv.core.tensors import Extent, Tensor, TensorIndex, identity
 from ckconv.errors import (
     CkconvError,
     OutputError,
@@ -251,13 +252,18 @@ class Reader:
                     self._found.append(None)
             return self._found[0]
 
-    def late(self) -> TensorIndex:
-        """Return the index of the complete output."""
-        return (self._found and self._found[0]) or self._read()
+    def late(self, *, again: bool = False) -> TensorIndex:
+        """Return the index of the complete output.
 
-    def forget(self) -> None:
-        """Nobody asks any more."""
-        self._found.clear()
+        Args:
+            again: headers were written after it was read.
+        """
+        if again or not (self._found and self._found[0]):
+            self._found.clear()  # one index at a time: a million tensors take half a gigabyte
+            self._found.append(self._read())
+        (index,) = self._found
+        assert index is not None
+        return replace(index, identities={path: identity(path.stat()) for path in index.identities})
 
 
 def compare(
