@@ -166,7 +166,7 @@ class Pipeline:
         return done[self._paths[0]] if out is None else compare(out, self._plan, but=list(done)).join(done.values())
 
     def index(self, *, again: bool = False) -> TensorIndex:
-        """The index of the complete output; read ``again`` if headers were written meanwhile."""
+        """The index of the complete output; see :meth:`Reader.late`."""
         return self._reader.late(again=again)
 
     def _side_by_side(self, files: int) -> int:
