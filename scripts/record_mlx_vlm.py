@@ -36,6 +36,7 @@ CASES = (
         "lfm2_vl-f16",
         "gemma4_unified-bf16",
         "gemma4_unified-f16",
+        "glm_ocr-f16",
     ),
 )
 

@@ -326,6 +326,18 @@ def test_what_mlx_vlm_computes_otherwise_is_refused(
     assert (done.code, why in done.err) == (4, True), done.err
 
 
+def test_a_layer_that_mlx_vlm_leaves_out_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    recorded, start = seen_by_mlx_vlm("glm_ocr-f16"), "model.language_model.layers."
+    layer = {key.removeprefix(f"{start}1"): one for key, one in recorded["tensors"].items() if f"{start}1." in key}
+    recorded["tensors"] |= {f"{start}{n}{key}": one for n in range(17) for key, one in layer.items()}
+    recorded["config"]["text_config"]["num_hidden_layers"] = 17
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert (done.code, "leaves out the 17th layer of a text model, which has 17" in done.err) == (4, True), done.err
+
+
 @pytest.mark.parametrize(
     ("name", "table", "key", "value", "meant"),
     [

@@ -50,7 +50,8 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
 def seen_by_mlx_vlm(name: str) -> Any:
     """What was recorded, in the numbers that mlx-vlm's classes compute.
 
-    Six layers of a Gemma 3, a Pixtral's SiLU, and experts as transformers' class of Qwen 3 VL MoE has them.
+    Six layers of a Gemma 3, a Pixtral's SiLU, experts as transformers' class of Qwen 3 VL MoE has them, and a GLM-OCR's
+    heads of a size of their own, of which a half turns.
     """
     recorded = json.loads(json.dumps(recordings()[name]))
     config, tensors = recorded["config"], recorded["tensors"]
@@ -63,6 +64,15 @@ def seen_by_mlx_vlm(name: str) -> Any:
     elif config["model_type"] == "qwen3_vl_moe":
         experts = {key: kind for key, kind in tensors.items() if ".experts." in key}
         tensors |= {key: [dtype, [count, *rest[::-1]]] for key, (dtype, (count, *rest)) in experts.items()}
+    elif config["model_type"] == "glm_ocr":
+        config["text_config"] |= {"head_dim": 16, "partial_rotary_factor": 0.5}
+        config["text_config"]["rope_parameters"]["mrope_section"] = [2, 1, 1]
+        for key, (_, shape) in tensors.items():
+            if ".self_attn." in key:
+                shape[:] = [
+                    16 * size // 6 if size in (12, 24) and at == key.endswith("o_proj.weight") else size
+                    for at, size in enumerate(shape)
+                ]
     elif config["vision_config"].get("model_type") == "pixtral":
         config["vision_config"]["hidden_act"] = "silu"
     return recorded

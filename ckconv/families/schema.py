@@ -164,6 +164,7 @@ class Engine(NamedTuple):
         says: of a tower: key of the document -> what it says: parameters of the text model, in ``text_config``, or of
             the tower.
         at_top: of a tower: keys of the text model stand in the document itself.
+        takes: of a tower: table of the document -> the only keys that its class does not stop at.
         drafts: of llama.cpp: why its converter leaves out layers that predict further tokens, of a model whose GGUF may
             have them.
     """
@@ -201,6 +202,7 @@ class Engine(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()
     says: Mapping[str, Expression] = {}
     at_top: bool = False
+    takes: Mapping[str, tuple[str, ...]] = {}
     drafts: str = ""
 
 
@@ -217,8 +219,9 @@ def engine(path: Path, name: str, row: object) -> Engine:
     fields = reader.fields(row, ENGINE_FIELDS.keys() - (set() if name.startswith("bump") else _OF_BUMP))
     scaling, slots = fields.get("scaling"), fields.get("slots", {})
     if "absent" in fields:
-        why, instead = str(fields["absent"]), str(fields.get("as", ""))
-        return Engine(name, absent=True, why=why, scaling=scaling and texts(scaling), written_as=instead)
+        why, instead, rope = str(fields["absent"]), str(fields.get("as", "")), fields.get("rope", MLX_ROPE[0])
+        head = str(fields.get("head", ""))
+        return Engine(name, True, why, scaling=scaling and texts(scaling), written_as=instead, rope=rope, head=head)
     return Engine(
         name,
         False,
@@ -253,6 +256,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         tuple(fields.get("names", {}).items()),
         {key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
         bool(fields.get("at_top")),
+        {table: texts(names) for table, names in fields.get("takes", {}).items()},
         str(fields.get("drafts", "")),
     )
 

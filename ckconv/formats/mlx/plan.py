@@ -486,10 +486,14 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         key = text_key(whole)
         inner, own = whole.get(key, {}), text.get(key, text)
         own = {name: value for name, value in own.items() if not key or name in inner or name not in whole}
-        tables = {name: {**(it or {}), **own[name]} for name, it in inner.items() if isinstance(own.get(name), dict)}
         named = catalog.FAMILIES[config.family].in_huggingface.names  # another was told by its class
         kind = {name: inner[name] for name in ("model_type",) if inner.get(name) in named}
         said = complete(self.index, config, self.said(modules, False))
+        tables = {
+            name: {**(said.get(name) or {}), **(it or {}), **own[name]}
+            for name, it in inner.items()
+            if isinstance(own.get(name), dict)
+        }
         # Of a class that divides the width by the heads it would be a number that no other reader is told.
         said = said if "head_dim" in row.needs else {name: one for name, one in said.items() if name != "head_dim"}
         made = {**said, **own, **tables, **kind}
@@ -514,6 +518,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         for path, expression in row.says.items():
             table, _, name = path.rpartition(".")
             (whole[table] if table else whole)[name] = expression.value(scope)
+        for table, taken in row.takes.items():
+            whole[table] = {name: value for name, value in whole[table].items() if name in taken}
         return super().encoded(strict({**whole, **quantized}), text, modules)
 
 
