@@ -23,8 +23,11 @@ from ckconv.options import Options
 
 MADE: dict[str, dict[str, list[Any]]] = json.loads(MLX_VLM.read_text())["tensors"]
 
+#: Of which the class has Q, K and V of the tower in one, and the recording each by itself.
+JOINED = ("paddleocr_vl-f16",)
+
 #: Those that transformers has a class for.
-BOTH = [name for name in MADE if not name.startswith("internvl_chat")]
+BOTH = [name for name in (*MADE, *JOINED) if not name.startswith("internvl_chat")]
 
 #: Of numbers between limits, which the recording does not tell from each other.
 CLIPPED = ("gemma4-bf16", "gemma4_hearing-bf16")
@@ -77,7 +80,7 @@ def test_a_checkpoint_becomes_what_mlx_vlm_makes_of_it(name: str, tmp_path: Path
     verify(directory, source)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", [*MADE, *JOINED])
 def test_its_tower_is_the_mmproj_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     source, directory = both(name, tmp_path)
 
@@ -89,7 +92,7 @@ def test_its_tower_is_the_mmproj_of_the_checkpoint(name: str, tmp_path: Path) ->
     verify(tmp_path / "mlx.gguf", directory)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", [*MADE, *JOINED])
 def test_its_text_model_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     source, directory = both(name, tmp_path)
 
@@ -97,7 +100,7 @@ def test_its_text_model_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> 
     done = convert(directory, tmp_path / "mlx.gguf")
 
     wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
-    if name.startswith("gemma3"):  # mlx-vlm stores the embedding twice
+    if name.startswith(("gemma3", *JOINED)):  # mlx-vlm stores the embedding twice
         found["tensors"].pop("output.weight", None)
     assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
     assert any("only the text part is written" in note for note in done.plan.notes)
@@ -111,7 +114,8 @@ def test_it_becomes_the_checkpoint_again(name: str, tmp_path: Path) -> None:
 
     wanted, found = arrays(source), arrays(tmp_path / "out")
     behind = {key for key in wanted if f".encoder.layers.{BEHIND.get(name)}." in key or "post_layernorm" in key}
-    left = {"lm_head.weight", "language_model.lm_head.weight"} if name.startswith("gemma3") else set()
+    twice = name.startswith(("gemma3", *JOINED))
+    left = {"lm_head.weight", "language_model.lm_head.weight"} if twice else set()
     assert found.keys() - left == wanted.keys() - (behind if name in BEHIND else set()) | (found.keys() & behind)
     assert [key for key in wanted.keys() - behind if not np.array_equal(wanted[key], found[key])] == []
     verify(tmp_path / "out", directory)
@@ -420,6 +424,7 @@ def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
     convert(source, f"{tmp_path}/out/", to="mlx", options=Options(dtype="f32"))
     inputs = {key: mx.array(value.numpy()) for key, value in pictured(source).items()}
     ids, pixels, mask = (inputs.pop(key) for key in ("input_ids", "pixel_values", "attention_mask"))
+    pixels = pixels[None] if name in JOINED else pixels  # of a batch
     model = utils.load_model(tmp_path / "out")
 
     # As generate_step of mlx_vlm/generate/ar.py.

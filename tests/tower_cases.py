@@ -50,8 +50,8 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
 def seen_by_mlx_vlm(name: str) -> Any:
     """What was recorded, in the numbers that mlx-vlm's classes compute.
 
-    Six layers of a Gemma 3, a Pixtral's SiLU, experts as transformers' class of Qwen 3 VL MoE has them, and a GLM-OCR's
-    heads of a size of their own, of which a half turns.
+    Six layers of a Gemma 3, a Pixtral's SiLU, experts as transformers' class of Qwen 3 VL MoE has them, a GLM-OCR's
+    heads of a size of their own, of which a half turns, and the width of a PaddleOCR-VL's text model.
     """
     recorded = json.loads(json.dumps(recordings()[name]))
     config, tensors = recorded["config"], recorded["tensors"]
@@ -64,6 +64,10 @@ def seen_by_mlx_vlm(name: str) -> Any:
     elif config["model_type"] == "qwen3_vl_moe":
         experts = {key: kind for key, kind in tensors.items() if ".experts." in key}
         tensors |= {key: [dtype, [count, *rest[::-1]]] for key, (dtype, (count, *rest)) in experts.items()}
+    elif config["model_type"] == "paddleocr_vl":
+        config["text_config"]["hidden_size"] = 1024
+        for shape in (shape for _, shape in tensors.values() if 24 in shape):
+            shape[shape.index(24)] = 1024
     elif config["model_type"] == "glm_ocr":
         config["text_config"] |= {"head_dim": 16, "partial_rotary_factor": 0.5}
         config["text_config"]["rope_parameters"]["mrope_section"] = [2, 1, 1]
