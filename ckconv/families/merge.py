@@ -158,7 +158,7 @@ ENGINE_FIELDS: dict[str, Form] = {
     **dict.fromkeys(("model_type", "head", "rotates", "rope", "as", "absent", "unmeasured", "drafts", "biased"), _text),
     **dict.fromkeys(("slots", "names"), _table_of(_text)),
     "says": _table_of(_scalar),
-    "takes": _table_of(_many(_text)),
+    "only": _table_of(_many(_text)),
     "written": _table_of(_plain),
     **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
     **dict.fromkeys(("needs", "reads", "ignores", "scaling", "optional", "required", "tensors"), _many(_text)),

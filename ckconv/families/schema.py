@@ -164,7 +164,7 @@ class Engine(NamedTuple):
         says: of a tower: key of the document -> what it says: parameters of the text model, in ``text_config``, or of
             the tower.
         at_top: of a tower: keys of the text model stand in the document itself.
-        takes: of a tower: table of the document -> the only keys that its class does not stop at.
+        only: of a tower: table of the document -> the only keys that its class does not stop at.
         drafts: of llama.cpp: why its converter leaves out layers that predict further tokens, of a model whose GGUF may
             have them.
     """
@@ -202,7 +202,7 @@ class Engine(NamedTuple):
     names: tuple[tuple[str, str], ...] = ()
     says: Mapping[str, Expression] = {}
     at_top: bool = False
-    takes: Mapping[str, tuple[str, ...]] = {}
+    only: Mapping[str, tuple[str, ...]] = {}
     drafts: str = ""
 
 
@@ -256,7 +256,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         tuple(fields.get("names", {}).items()),
         {key: found for key, text in fields.get("says", {}).items() if (found := reader.expression(text))},
         bool(fields.get("at_top")),
-        {table: texts(names) for table, names in fields.get("takes", {}).items()},
+        {table: texts(names) for table, names in fields.get("only", {}).items()},
         str(fields.get("drafts", "")),
     )
 

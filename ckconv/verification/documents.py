@@ -482,7 +482,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     free = _STORED - {*_TYPES} | _DRAFTED
     free |= _LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set()
     engine = tower.engines.get(MLX_VLM.row) if pair.consumer != TRANSFORMERS else None
-    says = dict(engine.says) if engine is not None else {}
+    says, only = (dict(engine.says), engine.only) if engine is not None else ({}, {})
     scope = source.tower.parameters
     told = {path: one.value(scope) for path, one in says.items() if one.names <= scope.keys()}
     unread = {f"{pair.text}.{_CLASSES}", *(says.keys() - told.keys())}
@@ -500,6 +500,10 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
         for key in sorted((ours.keys() | theirs.keys()) - free):
             value, place = ours.get(key), f"{where}{key}"
             said = told.get(place, theirs.get(key))
+            if key not in only.get(where.removesuffix("."), (key,)):
+                if key in ours:  # and the class stops at it
+                    yield Fact(place, shown(value), None, CONFIG_NAME)
+                continue
             if place in unread:
                 continue
             if isinstance(value, dict) and (isinstance(said, dict) or (said is None and key not in TABLES_OF_ROPE)):

@@ -518,7 +518,7 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         for path, expression in row.says.items():
             table, _, name = path.rpartition(".")
             (whole[table] if table else whole)[name] = expression.value(scope)
-        for table, taken in row.takes.items():
+        for table, taken in row.only.items():
             whole[table] = {name: value for name, value in whole[table].items() if name in taken}
         return super().encoded(strict({**whole, **quantized}), text, modules)
 
