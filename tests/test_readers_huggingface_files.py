@@ -516,6 +516,16 @@ def test_of_two_sets_of_shards_one_is_named(root: Path) -> None:
     assert {tensor.name for tensor in read_checkpoint_files(root / pair[0]).tensors} == {"a", "b", "c"}
 
 
+def test_of_a_set_of_shards_and_a_whole_file_one_is_named(root: Path) -> None:
+    (root / INDEX).unlink()
+    (root / "model.safetensors").write_bytes(sound(SHARDS[ONE]))
+    error = fault(root)
+    assert (error.code, error.found) == ("hf.ambiguous", 2)
+    assert error.message.startswith("4 safetensors files of 2 sets and no index: ")
+    assert error.hint == f"name one of them instead of the directory, whose set is read: '{ONE}' or 'model.safetensors'"
+    assert [tensor.name for tensor in read_checkpoint_files(root / "model.safetensors").tensors] == ["a", "b"]
+
+
 def test_the_usual_name_goes_before_others(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(sound(SHARDS[ONE]))
     (tmp_path / "adapter_model.safetensors").write_bytes(sound(SHARDS[TWO]))

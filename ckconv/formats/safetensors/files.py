@@ -413,13 +413,13 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
         none = "no model: no safetensors, GGUF or bump file, no adapter"
         what = "no safetensors file and no index" if others else none
         raise InputError("hf.no-weights", f"the directory holds {what}", path=root, hint=hint)
-    sets: dict[tuple[str | int, ...] | None, list[str]] = {}
+    sets: dict[tuple[str | int, ...], list[str]] = {}
     for name in found:
-        sets.setdefault((shard := parse_shard_name(name)) and shard[::2], []).append(name)
-    if len(sets) == 1 and None not in sets:
+        sets.setdefault(shard[::2] if (shard := parse_shard_name(name)) else (name,), []).append(name)
+    if len(sets) == 1:
         raise _incomplete(found, root)
     what = "indexes" if indexes else f"{kind} and no index"
-    if None not in sets and (whole := [each[0] for each in sets.values() if _whole(each)]):
+    if len(sets) < len(found) and (whole := [each[0] for each in sets.values() if _whole(each)]):
         message = f"{len(found):,} {kind} of {len(sets):,} sets and no index: {few(found, 4)}"
         hint = f"name one of them instead of the directory, whose set is read: {' or '.join(map(quoted, whole))}"
         raise InputError("hf.ambiguous", message, path=root, found=len(sets), allowed=1, hint=hint)
