@@ -349,6 +349,22 @@ def test_names_within_another_module_are_one_reason(start: str, but: str, to: st
     assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
 
 
+@pytest.mark.parametrize("word", ["_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_words_of_wrappers_within_names_are_one_reason(word: str, to: str, tmp_path: Path, ckconv: Run) -> None:
+    tensors = {name.replace(".self_attn.", f".{word}self_attn."): array for name, array in MODEL.tensors().items()}
+    source = save(tmp_path / "hf", MODEL.config(), tensors)
+
+    refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+
+    assert (refused.code, refused.err.count("\n")) == (4, 2)
+    assert f"names hold {word!r}, as a model's within torch's wrapper do" in refused.err
+    assert f"hint: save the model itself, or its tensors under name.replace({word!r}, '')" in refused.err
+    renamed = save(tmp_path / "renamed", MODEL.config(), {name.replace(word, ""): it for name, it in tensors.items()})
+    assert ckconv("convert", renamed, f"{tmp_path}/out/", "--to", to).code == 0
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+
+
 def test_blocks_of_an_architecture_that_nobody_knows_are_decoded(tmp_path: Path, ckconv: Run) -> None:
     """Under the names of the GGUF; what is verified needs no flags."""
     path, out = tmp_path / "m.gguf", tmp_path / "out"

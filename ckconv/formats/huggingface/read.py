@@ -652,6 +652,11 @@ def index_checkpoint(
                 inner = read(nested=((start, ""),))
                 if inner.tensors and not inner.unknown:
                     raise _prefixed(start, heads, known.name, path)
+            for one in canonical.unknown:
+                if (word := next((word for word in _WRAPPERS if word in one.name), None)) is not None:
+                    message = f"names hold {quoted(word)}, as a model's within torch's wrapper do: {quoted(one.name)}"
+                    hint = f"save the model itself, or its tensors under name.replace({word!r}, '')"
+                    raise UnsupportedError("model.config", message, path=path, hint=hint)
             return model, _once(canonical, model, {tensor.name for tensor in shared})
 
         shared = [] if found.items else _shared(checkpoint)
@@ -786,6 +791,10 @@ def _starts(unknown: Sequence[StoredTensor]) -> Iterator[str]:
             return
         if letter == ".":
             yield names[0][: at + 1]
+
+
+#: What torch's wrappers put between names of modules (FSDP, activation checkpointing, compile).
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def _prefixed(start: str, others: Sequence[str], family: str, path: Path) -> UnsupportedError:
