@@ -15,15 +15,18 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.metadata import Content, beside
-from ckconv.core.tensors import MetadataKind, TensorIndex, Tower, stored_value
+from ckconv.core.config import FIELD_OF
+from ckconv.core.metadata import Content, beside, document_of
+from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import (
-    full_key,
-)
+from ckconv.families.keys import full_key
+from ckconv.families.names import heads_of, interleaves
 from ckconv.families.parameters import differ
-from ckconv.families.towers import tower_family
+from ckconv.families.schema import MLX_VLM
+from ckconv.families.towers import tower_family, tower_of_document
+from ckconv.formats.gguf.values import HEAD_KEYS
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_PREFIX
 from ckconv.options import Options
 from ckconv.verification.content import (
     FILE_TYPE,
@@ -84,8 +87,6 @@ def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
     if out.adapter is not None and source.adapter is not None:
-        from ckconv.verification.adapters import adapter_faults
-
         yield from _unasked(adapter_faults(out, source), options)
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
     if made and source.adapter is None and (out.config or out.tower):
@@ -408,3 +409,101 @@ def _other(mine: Any, meant: Any) -> bool:
     if isinstance(mine, list | tuple) and isinstance(meant, list | tuple):
         return len(mine) != len(meant) or any(map(differ, mine, meant))
     return differ(mine, meant)
+
+
+# -- Adapters: a copy says what its source does, one for another program what ``needed.toml`` has, and what follows ----
+
+_ENDING = r"\.(lora_(embedding_)?[ABab](\.weight)?|lora_magnitude_vector|m)$"
+_INNER = ".base_layer"
+
+#: Instead of a value: no such key is written.
+_NOTHING = object()
+
+
+def adapter_faults(out: TensorIndex, source: TensorIndex) -> Iterator[Fact]:
+    """Everything that an adapter says otherwise than its source."""
+    assert source.adapter is not None
+    typed = out.metadata_kind is MetadataKind.TYPED
+    file, mine = "" if typed else ADAPTER_CONFIG, _said_of(out)
+    heads = _head_counts(source, out.architecture) if typed else {}
+    copied = out.format == source.format and bool(source.metadata)  # not of a task within a checkpoint
+    meant = {**(_said_of(source) if copied else _made(out, source)), **heads}
+    counted = tuple(key.format(arch=out.architecture) for key in HEAD_KEYS.values())
+    free = counted if copied else tuple(needed()["adapters"][out.format]["numbers"])
+    for key in sorted(mine.keys() | meant.keys()):
+        if key not in meant:
+            if key not in free:
+                yield Fact(key, shown(mine[key]), None, file)
+        elif key not in mine:
+            yield Fact(key, None, shown(meant[key]) or "null", file)
+        elif type(mine[key]) is not type(meant[key]) or unequal(mine[key], meant[key]):
+            yield Fact(key, shown(mine[key]), shown(meant[key]), file)
+    for key in () if copied or typed else free:
+        if key not in mine:
+            yield Fact(key, None, "one", file)
+
+
+def _said_of(index: TensorIndex) -> dict[str, Any]:
+    """Keys of a header, or of a configuration with inner ones of MLX."""
+    if index.metadata_kind is MetadataKind.TYPED:
+        return {key: stored_value(index, key) for key in index.metadata}
+    said = document_of(index.metadata)
+    inner = said.get("lora_parameters")
+    if isinstance(inner, dict):
+        said |= {f"lora_parameters.{key}": value for key, value in inner.items()}
+        del said["lora_parameters"]
+    return said
+
+
+def _made(out: TensorIndex, source: TensorIndex) -> dict[str, Any]:
+    """Statements that follow from the source and from what is stored."""
+    from ckconv.adapters.model import families_of, family_named, local_path, transposing
+
+    adapter = source.adapter
+    assert adapter is not None
+    name, base, said = adapter.base_name, adapter.base, document_of(out.metadata)
+    weighed = any(Role.MAGNITUDE in module.roles for module in adapter.modules.values())
+    paths = {re.sub(_ENDING, "", stored.name.removeprefix(PEFT_PREFIX)) for stored in out.stored}
+    parameters = said.get("target_parameters")
+    if isinstance(parameters, list):  # the paths are those of their modules, one inside the other where there are two
+        parents = [str(path).rpartition(".")[0] for path in parameters]
+        inside = {parent + _INNER * number for parent in parents for number in range(parents.count(parent))}
+        parameters = parameters if inside <= paths else sorted(paths)
+        paths -= inside
+    seen = tower_of_document(base.raw) if base else None
+    whole = seen is not None and MLX_VLM.row in seen.engines
+    family = FAMILIES[base.family] if base else family_named(source.architecture)
+    families = [family.name] if family else families_of(module.path for module in adapter.modules.values())
+    task, prompt = adapter.task or (None, None)
+    known: dict[str, Any] = {
+        "architecture": family.gguf if family else out.architecture,
+        "base": name or _NOTHING,
+        "base or null": name or None,
+        "bases": 1 if name else _NOTHING,
+        "layers": base.num_layers if base else -1,  # mlx-lm takes the last ones, and below 1 all
+        "local paths": sorted({path if whole else local_path(path) or path for path in paths}),
+        "method": "dora" if weighed else "lora",
+        "null": None,
+        "parameters": parameters if isinstance(parameters, list) else _NOTHING,
+        "paths": sorted(paths),
+        "prompt": prompt or _NOTHING,
+        "task": task or _NOTHING,
+        "turned": bool(families) and transposing().issuperset(families),
+        "weighed": weighed,
+    }
+    table = needed()["adapters"][out.format]
+    meant = {key: known[word] for key, word in table["follows"].items()}
+    return {**table["plain"], **{key: value for key, value in meant.items() if value is not _NOTHING}}
+
+
+def _head_counts(source: TensorIndex, architecture: str) -> Mapping[str, int]:
+    """Keys of a GGUF by which rows of Q and K are put in order."""
+    from ckconv.adapters.model import weight_pattern
+
+    assert source.adapter is not None
+    base = source.adapter.base
+    family = FAMILIES[base.family] if base else None
+    if base is None or family is None or not interleaves(family):
+        return {}
+    fields = {FIELD_OF.get(heads_of(family, weight_pattern(name)) or "") for name in source.adapter.modules}
+    return {HEAD_KEYS[field].format(arch=architecture): getattr(base, field) for field in fields if field}
