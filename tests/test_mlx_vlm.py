@@ -352,10 +352,12 @@ def test_a_layer_that_mlx_vlm_leaves_out_is_refused(ckconv: Callable[..., Result
         ("idefics3-f16", "text_config", "sliding_window", False, None),  # which its class does not read
         ("internvl-bf16", "text_config", "rope_theta", 0, 1e4),  # that of rope_parameters is read
         ("mistral3-f16", "", "layer_types", -1, None),  # beside the text part no class reads it
+        ("qwen2_vl-bf16", "text_config", "rope_parameters", {"mrope_section": [1, 1, 1]},
+         {"mrope_section": [1, 1, 1], "rope_type": "default", "rope_theta": 1e6}),
         ("gemma3-f16", "vision_config", "model_type", ..., "siglip_vision_model"),
         ("internvl_chat-bf16", "llm_config", "model_type", "x", "qwen2"),  # its architectures say so
     ],
-)
+)  # fmt: skip
 def test_what_no_class_takes_and_tensors_contradict_is_said_right(
     name: str, table: str, key: str, value: Any, meant: Any, ckconv: Callable[..., Result], tmp_path: Path
 ) -> None:

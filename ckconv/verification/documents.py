@@ -522,8 +522,9 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
                 said = whole.get(key) if of_text else None
                 known = default_of(theirs, key) if said is None else said
                 if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
-                    same = {**(theirs.get(TABLES_OF_ROPE[1]) or value), "type": value.get("rope_type")}
-                    known = {word: same.get(word) for word in value}
+                    same = theirs.get(TABLES_OF_ROPE[1]) or value
+                    kind = {"rope_type": same.get("type", "default"), **same}
+                    known = {word: {**kind, "type": value.get("rope_type")}.get(word) for word in value}
                 neutral = key in kinds and kinds[key].is_neutral(value)
                 constant = key in text.document.written and text.document.written[key] == value
                 idle = said is None and (key in read or neutral or constant)
