@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _datetime  # type: ignore[import-not-found]
 import atexit
 import gc
 import io
@@ -125,7 +126,8 @@ def _cleandoc(text: str) -> str:
 
 def _run(module: str, name: str, *arguments: object, **named: object) -> Any:
     """Call a function of a module that waits: it is another one then."""
-    return sys.modules[module].__all__ and getattr(sys.modules[module], name)(*arguments, **named)
+    getattr(sys.modules[module], "__all__", None)
+    return getattr(sys.modules[module], name)(*arguments, **named)
 
 
 def _quoted(text: bytes, safe: str = "/") -> object:
@@ -146,22 +148,23 @@ class _Logger:
         return getattr(_run("logging", "getLogger", "concurrent.futures"), name)
 
 
-def _system() -> str:
-    from ckconv.system import system_name
+class _Uuid:
+    def __new__(cls, *arguments: object, **named: object) -> Any:
+        return _run("uuid", "UUID", *arguments, **named)
 
-    return system_name()
 
-
-#: What is imported and hardly used (``inspect`` by click and dataclasses, ``urllib.parse`` by pathlib, ``platform`` by
-#: uuid), and what is called of it meanwhile; click's words have no translations, futures nearly nothing to log.
+#: What is imported and hardly used (``inspect`` by click and dataclasses, ``urllib.parse`` by pathlib, ``uuid`` and
+#: ``datetime`` by click, ``platform`` by numpy), and what is called of it meanwhile; click's words have no
+#: translations, futures nearly nothing to log.
 _WAITING: dict[str, dict[str, Callable[..., object]]] = {
+    "datetime": {"datetime": _datetime.datetime},
     "difflib": {"get_close_matches": _matches},
     "inspect": {"cleandoc": _cleandoc},
     "logging": {"getLogger": _logger},
     "gettext": {"gettext": str, "ngettext": lambda one, more, count: one if count == 1 else more},
-    "platform": {"system": _system},
     "urllib.parse": {"quote_from_bytes": _quoted},
-    **{name: {} for name in ("base64", "numbers", "shlex", "tomllib")},
+    "uuid": {"UUID": _Uuid},
+    **{name: {} for name in ("base64", "numbers", "platform", "shlex", "tomllib")},
 }
 
 

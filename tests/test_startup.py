@@ -162,8 +162,8 @@ def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -
 @pytest.mark.parametrize(
     ("verb", "out", "signs"),
     [
-        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "subprocess"}),
-        ("convert", ("-q", "-", "--to", "gguf"), {"ast", "dis", "tokenize", "traceback", "ipaddress"}),
+        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "_uuid"}),
+        ("convert", ("-q", "-", "--to", "gguf"), {"ast", "dis", "tokenize", "traceback", "ipaddress", "_uuid"}),
     ],
 )
 def test_modules_that_are_hardly_used_wait(fixtures: Path, verb: str, out: tuple[str, ...], signs: set[str]) -> None:
@@ -198,18 +198,22 @@ import sys
 from ckconv.__main__ import _Imports
 if sys.argv[1:]:
     sys.meta_path.insert(0, _Imports())
-import concurrent.futures, difflib, gettext, pathlib, platform, uuid
+import concurrent.futures, datetime, difflib, gettext, pathlib, uuid
+from datetime import datetime as moment
 print(difflib.get_close_matches("-q", ["--quiet"]), difflib.get_close_matches("--quit", ["--quiet"], 3, cutoff=0.5))
 from concurrent.futures._base import LOGGER
 print(LOGGER.name, LOGGER.level, LOGGER.parent, "logging" in sys.modules)
-print(pathlib.Path("/a b/\\udcff\xe4%~").as_uri(), platform.system(), "ipaddress" in sys.modules)
-print(*(gettext.gettext("a"), *(gettext.ngettext("one", "more", n) for n in range(3))), platform.python_version())
+print(pathlib.Path("/a b/\\udcff\xe4%~").as_uri(), "ipaddress" in sys.modules)
+print(*(gettext.gettext("a"), *(gettext.ngettext("one", "more", n) for n in range(3))))
+print(uuid.UUID(int=7), isinstance(uuid.UUID("0" * 32), uuid.UUID), uuid.UUID.__name__)
+print(moment is datetime.datetime, moment(2026, 1, 2, tzinfo=datetime.UTC), moment.strptime("3", "%d"))
 """
     runs = [
         subprocess.run([sys.executable, "-c", code, *it], capture_output=True, text=True, cwd=ROOT, check=True)
         for it in ((), "w")
     ]
     assert runs[0].stdout == runs[1].stdout
+    assert "00000000-0000-0000-0000-000000000007 True UUID" in runs[0].stdout
 
 
 def test_a_waiting_module_becomes_the_one_that_it_stands_for() -> None:
@@ -266,6 +270,20 @@ def test_a_data_class_is_what_the_standard_library_makes(made_by: Any) -> None:
     assert [More(1).first, More(1).first, Changing(1).first] == [2, 2, 1]
     with pytest.raises(TypeError, match="unhashable"):
         hash(Changing(1))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 9, 10, 11, 12, 13, 40])
+def test_a_named_tuple_of_any_number_of_fields_is_made(count: int) -> None:
+    """Constructors of few are there, that of more is one."""
+    names = [f"field{at}" for at in range(count)]
+    body = {"__annotations__": dict.fromkeys(names, int), "__module__": __name__, **({names[-1]: -1} if names else {})}
+    made = late.NamedTuple.__class__("Own", (late.NamedTuple,), body)
+    values = tuple(range(count))
+    assert (made(*values), made(**dict(zip(names, values, strict=True)))) == (values, values)
+    assert made(*values[:-1]) == (*values[:-1], *[-1] * bool(count))
+    assert [*inspect.signature(made).parameters] == names
+    with pytest.raises(TypeError):
+        made(*values, 0)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -2,8 +2,8 @@
 
 ``typing`` compiles each annotation of each field when the class of a named tuple is made, and ``collections`` the
 constructor: with a hundred classes that is a tenth of the time in which a small model is described. Here a constructor
-is compiled once for all classes with as many fields. To mypy they are the same; ``_make``, ``_field_defaults`` and
-``__replace__`` are not there.
+is that of all classes with as many fields, compiled with this file. To mypy they are the same; ``_make``,
+``_field_defaults`` and ``__replace__`` are not there.
 
 ``dataclasses`` compiles six methods of each class, which takes ten times as long as the rest of it. Here none is: the
 constructor is that of named tuples, and what it calls sets fields.
@@ -34,9 +34,26 @@ if TYPE_CHECKING:
 else:
     import dataclasses
     from collections import _tuplegetter as getter
-    from functools import cache
     from operator import attrgetter
-    from types import CodeType, FunctionType
+    from types import FunctionType
+
+    _new = tuple.__new__
+
+    #: By how many fields: nothing is compiled when classes are made. The first makes those of any number, slowly.
+    _CONSTRUCTORS = (
+        lambda kind: _new(kind, [*locals().values()][1:]),
+        lambda kind, a: _new(kind, (a,)),
+        lambda kind, a, b: _new(kind, (a, b)),
+        lambda kind, a, b, c: _new(kind, (a, b, c)),
+        lambda kind, a, b, c, d: _new(kind, (a, b, c, d)),
+        lambda kind, a, b, c, d, e: _new(kind, (a, b, c, d, e)),
+        lambda kind, a, b, c, d, e, f: _new(kind, (a, b, c, d, e, f)),
+        lambda kind, a, b, c, d, e, f, g: _new(kind, (a, b, c, d, e, f, g)),
+        lambda kind, a, b, c, d, e, f, g, h: _new(kind, (a, b, c, d, e, f, g, h)),
+        lambda kind, a, b, c, d, e, f, g, h, i: _new(kind, (a, b, c, d, e, f, g, h, i)),
+        lambda kind, a, b, c, d, e, f, g, h, i, j: _new(kind, (a, b, c, d, e, f, g, h, i, j)),
+        lambda kind, a, b, c, d, e, f, g, h, i, j, k: _new(kind, (a, b, c, d, e, f, g, h, i, j, k)),
+    )
 
     class _Numpy:
         def __getattr__(self, name: str) -> Any:
@@ -68,13 +85,10 @@ else:
                 raise TypeError(f"{type(self).__name__} has no fields {[*changes]}")
             return made
 
-    @cache
-    def _constructor(fields: int) -> CodeType:
-        listed = "".join(f"_{at}, " for at in range(fields))
-        return eval(f"lambda _kind, {listed}: _new(_kind, ({listed}))").__code__
-
     def _function(name: str, parameters: tuple[str, ...], new: Any, defaults: tuple[Any, ...]) -> FunctionType:
-        code = _constructor(len(parameters) - 1).replace(co_varnames=parameters, co_name=name, co_qualname=name)
+        count = len(parameters)
+        made = _CONSTRUCTORS[count - 1 if count <= len(_CONSTRUCTORS) else 0].__code__
+        code = made.replace(co_argcount=count, co_nlocals=count, co_varnames=parameters, co_name=name, co_qualname=name)
         return FunctionType(code, {"_new": new}, name, defaults)
 
     class _Named(type):
