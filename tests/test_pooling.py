@@ -403,6 +403,13 @@ def test_the_linear_layer_of_a_colbert_is_in_the_gguf(family: str, tmp_path: Pat
     assert ckconv.verify(tmp_path / "less.gguf", tmp_path / "m.gguf", options=drop)
 
 
+def test_mlx_lm_does_not_compute_the_layer_of_a_colbert(tmp_path: Path) -> None:
+    done = ckconv.convert(colbert(tmp_path / "hf", "lfm2"), f"{tmp_path}/mlx/", to="mlx")
+
+    assert "mlx-lm does not compute 1_Dense, which modules.json names" in done.plan.notes
+    assert (tmp_path / "mlx" / "1_Dense" / "model.safetensors").is_file()
+
+
 @pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
 def test_llama_cpp_computes_the_layer_of_a_colbert(tmp_path: Path) -> None:
     """As it comes behind a pooling, where the width of what is there is asked for alone."""

@@ -265,7 +265,9 @@ def test_a_tower_of_a_wider_text_model_is_refused(name: str, ckconv: Callable[..
         assert done.code == (4 if name.startswith("llava") else 3), done.err  # of which nothing reads the key
     if vlm is not None and not vlm.absent:
         done = ckconv("convert", mixed, f"{tmp_path}/out/", "--to", "mlx")
-        alone = not name.startswith(("gemma3-", "gemma4_unified"))  # mlx-lm has no class of the text, or of two layers
+        alone = not name.startswith(
+            ("gemma3-", "gemma4_unified", "paddleocr_vl")
+        )  # mlx-lm has no class of the text, or of two layers
         assert (done.code, "hint: --drop tower writes the text model alone" in done.err) == (3, alone), done.err
 
 
@@ -424,14 +426,20 @@ def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
         convert(text, f"{tmp_path}/out/", mmproj=mmproj, options=options)
 
 
-@pytest.mark.parametrize("flags", [[], ["--to", "hf"]])
+@pytest.mark.parametrize(
+    ("name", "flags", "hinted"),
+    # of the last no class of transformers is known
+    [("gemma3-f16", [], True), ("gemma3-f16", ["--to", "hf"], True), ("deepseek_ocr-f16", [], False)],
+)
 def test_a_tower_alone_is_told_what_it_is_converted_with(
-    flags: list[str], ckconv: Callable[..., Result], tmp_path: Path
+    name: str, flags: list[str], hinted: bool, ckconv: Callable[..., Result], tmp_path: Path
 ) -> None:
-    _, _, mmproj = halves("gemma3-f16", tmp_path)
+    source, mmproj = with_tokens(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf"
+    convert_tower(source, mmproj)
     done = ckconv("convert", mmproj, f"{tmp_path}/out/", *flags)
     assert (done.code, "it is not a model but 'mmproj' (general.type)" in done.err) == (4, True), done.err
-    assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model\n" in done.err
+    hint = "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model\n"
+    assert (hint in done.err) == hinted, done.err
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ckconv.families.keys import TRANSFORMERS, Parameter
 from ckconv.families.merge import FOLDER, is_family
 from ckconv.families.names import HF, Names, names_of
 from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
-from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, load
+from ckconv.families.schema import MLX_LM, MLX_VLM, TRANSFORMERS as OF_CLASSES, Engine, Family, load
 
 _TOWERS = FOLDER / "towers"
 
@@ -101,8 +101,14 @@ def tower_within(tower: Tower, text: str) -> Tower:
 
 
 def is_seen_by(text: str) -> bool:
-    """Whether a tower makes a whole with text models of this family."""
-    return any(text in tower_family(name).in_huggingface.text[0] for name in _texts())
+    """Whether a tower makes a checkpoint with text models of this family."""
+    return any(text in tower_family(name).in_huggingface.text[0] and comes_back(name) for name in _texts())
+
+
+def comes_back(tower: str) -> bool:
+    """Whether a file of this family of towers and its text model make a checkpoint."""
+    row = tower_family(tower).engines.get(OF_CLASSES.row)
+    return row is None or not row.absent or bool(row.written_as)
 
 
 def reader_of(consumer: str, document: Mapping[str, Any]) -> str:

@@ -54,6 +54,7 @@ from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, expected_layers, layers_of_nothing
 from ckconv.families.towers import (
+    comes_back,
     diffuses,
     has_names_of_diffusers,
     is_of_diffusion,
@@ -122,7 +123,8 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
             f"{ORIGINAL}; --to safetensors{flag} copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
-        hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
+        whole = index.facts["kind"] == "mmproj" and (not index.tower or comes_back(index.tower.family))
+        hint = _WITH_TEXT if whole else ""
         return Reason(
             f"it is not a model but {quoted(str(index.facts['kind']))} (general.type), which ckconv does not convert",
             hint,

@@ -21,6 +21,7 @@ from ckconv.families import catalog, keys, parameters, towers
 from ckconv.families.schema import MLX_LM, MLX_VLM, Engine, Family, Loader
 from ckconv.formats.safetensors.checkpoint import BESIDE, OF_THE_CLASS, CheckpointPlanner, WholePlanner
 from ckconv.formats.safetensors.config_json import complete, strict
+from ckconv.formats.safetensors.files import MODULES, PLAIN, modules_of
 from ckconv.formats.safetensors.write import Entry
 from ckconv.options import Options
 from ckconv.plan.planner import ORIGINAL, engine_of
@@ -398,6 +399,9 @@ class MlxPlanner(CheckpointPlanner):
             if self.loader is MLX_LM:
                 self.rope_scaling = weighed(self.rope_scaling, latent="kv_rank" in config.own)
             self.reasons += rope_reasons(config, self.rope_scaling, row, self.loader)
+        behind = [module.path for module in modules_of(self.index.path) if module.kind not in PLAIN]
+        if behind:
+            self.notes.append(f"{self.loader.name} does not compute {', '.join(behind)}, which {MODULES} names")
 
     def _row(self, family: Family) -> Engine | None:
         """Row of the loader in the model's family."""
