@@ -106,7 +106,7 @@ def is_seen_by(text: str) -> bool:
 
 
 def comes_back(tower: str) -> bool:
-    """Whether a file of this family of towers and its text model make a checkpoint."""
+    """Whether such a tower and its text model make a checkpoint."""
     row = tower_family(tower).engines.get(OF_CLASSES.row)
     return row is None or not row.absent or bool(row.written_as)
 
