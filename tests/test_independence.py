@@ -1456,6 +1456,23 @@ def gguf_of(case: str, place: Path) -> str:
         ("bailing_moe_v2-sigmoids", "mlx", "use_qk_norm", None),
         ("glm-whole_heads", "hf", "max_position_embeddings", 33),
         ("nemotron_h-untied", "mlx", "max_position_embeddings", 33),
+        *(
+            (case, to, path, value)
+            for to in ("hf", "mlx")
+            for case, path, value in [
+                ("deepseek_v2-plain", "n_group", 2),
+                ("deepseek_v2-plain", "topk_group", None),
+                ("deepseek_v2-plain", "topk_method", "another"),
+                *(("falcon_h1-plain", f"{key}_multiplier", 2.0) for key in ("key", "lm_head", "ssm_in")),
+                ("falcon_h1-plain", "mlp_multipliers", [1.0]),
+                ("gemma3-tied", "layer_types", ["sliding_attention"]),
+            ]
+        ),
+        ("t5_encoder-relu", "hf", "layer_norm_epsilon", None),
+        ("t5_encoder-relu", "hf", "layer_norm_epsilon", 2e-6),
+        ("step3p5-plain", "hf", "num_nextn_predict_layers", 1),
+        *(("bailing_hybrid-released", "hf", "num_nextn_predict_layers", value) for value in (None, 1)),
+        ("qwen4_exp-one_table", "hf", "indexer_kv_heads", None),
     ],
 )
 def test_tables_of_a_document_say_what_rows_of_the_family_do(
@@ -1483,3 +1500,34 @@ def test_what_an_option_asks_of_a_document_is_no_fault(
 ) -> None:
     status, printed = command("convert", gguf_of(case, tmp_path), f"{tmp_path}/out/", "--to", to, *flags)
     assert (status, "verified" in printed) == (0, True), printed
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "value"),
+    [
+        *(("falcon_h1-plain", f"{key}_multiplier", 2.0) for key in ("attention_in", "embedding", "key", "lm_head")),
+        ("falcon_h1-plain", "ssm_multipliers", [1.0, 1.0, 1.0, 1.0]),
+        ("falcon_h1-plain", "mamba_norm_before_gate", True),
+        ("falcon_h1-plain", "mamba_expand", 3),
+        ("qwen3moe-untied", "intermediate_size", 41),
+        ("deepseek_v3-plain", "scoring_func", "another"),
+    ],
+)
+def test_words_of_a_document_for_mlx_lm_are_those_of_a_checkpoint(
+    case: str, path: str, value: Any, tmp_path: Path
+) -> None:
+    """Those too that no reader of hyper-parameters has."""
+    gguf_of(case, tmp_path)
+    with broken(CONFIG, within(path, value)) as calls:
+        status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/out/", *MLX)
+    assert (calls[0] > 0, status, path in printed) == (True, 5, True), printed
+
+
+@pytest.mark.parametrize("to", ["hf", "mlx"])
+def test_a_context_is_said_in_every_word_for_it(to: str, tmp_path: Path) -> None:
+    asked = "convert", gguf_of("glm-whole_heads", tmp_path), f"{tmp_path}/out/", "--to", to, "--context", "16"
+    with broken(CONFIG, within("max_position_embeddings", 33)):
+        assert command(*asked)[0] == 5
+    assert command(*asked)[0] == 0
+    document = json.loads((tmp_path / "out/config.json").read_text())
+    assert (document["max_position_embeddings"], document["seq_length"]) == (16, 16)

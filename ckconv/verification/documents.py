@@ -302,6 +302,12 @@ def _of_source(pair: Pair) -> Iterator[Fact]:
             continue  # the rows of the embedding, which are compared
         elif unequal(mine[key], value) and key in said and not (key == _CLASSES and other):
             yield Fact(key, shown(mine[key]), shown(value), CONFIG_NAME)
+    told = CONSUMERS.get(pair.source.format) == TRANSFORMERS and pair.of_text  # no class of MLX has such defaults
+    for key in sorted(_SAID_ALIKE - meant.keys() - {"vocab_size"} if told else ()):
+        default = default_of(meant, key)
+        known = default not in (UNREAD, UNKNOWN, None) and not _is_no_token(key, default, mine)
+        if known and mine.get(key) is not None and unequal(mine[key], default):
+            yield Fact(key, shown(mine[key]), shown(default), CONFIG_NAME)
 
 
 # -- Rules of an output for another library ---------------------------------------------------------------------------
@@ -332,7 +338,9 @@ def _besides(pair: Pair) -> Iterator[Fact]:
         config = replace(config, context_length=context or config.context_length)
         keys = said_by_rows(told_rows(family), scope_of(family, config), "hf")
         meant = wanted = wanted | {key: value for key, value in keys if "." not in key}
-    free = set(needed()["documents"]["free"]) - (meant.keys() & _LENGTHS if typed and not context else set())
+    drafted = consumer == TRANSFORMERS and not pair.options.drop  # no class of MLX has them
+    told = _LENGTHS | (_DRAFTED if drafted else set())
+    free = set(needed()["documents"]["free"]) - (meant.keys() & told if typed else set())
     free |= {*TABLES_OF_ROPE, *untaken}
     for key in sorted(key for key in (mine.keys() | meant.keys()) - free if not key.endswith("_config")):
         value, said, known = mine.get(key), meant.get(key), key in words and not typed  # compared by their readers
@@ -343,7 +351,9 @@ def _besides(pair: Pair) -> Iterator[Fact]:
             continue
         if key not in mine:
             elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
+            unsaid = taken.get(key, default_of(mine, key)) in (UNREAD, UNKNOWN)
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
+            of_one = of_one and not (typed and unsaid and alike[key].written and consumer in alike[key].readers)
             nothing = said is None and (not typed or default_of(mine, key) in (None, UNREAD, UNKNOWN))
             other = not (nothing or endless or elsewhere or of_one)
         elif said is not None:
@@ -353,6 +363,23 @@ def _besides(pair: Pair) -> Iterator[Fact]:
             other = not idle and unequal(value, wanted.get(key))
         if other and not (known and key in mine):
             yield pair.fault(key, said)
+
+
+def _of_words(pair: Pair) -> Iterator[Fact]:
+    """Faults of words that no reader of hyper-parameters compares.
+
+    Of those that the library does not read a document may have what stands for nothing: the tensors have it.
+    """
+    config, rows = pair.source.config, told_rows(pair.family)
+    assert config is not None
+    cells = {row.name: [cell for cell in row.key_cells("hf") if not cell.of_rope] for row in rows}
+    alone = [name for name, own in cells.items() if not any(pair.consumer in cell.readers for cell in own)]
+    said = dict(said_by_rows(rows, {**scope_of(pair.family, config), **dict.fromkeys(alone)}, "hf"))
+    words = {cell.key for own in cells.values() for cell in own} - {*needed()["documents"]["free"]}
+    for key in sorted(words & pair.mine.keys()):
+        value, meant = pair.mine[key], [one[key] for one in (said, pair.meant) if one.get(key) is not None]
+        if value is not None and meant and all(unequal(value, one) for one in meant):
+            yield pair.fault(key, meant[-1])
 
 
 def _of_readers(pair: Pair) -> Iterator[Fact]:
@@ -559,6 +586,7 @@ _RULES: tuple[tuple[Callable[[Pair], bool], Callable[[Pair], Iterator[Fact]]], .
     (lambda pair: pair.made and pair.out.tower is not None, _of_wholes),
     *((lambda pair: pair.of_text, rule) for rule in (_besides, _of_stored, _of_readers, _of_written)),
     (lambda pair: pair.of_text and pair.typed, _of_tables),
+    (lambda pair: pair.of_text and not pair.typed, _of_words),
     *((lambda pair: pair.out.config is not None, rule) for rule in (_of_class, _of_head)),
     (lambda pair: True, _of_engine),
     (lambda pair: not pair.typed, _of_source),

@@ -358,8 +358,12 @@ def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys_of_context(family: Family) -> list[str]:
-    row = family.parameters.get("context")
-    return [cell.key for cell in row.key_cells("hf") if not cell.alias] if row else []
+    rows = [
+        row
+        for row in family.parameters.values()
+        if row.name == "context" or (row.value and row.value.names == {"context"})
+    ]
+    return [cell.key for row in rows for cell in row.key_cells("hf") if not cell.alias]
 
 
 def _rope(
