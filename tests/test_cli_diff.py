@@ -289,6 +289,23 @@ def test_a_gguf_without_the_window_of_a_checkpoint_is_no_equal_model(ckconv: Run
     assert "sliding_window" not in ckconv("diff", tmp_path / "s.gguf", slides).out  # nothing ever slides out of it
 
 
+@pytest.mark.parametrize(
+    ("source", "key", "value", "code"),
+    [
+        ("hf/phi3-bf16", "phi3.attention.sliding_window", "7", 5),
+        ("hf/qwen3-tied-bf16", "general.size_label", "9B", 0),
+    ],
+)
+def test_verify_and_diff_say_the_same_of_a_key(
+    source: str, key: str, value: str, code: int, ckconv: Run, tmp_path: Path
+) -> None:
+    whole, other = tmp_path / "m.gguf", tmp_path / "other.gguf"
+    assert ckconv("convert", FIXTURES / source, whole).code == 0
+    assert ckconv("convert", whole, other, "--set-meta", f"{key}={value}").code == 0
+    for one in (whole, FIXTURES / source):
+        assert [ckconv(command, other, one).code for command in ("verify", "diff")] == [code, code]
+
+
 @pytest.mark.parametrize("family", ["exaone", "falcon"])
 def test_a_number_under_another_of_the_familys_words_is_no_difference(family: str, ckconv: Run, tmp_path: Path) -> None:
     source = checkpoint(recording(family)["released"], tmp_path / "hf")

@@ -587,6 +587,9 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
         return not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
+    numbers = [re.match(r"\d+ \(", text or "") for text in (fact.mine, fact.meant) if fact.key.endswith(_WINDOW)]
+    if numbers and all(numbers) and any(0 < int(one[0][:-2]) < a.config.context_length for one in numbers if one):
+        return False  # llama.cpp does not read Phi 3's, and a class of transformers would
     if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
     if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.mine, fact.meant):

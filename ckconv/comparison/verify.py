@@ -65,8 +65,11 @@ OF_THE_PLACE = "general.name"
 #: The library that a safetensors file says it was written for.
 WRITTEN_FOR = f"{METADATA}.format"
 
+#: What converters count out of the sizes of tensors, each in its way.
+_OF_SIZES = "general.size_label"
+
 #: What converters take from the name of the source's directory: it is shown, and no difference of the model.
-LABELS = frozenset({OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version", "size_label"))})
+LABELS = frozenset({OF_THE_PLACE, *(f"general.{key}" for key in ("basename", "finetune", "version")), _OF_SIZES})
 
 # Plan the source again as it was converted, to know what an output should hold.
 #
@@ -462,7 +465,7 @@ def verify_whole(
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
     for fact in planned:
-        of_the_place = made and fact.key in LABELS  # programs spell a directory in ways of their own
+        of_the_place = fact.key in (LABELS if made else {_OF_SIZES})  # programs spell a directory in ways of their own
         null = fact.file == CONFIG_NAME and fact.key in nulls and fact.mine == "None"  # which mlx-lm keeps
         lacked = alike and fact.key == WRITTEN_FOR and fact.mine is None and fact.key not in source.metadata
         if not (of_the_place or null or lacked or fact.name in idle):
