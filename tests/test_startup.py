@@ -162,7 +162,7 @@ def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -
 @pytest.mark.parametrize(
     ("verb", "out", "signs"),
     [
-        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "_uuid"}),
+        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "subprocess", "_uuid"}),
         ("convert", ("-q", "-", "--to", "gguf"), {"ast", "dis", "tokenize", "traceback", "ipaddress", "_uuid"}),
     ],
 )
@@ -198,13 +198,13 @@ import sys
 from ckconv.__main__ import _Imports
 if sys.argv[1:]:
     sys.meta_path.insert(0, _Imports())
-import concurrent.futures, datetime, difflib, gettext, pathlib, uuid
+import concurrent.futures, datetime, difflib, gettext, pathlib, platform, uuid
 from datetime import datetime as moment
 print(difflib.get_close_matches("-q", ["--quiet"]), difflib.get_close_matches("--quit", ["--quiet"], 3, cutoff=0.5))
 from concurrent.futures._base import LOGGER
 print(LOGGER.name, LOGGER.level, LOGGER.parent, "logging" in sys.modules)
-print(pathlib.Path("/a b/\\udcff\xe4%~").as_uri(), "ipaddress" in sys.modules)
-print(*(gettext.gettext("a"), *(gettext.ngettext("one", "more", n) for n in range(3))))
+print(pathlib.Path("/a b/\\udcff\xe4%~").as_uri(), platform.system(), "ipaddress" in sys.modules)
+print(*(gettext.gettext("a"), *(gettext.ngettext("one", "more", n) for n in range(3))), platform.python_version())
 print(uuid.UUID(int=7), isinstance(uuid.UUID("0" * 32), uuid.UUID), uuid.UUID.__name__)
 print(moment is datetime.datetime, moment(2026, 1, 2, tzinfo=datetime.UTC), moment.strptime("3", "%d"))
 """

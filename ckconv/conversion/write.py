@@ -258,12 +258,14 @@ class Reader:
         Args:
             again: headers were written after it was read.
         """
-        if again or not (self._found and self._found[0]):
-            self._found.clear()  # one index at a time: a million tensors take half a gigabyte
-            self._found.append(self._read())
-        (index,) = self._found
-        assert index is not None
-        return replace(index, identities={path: identity(path.stat()) for path in index.identities})
+        found = self._found[0] if self._found else None
+        if found is not None and not again:
+            now = {path: identity(path.stat()) for path in found.identities}
+            if {path for path, _ in found.identities.items() - now.items()} <= {*found.files}:  # which have grown
+                return replace(found, identities=now)
+        self._found, found = [], None  # one index at a time: a million tensors take half a gigabyte
+        self._found.append(self._read())
+        return self.late()
 
 
 def compare(

@@ -653,7 +653,8 @@ def index_checkpoint(
                 if inner.tensors and not inner.unknown:
                     raise _prefixed(start, heads, known.name, path)
             for one in canonical.unknown:
-                if (word := next((word for word in _WRAPPERS if word in one.name), None)) is not None:
+                word = next((word for word in _WRAPPERS if word in one.name), "")
+                if word and not any(fnmatchcase(one.name, glob) for glob in globs):
                     message = f"names hold {quoted(word)}, as a model's within torch's wrapper do: {quoted(one.name)}"
                     hint = f"save the model itself, or its tensors under name.replace({word!r}, '')"
                     raise UnsupportedError("model.config", message, path=path, hint=hint)

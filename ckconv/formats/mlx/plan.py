@@ -457,6 +457,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         for condition in row.right_if:
             if not condition.expression.value(scope):
                 self.refuse(condition.said(scope), condition.hint or text)
+        for modifier in self._tower.modifiers:
+            self.refuse(f"{modifier} of the tower changes the computation, and mlx-vlm has no place for it", text)
         self.notes += [one.said(scope) for one in row.same_if if not one.expression.value(scope)]
         self.notes.append("; ".join(filter(None, ("mlx-vlm loads the text model and the tower", text))))
 
