@@ -365,6 +365,12 @@ def test_words_of_wrappers_within_names_are_one_reason(word: str, to: str, tmp_p
     assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
 
 
+def test_a_name_with_such_a_word_is_dropped_by_its_flag(tmp_path: Path, ckconv: Run) -> None:
+    tensors = MODEL.tensors()
+    source = save(tmp_path / "hf", MODEL.config(), {**tensors, "x._orig_mod.y": next(iter(tensors.values()))})
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--drop", "*_orig_mod.*").code == 0
+
+
 def test_blocks_of_an_architecture_that_nobody_knows_are_decoded(tmp_path: Path, ckconv: Run) -> None:
     """Under the names of the GGUF; what is verified needs no flags."""
     path, out = tmp_path / "m.gguf", tmp_path / "out"

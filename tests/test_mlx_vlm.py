@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,34 @@ def test_what_mlx_vlm_computes_otherwise_is_refused(
     done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
 
     assert (done.code, why in done.err) == (4, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "code", "why"),
+    [
+        ("glm_ocr-f16", "vision_config.attention_bias", False, 4, "attention_bias of the tower is false, and its"),
+        (
+            "glm_ocr-f16",
+            "vision_config.rope_parameters",
+            {"rope_theta": 500.0},
+            4,
+            "of the tower changes the computation",
+        ),
+        ("gemma4_unified-bf16", "text_config.rope_parameters", "x", 3, "rope_parameters must be an object, got str"),
+        ("gemma4_unified-bf16", "text_config.rope_parameters.full_attention", 0, 3, "must be an object, got int"),
+    ],
+)
+def test_what_a_class_would_not_load_or_compute_is_refused(
+    name: str, key: str, value: Any, code: int, why: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    recorded = seen_by_mlx_vlm(name)
+    *tables, word = key.split(".")
+    reduce(dict.__getitem__, tables, recorded["config"])[word] = value
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert (done.code, why in done.err) == (code, True), done.err
 
 
 def test_a_layer_that_mlx_vlm_leaves_out_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:

@@ -8,8 +8,12 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ckconv.conversion import pipeline
+from ckconv.core.tensors import TensorIndex
 
 #: What is converted -> source below the fixtures, arguments. Together every writer and every kind of side file.
 RUNS = {
@@ -108,6 +112,24 @@ def test_checksums_cover_every_file_of_the_output(fixtures: Path, tmp_path: Path
     others = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "SHA256SUMS"}
     assert sums == {name: hashlib.sha256(content).hexdigest() for name, content in others.items()}
     assert json.loads(others["config.json"])
+
+
+def test_a_document_that_changes_while_tensors_are_written_is_what_is_compared(
+    fixtures: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(out: TensorIndex, *arguments: Any, **named: Any) -> Any:
+        found = pipeline_compare(out, *arguments, **named)
+        document = next(path for path in out.path.iterdir() if path.name == "config.json")
+        document.write_text(json.dumps({**json.loads(document.read_text()), "bos_token_id": 7}))
+        return found
+
+    pipeline_compare = pipeline.compare
+    monkeypatch.setattr(pipeline, "compare", compared)
+
+    done = ckconv("convert", fixtures / "hf/llama-tied-bf16", f"{tmp_path}/out/", "--to", "mlx", "-q")
+
+    assert (done.code, "'bos_token_id' is 7, 1 is meant" in done.err) == (5, True), done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gguf_that_lost_its_epsilon_and_its_theta_is_not_what_its_source_is(

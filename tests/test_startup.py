@@ -162,7 +162,11 @@ def test_version_alone_imports_no_parser_of_flags(out: int | str, status: int) -
 @pytest.mark.parametrize(
     ("verb", "out", "signs"),
     [
-        ("inspect", (), {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "subprocess", "_uuid"}),
+        (
+            "inspect",
+            (),
+            {"ast", "dis", "tokenize", "traceback", "difflib", "ipaddress", "locale", "subprocess", "_uuid"},
+        ),
         ("convert", ("-q", "-", "--to", "gguf"), {"ast", "dis", "tokenize", "traceback", "ipaddress", "_uuid"}),
     ],
 )

@@ -38,8 +38,11 @@ class ConfigSource:
 
     def _found(self, key: str) -> tuple[bool, Any]:
         found: Any = self._document
-        for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
+        for number, part in enumerate(parts := key.split(".")):
+            if not isinstance(found, dict) and found is not None:
+                table = ".".join(parts[:number])
+                raise ParameterError(f"{table} must be an object, got {type(found).__name__}")
+            if found is None or part not in found:
                 return False, None
             found = found[part]
         return True, found
