@@ -28,6 +28,10 @@ from ckconv.families.schema import Family
 # -- A ``config.json`` as the rows of a family read it -----------------------------------------------------------------
 
 
+#: Table of a document in which the settings of a preprocessor stand.
+PREPROCESSOR = "preprocessor"
+
+
 class ConfigSource:
     """The document as the rows of a family read it."""
 
@@ -39,10 +43,11 @@ class ConfigSource:
     def _found(self, key: str) -> tuple[bool, Any]:
         found: Any = self._document
         for number, part in enumerate(parts := key.split(".")):
-            if not isinstance(found, dict) and found is not None:
+            # a preprocessor has one number, or a table of two
+            if not isinstance(found, dict) and found is not None and parts[0] != PREPROCESSOR:
                 table = ".".join(parts[:number])
                 raise ParameterError(f"{table} must be an object, got {type(found).__name__}")
-            if found is None or part not in found:
+            if not isinstance(found, dict) or part not in found:
                 return False, None
             found = found[part]
         return True, found

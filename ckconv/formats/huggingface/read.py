@@ -909,7 +909,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     if not beside:
         message = "config.json says a tower, and no tensor of it is there"
         raise UnsupportedError("tower.unknown", message, path=index.path)
-    source = parameters.ConfigSource({**document, "preprocessor": _settings(index, documents)})
+    source = parameters.ConfigSource({**document, parameters.PREPROCESSOR: _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)
     items = mlx_items(beside, document, index.path) if index.format == "mlx" else map(plain_item, beside)
     found = tower_tensors(items, tower, _NAMES[index.format], index.path)
