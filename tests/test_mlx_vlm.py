@@ -359,6 +359,25 @@ def test_what_a_class_would_not_load_or_compute_is_refused(
     assert (done.code, why in done.err) == (code, True), done.err
 
 
+def test_sections_that_the_class_takes_by_itself_are_said(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    recorded, sections = seen_by_mlx_vlm("paddleocr_vl-f16"), [16, 24, 24]  # which turn heads of 128
+    text = recorded["config"]["text_config"]
+    wider = 2 * sum(sections) // text["head_dim"]
+    text |= {"head_dim": 2 * sum(sections), "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    for _, shape in (
+        one for name, one in recorded["tensors"].items() if ".self_attn." in name and "visual" not in name
+    ):
+        at = 1 if shape[0] == text["hidden_size"] else 0
+        shape[at] *= wider
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert done.code == 0, done.err
+    document = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert document["text_config"]["rope_scaling"]["mrope_section"] == sections
+
+
 def test_a_layer_that_mlx_vlm_leaves_out_is_refused(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     recorded, start = seen_by_mlx_vlm("glm_ocr-f16"), "model.language_model.layers."
     layer = {key.removeprefix(f"{start}1"): one for key, one in recorded["tensors"].items() if f"{start}1." in key}

@@ -550,7 +550,8 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
                 known = default_of(theirs, key) if said is None else said
                 if key in TABLES_OF_ROPE and isinstance(value, dict):  # the other table, in the older words
                     same = theirs.get(TABLES_OF_ROPE[1]) or value
-                    kind = {"rope_type": same.get("type", "default"), **same}
+                    kind = {word: it for word, it in value.items() if word in read}
+                    kind |= {"rope_type": same.get("type", "default"), **same}
                     known = {word: {**kind, "type": value.get("rope_type")}.get(word) for word in value}
                 neutral = key in kinds and kinds[key].is_neutral(value)
                 constant = key in text.document.written and text.document.written[key] == value
