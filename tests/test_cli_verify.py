@@ -287,17 +287,23 @@ def test_quantized_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "quantize", "types"), [("m.gguf", "q8_0", "Q8_0"), ("m/", "affine:4:32", "MLX 4-bit group 32 BF16")]
+    ("name", "quantize", "types", "said"),
+    [
+        ("m.gguf", "q8_0", "Q8_0", "q8_0"),
+        ("m.gguf", "q4_k_m", "Q5_0, Q8_0", "q4_k_m"),
+        ("m/", "affine:4:32", "MLX 4-bit group 32 BF16", "TYPE, the type or recipe that made them,"),
+    ],
 )
 def test_a_quantized_output_of_floats_names_the_flag(
-    name: str, quantize: str, types: str, fixtures: Path, tmp_path: Path, ckconv
+    name: str, quantize: str, types: str, said: str, fixtures: Path, tmp_path: Path, ckconv
 ) -> None:
     call = (fixtures / "hf" / "qwen3-tied-bf16", f"{tmp_path}/{name}", "--quantize", quantize)
     assert ckconv("convert", *call, *(["--to", "mlx"] if name == "m/" else [])).code == 0
     result = ckconv("verify", tmp_path / name, call[0])
     assert result.code == 5
     assert f": 15 tensors that are floats in the source, quantized ({types})\n" in result.err
-    assert "--quantize" in result.err.splitlines()[-1]
+    assert "general.file_type" not in result.err
+    assert result.err.splitlines()[-1].startswith(f"hint: --quantize {said} asks for that")
     assert ckconv("verify", tmp_path / name, call[0], "--quantize", quantize).code == 0
 
 

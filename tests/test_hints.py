@@ -154,7 +154,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         lambda _: LLAMA, ["convert", "SRC", "DST", "--bump-version", "5"], "--to bump names one",
     ),
     "quantized by a flag that is not given": (
-        _quantized, ["verify", "SRC", str(LLAMA)], "--quantize TYPE, the type or recipe that made them",
+        _quantized, ["verify", "SRC", str(LLAMA)], "--quantize q8_0 asks for that",
     ),
     "an adapter where a tower belongs": (
         lambda _: LLAMA, ["convert", "SRC", str(LORA), "DST.gguf"], f"--adapter {LORA} merges it",

@@ -21,7 +21,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
-from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
     CkconvError,
     InputError,
@@ -50,7 +50,15 @@ from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recor
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
-from ckconv.verification.content import Fact, check_documents, check_json, content_of_index, differences
+from ckconv.verification.content import (
+    FILE_TYPE,
+    Fact,
+    check_documents,
+    check_json,
+    content_of_index,
+    differences,
+    recipes_of,
+)
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
 from ckconv.verification.tensors import Progress, Soundness, TensorComparison
@@ -474,8 +482,11 @@ def verify_whole(
     if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):
         many = counted(blocks.total(), "tensor that is floats in the source", "tensors that are floats in the source")
         text = f"{many}, quantized ({', '.join(sorted(blocks))})"
-        hint = "--quantize TYPE, the type or recipe that made them, asks for that; --weights compares the tensors alone"
-        raise VerifyError(CODE, text, path=out.path, details=listed(faults), hint=hint)
+        texts.pop(FILE_TYPE, None)  # which is of the types that nobody asked for
+        words = [*blocks] if len(blocks) == 1 and out.metadata_kind is MetadataKind.TYPED else recipes_of(out)
+        word = words[0].lower() if words else "TYPE, the type or recipe that made them,"
+        hint = f"--quantize {word} asks for that; --weights compares the tensors alone"
+        raise VerifyError(CODE, text, path=out.path, details=listed([*texts.values()]), hint=hint)
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found

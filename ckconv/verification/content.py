@@ -481,6 +481,12 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
         yield Fact(FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))), idle=number is None)
 
 
+def recipes_of(index: TensorIndex) -> list[str]:
+    """Names of the mixtures of types that a GGUF says it has."""
+    said = stored_value(index, FILE_TYPE)
+    return [name for name, number in needed()["file_types"]["recipes"].items() if number == said]
+
+
 def plain_types(index: TensorIndex) -> set[int]:
     """Numbers of the types that most matrices have."""
     counts = Counter(stored.dtype.name for stored in index.stored if len(stored.shape) > 1)
