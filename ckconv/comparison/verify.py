@@ -21,7 +21,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
-from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
 from ckconv.errors import (
     CkconvError,
     InputError,
