@@ -604,7 +604,7 @@ class Upload:
 
         place, _, name = url.rstrip("/").rpartition("/")
         directory = url.endswith("/")
-        self._url, self._folder = url, folder
+        self._url, self._base = url, folder / name if directory else folder
         self._uploads = Uploads(url if directory else place)
         self._uploads.check_free([] if directory else [name])
         self.local = f"{folder / name}/" if directory else str(folder / name)
@@ -619,9 +619,9 @@ class Upload:
         single = format_of(report.plan.format).single
         weights = [file.path for file in report.files]
         index = [path for path in report.side_files if path.name.endswith(INDEX_SUFFIX)]
-        first = [path for path in report.side_files if path not in index and path.is_relative_to(self._folder)]
+        first = [path for path in report.side_files if path not in index and path.is_relative_to(self._base)]
         paths = [*first, *(reversed(weights) if single else weights), *index]
-        self._uploads.check_free([path.name for path in paths])
+        self._uploads.check_free([self._name(path) for path in paths])
         digests = []
         watcher = watching(watcher)
         watcher.begin("sending", sum(path.stat().st_size for path in paths))
@@ -629,8 +629,8 @@ class Upload:
             for path in paths:
                 check()
                 with opened_regular(path) as fd:
-                    digests.append((path.name, sha256_of(fd)))
-                self._uploads.send(path, lambda n, name=path.name: watcher(n, name))  # type: ignore[misc]
+                    digests.append((name := self._name(path), sha256_of(fd)))
+                self._uploads.send(path, name, lambda n, name=name: watcher(n, name))  # type: ignore[misc]
             check()
             self._uploads.publish(digests)
         except BaseException as error:
@@ -641,12 +641,16 @@ class Upload:
         place = shown(self._uploads.url)
 
         def there(path: Path) -> Path:
-            return as_path(f"{place}/{path.name}") if path.is_relative_to(self._folder) else path
+            return as_path(f"{place}/{self._name(path)}") if path.is_relative_to(self._base) else path
 
         files = tuple(file._replace(path=there(file.path)) for file in report.files)
         return replace(
             report, target=shown(self._url), files=files, side_files=tuple(there(path) for path in report.side_files)
         )
+
+    def _name(self, path: Path) -> str:
+        """Name of a file in the place; it may lie in a directory."""
+        return path.relative_to(self._base).as_posix()
 
 
 @contextmanager

@@ -548,7 +548,7 @@ class Uploads:
         if not names and self._tried(lambda: self._system.exists(self._place) and self._system.ls(self._place), ""):
             raise OutputError("output.exists", "holds something already", path=self.url, hint="name another place")
 
-    def send(self, path: Path, told: Callable[[int], None]) -> None:
+    def send(self, path: Path, name: str, told: Callable[[int], None]) -> None:
         """Send a file, held back until :meth:`publish` if the system can.
 
         Raises:
@@ -556,7 +556,9 @@ class Uploads:
         """
 
         def work() -> Any:
-            to = self._system.open(self._path(path.name), "wb", block_size=_PART, autocommit=False)
+            if "/" in name:
+                self._system.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            to = self._system.open(self._path(name), "wb", block_size=_PART, autocommit=False)
             try:
                 with open(path, "rb") as file:
                     while data := file.read(4 << 20):
@@ -568,12 +570,12 @@ class Uploads:
                 raise
             return to
 
-        self._there.append(path.name)  # some systems show it from the first byte on
-        self._sent.append((path.name, self._tried(work, path.name)))
+        self._there.append(name)  # some systems show it from the first byte on
+        self._sent.append((name, self._tried(work, name)))
         self._system.invalidate_cache()
-        if not self._tried(lambda: self._system.exists(self._path(path.name)), path.name):
-            self._there.remove(path.name)
-            self._back.add(path.name)
+        if not self._tried(lambda: self._system.exists(self._path(name)), name):
+            self._there.remove(name)
+            self._back.add(name)
 
     def publish(self, digests: Sequence[tuple[str, str]]) -> None:
         """Publish the files in order, each read back before the next.
