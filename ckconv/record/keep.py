@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ckconv.core.late import NamedTuple, np
+from ckconv.core.metadata import beside as side_files_of
 from ckconv.core.tensors import EMBEDDING, HEAD, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import OutputError, and_more, quoted
 from ckconv.formats import format_of, recorded
@@ -38,6 +39,7 @@ from ckconv.record.read import (
     SourceFile,
     archive,
     fits,
+    is_side_file,
     plain_name,
     record_beside,
 )
@@ -193,12 +195,13 @@ def _prepare(plan: Plan) -> PendingRecord:
         if index.format not in recorded():
             return _carried(plan, returning)
         name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
-        _check_names([name], [path.name for path in (*index.files, *_side_files(index))])
+        beside = _side_files(index)
+        _check_names(name, [path.name for path in index.files], [*beside])
         wanted = {path: _kept(index, path, returning, files) for path in index.files}
-        _check_size(wanted, _side_files(index), plan)
+        _check_size(wanted, beside.values(), plan)
         contents: dict[str, Content] = {}
-        sources = [_source_file(path, wanted[path], contents, files) for path in index.files]
-        sources += [_source_file(path, None, contents, files) for path in _side_files(index)]
+        sources = [_source_file(path.name, path, wanted[path], contents, files) for path in index.files]
+        sources += [_source_file(name, path, None, contents, files) for name, path in beside.items()]
         sources = [file._replace(sha256=_NO_DIGEST.hex()) if file.tensors else file for file in sources]
     record = Record(
         index.format,
@@ -250,16 +253,17 @@ def _asked(options: Options) -> dict[str, object]:
     return {given.option.name: given.value for given in asked(options) if given.option.records is Records.BOTH}
 
 
-def _side_files(index: TensorIndex) -> list[Path]:
-    """Every file of the source that holds no tensors, by name."""
-    return sorted({*index.side_files, *([index.shard_index] if index.shard_index else [])})
+def _side_files(index: TensorIndex) -> dict[str, Path]:
+    """Every file of the source that is kept whole, by name."""
+    return dict(sorted({**side_files_of(index), **({it.name: it} if (it := index.shard_index) else {})}.items()))
 
 
-def _check_names(source: list[str], names: list[str]) -> None:
-    odd = [name for name in (*source, *names) if not plain_name(name)]
+def _check_names(source: str, files: list[str], beside: list[str]) -> None:
+    odd = [name for name in (source, *files) if not plain_name(name)]
+    odd += [name for name in beside if not is_side_file(name)]
     if odd:
         raise NoRecordError(f"{quoted(odd[0])} is a name that no record holds")
-    if len(set(names)) != len(names):
+    if len({*files, *beside}) != len(files) + len(beside):
         raise NoRecordError("two files of the source have one name")
 
 
@@ -287,13 +291,15 @@ def _check_whole(nbytes: int) -> None:
         )
 
 
-def _source_file(path: Path, runs: list[list[Run]] | None, contents: dict[str, Content], files: Files) -> SourceFile:
+def _source_file(
+    name: str, path: Path, runs: list[list[Run]] | None, contents: dict[str, Content], files: Files
+) -> SourceFile:
     """File of the record, with the runs that are kept."""
     size = path.stat().st_size
     groups = [[(0, size)] if size else []] if runs is None else runs
     made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
     kept = tuple(Kept(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
-    file = SourceFile(path.name, size, runs is not None, kept)
+    file = SourceFile(name, size, runs is not None, kept)
     for item, content in zip(kept, made, strict=True):
         contents.setdefault(file.member(item), content)
     return file

@@ -19,7 +19,7 @@ from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load, recorded
-from ckconv.formats.safetensors.container import INDEX_SUFFIX
+from ckconv.formats.safetensors.container import INDEX_SUFFIX, SINGLE_NAME
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.io.files import CHUNK, ByteSource, FileSource, open_source
 from ckconv.io.json import Document, parse_object, shown
@@ -316,9 +316,15 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
             raise InputError("record.foreign", message, path=opened.path, found=reads, allowed=wrote)
 
 
-def _is_side_file(name: str) -> bool:
-    """Records are untrusted: restoring may create only these file names."""
-    return name.endswith(INDEX_SUFFIX) or any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)
+def is_side_file(name: str) -> bool:
+    """Records are untrusted: restoring may create only these file names.
+
+    One may lie in a directory of a module of sentence-transformers, as its weights do.
+    """
+    folder, inside, last = name.rpartition("/")
+    names = (*SIDE_FILES, f"*{INDEX_SUFFIX}", *((SINGLE_NAME, "pytorch_model.bin") if inside else ()))
+    plain = plain_name(last) and (plain_name(folder) or not inside)
+    return plain and any(fnmatchcase(last, pattern) for pattern in names)
 
 
 class _Checks:
@@ -344,7 +350,7 @@ class _Checks:
             raise self._fault(f"the source is called {quoted(source)}, which is not a plain file name", "record.files")
         files = tuple(self._file(item) for item in self._of(d, "files", list))
         for file in files:
-            if not file.tensors and (format_of(format).single or not _is_side_file(file.name)):
+            if not file.tensors and (format_of(format).single or not is_side_file(file.name)):
                 raise self._fault(f"{quoted(file.name)} does not belong to a model in {format}", "record.files")
         self._check_names(files)
         left_out, aliases = self._of(d, "left_out", list), self._of(d, "aliases", dict)
@@ -380,13 +386,15 @@ class _Checks:
 
     def _file(self, item: Any) -> SourceFile:
         name, size = self._of(item, "name", str), self._of(item, "size", int)
-        if not plain_name(name):
+        if not (plain_name(name) or is_side_file(name)):
             raise self._fault(f"a file is called {quoted(name)}, which is not a plain file name", "record.files")
         if not 0 <= size < _MAX_SIZE:
             raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
         kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))
         tensors = self._of(item, "tensors", bool)
         digested = tensors and (self._hashed or "sha256" in item)  # records of bump files have it since 0.4
+        if tensors and not plain_name(name):
+            raise self._fault(f"{quoted(name)} holds tensors in a directory", "record.files")
         file = SourceFile(name, size, tensors, kept, self._digest(item, "sha256") if digested else "")
         end = 0
         for offset, nbytes in file.runs:
