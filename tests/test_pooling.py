@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from checkpoints import save_file
 from consumers import LIBRARY
 from embedding_cases import by_llama_cpp, with_modules
 from family_cases import cases, checkpoint, values
+from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.errors import InputError, UnsupportedError, VerifyError
+from ckconv.formats.safetensors import checkpoint as checkpoint_plans, write
 
 CASE = next(cases("bert"))
 
@@ -290,7 +293,8 @@ def embedding_gemma(root: Path, activation: str = "Identity", bias: bool = False
         checkpoint(case.recorded, root, case.tokenizer), {"pooling_mode": "mean"}, "Dense", "Dense", "Normalize"
     )
     for folder, (rows, columns) in DENSE.items():
-        said = {"in_features": columns, "out_features": rows, "activation_function": f"torch.nn.modules.{activation}"}
+        said = {"in_features": columns, "out_features": rows, "bias": bias}
+        said["activation_function"] = f"torch.nn.modules.{activation}"
         (root / folder).mkdir()
         (root / folder / "config.json").write_text(json.dumps(said))
         tensors = {"linear.weight": values(folder, (rows, columns))}
@@ -310,10 +314,218 @@ def test_linear_layers_behind_the_pooling_are_in_the_gguf(tmp_path: Path) -> Non
     said = [reader.fields[f"gemma-embedding.dense_{n}_feat_{side}"].contents() for n in "23" for side in ("in", "out")]
     assert said == [36, 52, 52, 36]
     assert ckconv.verify(tmp_path / "m.gguf", root)
-    with pytest.raises(UnsupportedError, match="2_Dense, 3_Dense in directories"):
-        ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
     options = ckconv.Options(drop=("dense_*",))
     assert ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=options).verified == 93
+
+
+def of_layers(root: Path) -> dict[str, np.ndarray]:
+    """The matrices in the directories of linear layers."""
+    return {path.parent.name: load_file(path)["linear.weight"] for path in root.glob("*/model.safetensors")}
+
+
+def said_of_layers(root: Path) -> list[tuple[str, str]]:
+    """Class and directory of each module."""
+    return [(one["type"], one["path"]) for one in json.loads((root / "modules.json").read_text())]
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("of", ["pooled", "tokens"])
+def test_linear_layers_come_back_out_of_a_gguf(of: str, told: bool, tmp_path: Path) -> None:
+    """In directories, as the classes of sentence-transformers and PyLate read them: what nothing tells is made up."""
+    root = embedding_gemma(tmp_path / "hf") if of == "pooled" else colbert(tmp_path / "hf", "lfm2")
+    options = ckconv.Options() if told else ckconv.Options(drop_meta=("sentence_transformers.*",))
+    ckconv.convert(root, tmp_path / "first.gguf")
+    ckconv.convert(tmp_path / "first.gguf", tmp_path / "m.gguf", options=options)
+    done = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
+
+    back, before = of_layers(tmp_path / "back"), of_layers(root)
+    assert back.keys() == before.keys() == ({"2_Dense", "3_Dense"} if of == "pooled" else {"1_Dense"})
+    assert all((back[folder] == before[folder]).all() for folder in back)
+    for folder, matrix in back.items():
+        said = json.loads((tmp_path / "back" / folder / "config.json").read_text())
+        function = "torch.nn.modules.linear.Identity"
+        sizes = {"in_features": matrix.shape[1], "out_features": matrix.shape[0]}
+        assert said == {**sizes, "bias": False, "activation_function": function}
+    if told:
+        assert (tmp_path / "back" / "modules.json").read_bytes() == (root / "modules.json").read_bytes()
+        assert not any("a GGUF does not say whether" in note for note in done.plan.notes)
+    else:
+        kind = "sentence_transformers.models." if of == "pooled" else "pylate.models.Dense."
+        assert [one for one in said_of_layers(tmp_path / "back") if one[1] in back] == [
+            (f"{kind}Dense", f) for f in back
+        ]
+        assert any("a GGUF does not say whether" in note for note in done.plan.notes)
+    assert done.verified == len(done.plan.index.tensors)
+    assert ckconv.verify(tmp_path / "back", tmp_path / "m.gguf").tensors == done.verified
+    assert ckconv.diff(tmp_path / "back", tmp_path / "m.gguf").same
+    ckconv.convert(tmp_path / "back", tmp_path / "again.gguf")
+    assert ckconv.verify(tmp_path / "again.gguf", tmp_path / "m.gguf", weights=True)
+
+
+@pytest.mark.parametrize("what", ["value", "activation", "bias", "sizes", "gone", "unnamed", "order"])
+def test_other_layers_than_those_of_the_gguf_do_not_verify(what: str, tmp_path: Path) -> None:
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
+    folder, modules = tmp_path / "back" / "3_Dense", tmp_path / "back" / "modules.json"
+    said, listed = json.loads((folder / "config.json").read_text()), json.loads(modules.read_text())
+    if what == "value":
+        save_file(
+            folder / "model.safetensors", {"linear.weight": values("another", DENSE["3_Dense"])}, {"format": "pt"}
+        )
+    said |= {"activation": {"activation_function": "torch.nn.modules.activation.Tanh"}, "bias": {"bias": True}}.get(
+        what, {"in_features": 53} if what == "sizes" else {}
+    )
+    (folder / "config.json").write_text(json.dumps(said))
+    if what == "gone":
+        (folder / "model.safetensors").unlink()
+    listed = [one for one in listed if one["path"] != "3_Dense"] if what == "unnamed" else listed
+    listed = [*listed[:2], listed[3], listed[2], *listed[4:]] if what == "order" else listed
+    modules.write_text(json.dumps(listed))
+
+    with pytest.raises(VerifyError if what != "sizes" else InputError, match=r"dense_3|3_Dense|in_features"):
+        ckconv.verify(tmp_path / "back", tmp_path / "m.gguf")
+
+
+def of_documents(change: Callable[[dict[str, Any]], object]) -> Callable[[Any], Any]:
+    """A bug in what is written of each layer."""
+
+    def wrong(made: dict[str, bytes]) -> dict[str, bytes]:
+        said = {name: json.loads(data) for name, data in made.items()}
+        for one in said.values():
+            change(one)
+        return {name: json.dumps(one).encode() for name, one in said.items()}
+
+    return wrong
+
+
+def of_modules(change: Callable[[list[Any]], object]) -> Callable[[Any], Any]:
+    """A bug in the list of modules."""
+
+    def wrong(made: dict[str, bytes]) -> dict[str, bytes]:
+        listed = json.loads(made["modules.json"])
+        change(listed)
+        return {**made, "modules.json": json.dumps(listed).encode()}
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("function", "bug"),
+    [
+        ("layer_files", of_documents(lambda said: said.update(activation_function="torch.nn.modules.activation.Tanh"))),
+        ("layer_files", of_documents(lambda said: said.pop("activation_function"))),
+        ("layer_files", of_documents(lambda said: said.update(bias=True))),
+        ("layer_files", of_documents(lambda said: said.pop("bias"))),
+        ("layer_files", of_documents(lambda said: said.update(in_features=said["in_features"] + 1))),
+        ("layer_files", of_documents(lambda said: said.pop("out_features"))),
+        ("layer_files", lambda made: {name: data for name, data in made.items() if not name.startswith("3_")}),
+        ("documents_of", of_modules(lambda listed: listed.pop(2))),
+        ("documents_of", of_modules(lambda listed: listed.insert(2, listed.pop(3)))),
+        ("documents_of", of_modules(lambda listed: listed[2].update(type="sentence_transformers.models.LSTM"))),
+        ("linear_layer", lambda made: tuple(piece._replace(name="linear.bias") for piece in made)),
+        (
+            "linear_layer",
+            lambda made: tuple(one._replace(conversion=one.conversion._replace(factor=2)) for one in made),
+        ),
+        ("lay_out", lambda made: made._replace(files=made.files[:-1], headers=made.headers[:-1])),
+    ],
+)
+def test_no_bug_of_what_writes_layers_is_published(
+    function: str, bug: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+    for module in (write, checkpoint_plans):
+        if hasattr(module, function):
+            right = getattr(module, function)
+            monkeypatch.setattr(module, function, lambda *given, right=right, **named: bug(right(*given, **named)))
+
+    with pytest.raises(VerifyError):
+        ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_layer_of_other_sizes_than_its_document_says_is_malformed(tmp_path: Path) -> None:
+    root = embedding_gemma(tmp_path / "hf")
+    path = root / "2_Dense" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "out_features": 53}))
+
+    with pytest.raises(InputError, match=r"out_features and in_features are \(53, 36\).* is \(52, 36\)") as malformed:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    assert malformed.value.exit_code == 3
+
+
+def test_layers_behind_a_model_are_no_single_file(tmp_path: Path) -> None:
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+
+    with pytest.raises(UnsupportedError, match="2_Dense, 3_Dense are directories beside the tensors") as refused:
+        ckconv.convert(tmp_path / "m.gguf", tmp_path / "one.safetensors")
+    assert refused.value.hint == "name a directory (DST/)"
+    assert ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/one/", to="safetensors").verified == 95
+
+
+def test_quantized_layers_are_decoded(tmp_path: Path) -> None:
+    """sentence-transformers has none that are quantized, and MLX's quantized triples are none that it could load."""
+    root = embedding_gemma(tmp_path / "hf")
+    matrix = values("wide", (36, 64))
+    save_file(root / "3_Dense" / "model.safetensors", {"linear.weight": matrix}, {"format": "pt"})
+    path = root / "3_Dense" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "in_features": 64}))
+    ckconv.convert(root, tmp_path / "f32.gguf")
+    ckconv.convert(tmp_path / "f32.gguf", tmp_path / "m.gguf", options=ckconv.Options(quantize="q8_0"))
+
+    with pytest.raises(UnsupportedError, match="sentence-transformers has linear layers of floats"):
+        ckconv.convert(
+            tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=ckconv.Options(decode=("*blk*",))
+        )
+    options = ckconv.Options(dequantize=True)
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=options)
+    assert ckconv.verify(tmp_path / "back", tmp_path / "m.gguf", options=options)
+    made = of_layers(tmp_path / "back")["3_Dense"]
+    assert 0 < np.abs(made - matrix).max() < 0.01
+
+
+def test_an_output_that_runs_share_is_the_same_with_directories(tmp_path: Path) -> None:
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+    options = ckconv.Options(max_shard_bytes=100_000)
+    for name, resume in (("plain", False), ("shared", True)):
+        ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/{name}/", to="safetensors", options=options, resume=resume)
+
+    found = [
+        {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.*") if path.is_file()}
+        for root in (tmp_path / "plain", tmp_path / "shared")
+    ]
+    assert found[0] == found[1]
+    assert "2_Dense/model.safetensors" in found[0]
+    weight_map = json.loads(found[0]["model.safetensors.index.json"])["weight_map"]
+    assert not any("linear" in name or "/" in file for name, file in weight_map.items())  # which loaders read
+
+
+@pytest.mark.parametrize("of", ["bert", "layers"])
+def test_a_record_brings_directories_back(of: str, tmp_path: Path) -> None:
+    root = (
+        embedding_gemma(tmp_path / "hf")
+        if of == "layers"
+        else source(tmp_path / "hf", {"pooling_mode_cls_token": True})
+    )
+    ckconv.convert(root, tmp_path / "m.gguf", options=ckconv.Options(source_record="always"))
+    done = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors")
+
+    files = [
+        {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*.*") if path.is_file()}
+        for top in (root, tmp_path / "back")
+    ]
+    assert "1_Pooling/config.json" in files[0]
+    assert files[0] == files[1]
+    assert done.verified
+    assert ckconv.verify(tmp_path / "back", tmp_path / "m.gguf")
+    if of == "layers":
+        save_file(
+            tmp_path / "back" / "2_Dense" / "model.safetensors",
+            {"linear.weight": values("another", DENSE["2_Dense"])},
+            {"format": "pt"},
+        )
+        with pytest.raises(VerifyError, match="dense_2"):
+            ckconv.verify(tmp_path / "back", tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize(("activation", "bias"), [("Tanh", False), ("Identity", True)])
@@ -377,7 +589,9 @@ def colbert(root: Path, family: str, **said: Any) -> Path:
     width = json.loads((root / "config.json").read_text())["hidden_size"]
     (root / "1_Dense").mkdir()
     (root / "1_Dense" / "config.json").write_text(
-        json.dumps({"in_features": width, "out_features": 8, "activation_function": "torch.nn.Identity", **said})
+        json.dumps(
+            {"in_features": width, "out_features": 8, "bias": False, "activation_function": "torch.nn.Identity"} | said
+        )
     )
     save_file(
         root / "1_Dense" / "model.safetensors", {"linear.weight": values("colbert", (8, width))}, {"format": "pt"}

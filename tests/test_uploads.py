@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import FIXTURES, Result
 from outputs import refused
+from test_pooling import embedding_gemma
 
 import ckconv as library
 from ckconv.errors import ADDRESSES, OutputError
@@ -57,6 +58,21 @@ def test_an_output_elsewhere_is_the_local_one(flags: str, memory: Any, tmp_path:
     again = ckconv("convert", QWEN2, f"memory://zoo/{name}", *SHARDS, *further)
     assert (again.code, "error[output.exists]" in again.err) == (6, True)
     assert there(memory) == contents(tmp_path / "m")
+
+
+def test_directories_of_an_output_are_directories_elsewhere(memory: Any, tmp_path: Path) -> None:
+    """A file in one does not take the place of the model's own of that name."""
+    root = embedding_gemma(tmp_path / "hf")
+    library.convert(root, tmp_path / "m.gguf")
+    for source, name in ((root, "copy"), (tmp_path / "m.gguf", "made")):
+        library.convert(source, f"{tmp_path}/{name}/", to="safetensors")
+        done = library.convert(source, f"memory://zoo/{name}/", to="safetensors")
+        local = tmp_path / name
+        files = {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*") if path.is_file()}
+        found = {path.removeprefix(f"/zoo/{name}/"): memory.cat_file(path) for path in memory.find(f"/zoo/{name}")}
+        assert found == files
+        assert {str(path) for path in done.side_files} >= {f"memory://zoo/{name}/2_Dense/config.json"}
+        assert library.diff(f"memory://zoo/{name}", local).same
 
 
 class Faulty:
@@ -114,7 +130,7 @@ def test_what_somebody_else_makes_meanwhile_is_neither_replaced_nor_removed(tmp_
     (tmp_path / "two").write_bytes(b"two")
     sending = http.Uploads(f"file://{tmp_path}/there")
     for name in ("one", "two"):
-        sending.send(tmp_path / name, lambda nbytes: None)
+        sending.send(tmp_path / name, name, lambda nbytes: None)
     assert contents(tmp_path / "there") == {}
     (tmp_path / "there" / "two").write_bytes(b"mine")
     with refused("output.exists", "exists already"):

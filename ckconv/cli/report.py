@@ -115,7 +115,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         f"   {report.seconds:.1f} s   {rate}/s{f'   peak memory {size(peak)}' if peak else ''}",
     ]
     if len(report.files) > 1:
-        lines.insert(1, f"  {report.files[0].path.name} to {report.files[-1].path.name}")
+        lines.insert(1, f"  {report.plan.files[0].name} to {report.plan.files[-1].name}")
     if report.side_files:
         lines.insert(-1, f"  beside it: {', '.join(names_beside(report))}")
     if settings.verbose:

@@ -246,7 +246,7 @@ class SharedFiles:
             OutputError: ``input.changed``.
         """
         self._plan, self._container = plan, container
-        self._names = [file.name for file in plan.files]
+        self._names = [file.name.replace("/", "_") for file in plan.files]  # some lie in directories
         self._fingerprint = fingerprint(plan, container, request)
         self._resume, self.only, self.hands = resume, only, hands
         self.publishes = self._is_published = False

@@ -362,7 +362,8 @@ class Outputs:
             target = directory / path.relative_to(given) if inside and directory and given else path
             if path == self._typed and not inside:
                 target = self._followed(path)
-            reader = tuple(Path(what.name).parts) if isinstance(what, Small) else (path.name,)
+            there = path.relative_to(given if inside and given else path.parent)
+            reader = (Path(what.name) if isinstance(what, Small) else there).parts
             parent = directory if inside and directory else target.parent
             self._files[path] = _File(target, parent, reader, what)
 
@@ -402,7 +403,8 @@ class Outputs:
             return self._directory
         large = [file for file in self._files.values() if isinstance(file.what, Room)]
         if large:
-            return max(large, key=lambda file: file.nbytes).target
+            main = max(large, key=lambda file: file.nbytes)
+            return main.parent / main.place[-1]
         missing = [file.parent / file.place[-1] for file in self._files.values() if not file.is_there]
         return next(iter([*missing, *self._gone]), None)
 

@@ -62,7 +62,7 @@ from ckconv.families.names import (
 )
 from ckconv.families.towers import canonical_diffusion, diffusion_of, tower_of_document, tower_parameters, tower_tensors
 from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
-from ckconv.formats.safetensors.files import CheckpointFiles, ends_with_layers
+from ckconv.formats.safetensors.files import LINEAR, CheckpointFiles, computes_plainly, ends_with_layers
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Clock, Document, Matcher, compiled, parse_object, read_object
 from ckconv.plan.planner import ORIGINAL
@@ -727,13 +727,11 @@ def with_modules(index: TensorIndex) -> TensorIndex:
             read_object(files["config.json"], _DOCUMENT),
             read_safetensors(files["model.safetensors"]).tensors,
         )
-        plainly = str(said.get("activation_function", "")).rpartition(".")[2] == "Identity"
-        if (
-            plainly
-            and not said.get("use_residual")
-            and [one.name for one in stored] == ["linear.weight"]
-            and len(stored[0].shape) == 2
-        ):
+        if computes_plainly(said) and [one.name for one in stored] == [LINEAR] and len(stored[0].shape) == 2:
+            meant = tuple(said.get(key) for key in ("out_features", "in_features"))
+            if meant != stored[0].shape:
+                text = f"out_features and in_features are {meant}, and {LINEAR} beside it is {stored[0].shape}"
+                raise InputError("model.config", text, path=files["config.json"])
             linear = plain_tensor(name, stored[0])
             tensors[name] = replace(linear, source=f"{folder}/{linear.source}")
             module = name.removesuffix(".weight")

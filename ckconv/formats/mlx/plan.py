@@ -399,7 +399,7 @@ class MlxPlanner(CheckpointPlanner):
             if self.loader is MLX_LM:
                 self.rope_scaling = weighed(self.rope_scaling, latent="kv_rank" in config.own)
             self.reasons += rope_reasons(config, self.rope_scaling, row, self.loader)
-        behind = [module.path for module in modules_of(self.index.path) if module.kind not in PLAIN]
+        behind = [module.path for module in modules_of(self.index.path) if module.kind not in PLAIN] or [*self.behind]
         if behind:
             self.notes.append(f"{self.loader.name} does not compute {', '.join(behind)}, which {MODULES} names")
 

@@ -53,7 +53,6 @@ from ckconv.families.names import (
     PARAMS_NAME,
     REFERENCE,
     beside_text,
-    fuses_otherwise,
     is_beside_text,
     names_of,
     part_hint,
@@ -83,6 +82,8 @@ from ckconv.formats.safetensors.write import (
     copied_piece,
     decoded_piece,
     lay_out,
+    linear_layer,
+    loading_notes,
     module_of,
     pooling_of_source,
     single_name,
@@ -252,12 +253,6 @@ _FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
 #: How reasons begin of tensors that the family has no row for.
 _NO_RULE = "no rule for"
 
-#: What a loader does that finds tensors under other names.
-_UNFOUND = {
-    "transformers": ", and computes with random numbers for those that it does not find",
-    "mlx-lm": ", and refuses others",
-}
-
 
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
     """Reasons to refuse options."""
@@ -319,18 +314,6 @@ def loader_reasons(
             format=index.format,
             within=within,
         )
-
-
-def loading_notes(family: Family | None, options: Options, loader: Loader, scheme: str) -> Iterator[str]:
-    """Notes on names or fusions that the loader does not load.
-
-    Args:
-        scheme: what ``--names hf`` means here.
-    """
-    fused = family is not None and fuses_otherwise(family, scheme, [FUSIONS[what] for what in options.fuse])
-    if fused or options.names in ("canonical", "gguf"):
-        what = f"the names of --names hf, fused as its classes are{_UNFOUND.get(loader.name, '')}"
-        yield f"{loader.name} does not load this output: it looks for tensors under {what}"
 
 
 def _another_family(config: ModelConfig, present: Collection[str], loader: Loader) -> str:
@@ -445,7 +428,7 @@ class CheckpointPlanner(Planner):
         self.whole, self.beside = index, dict[str, bytes]()  # with what stands beside the text model, if anything does
         self.rope_scaling: Mapping[str, Any] | None = None
         self._type_faults: dict[tuple[str, str], list[str]] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts, self.behind = Counter[str](), dict[str, Module]()
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """Plan of the files, or reasons to refuse without files.
@@ -560,10 +543,12 @@ class CheckpointPlanner(Planner):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
-        apart = [name for name in self.family.in_huggingface.modules if name in self.index.tensors]
-        if apart and self.index.format == "gguf" and not all(self.dropped(name) for name in apart):
-            where = ", ".join(self.family.in_huggingface.modules[name] for name in apart)
-            self.refuse(f"a checkpoint has {where} in directories, which are not made of a GGUF", "--drop 'dense_*'")
+        for name, folder in self.family.in_huggingface.modules.items() if self.index.format == "gguf" else ():
+            linear = self.index.tensors.get(name)
+            if linear is not None and not self.dropped(name, linear.source):
+                self.behind[folder] = self._linear(linear)
+        if self.behind and self.options.file_name:
+            self.refuse(f"{', '.join(self.behind)} are directories beside the tensors", "name a directory (DST/)")
         unmapped: list[str] = []
         for stored in self.index.unknown:
             if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
@@ -616,6 +601,14 @@ class CheckpointPlanner(Planner):
                     hint = "--drop output.weight ties it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
+
+    def _linear(self, tensor: Tensor) -> Module:
+        """Linear layer behind the model."""
+        dtype, blocks = tensor.dtype, tensor.dtype.kind is Kind.BLOCK
+        if blocks and not self.decoded(tensor):
+            self._fault("sentence-transformers has linear layers of floats", decode_hint(dtype), tensor.source)
+            return ()
+        return linear_layer(tensor, self.decoded_type(tensor) if blocks else self.plain_type(tensor.source, dtype))
 
     @property
     def spare_type(self) -> DType:
@@ -719,6 +712,7 @@ class CheckpointPlanner(Planner):
             o.max_shard_bytes,
             metadata,
             always_index=self.always_index and not o.file_name,
+            behind=self.behind,
         )
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
@@ -728,11 +722,12 @@ class CheckpointPlanner(Planner):
         if parts := parts_beside(self.index.path, carried):
             names = ", ".join(f"{name}/" for name in parts[:5])
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
-        tokenizer, (pooling, pooling_notes) = tokenizer_plan(self.index, o), pooling_of_source(self.index, o)
+        tokenizer = tokenizer_plan(self.index, o)
+        pooling, pooling_notes = pooling_of_source(self.index, o, self.behind)
         self.notes += (*tokenizer.notes, *pooling_notes)
         without = self.index.metadata_kind is not MetadataKind.DOCUMENT and not o.file_name
         card = text_of_card(card_of(self.index), own_texts(self.index), self.library) if without else ""
-        absent = {item.name for item in self.left_out}
+        absent = {item.name for item in self.left_out} | {module[0].canonical for module in self.behind.values()}
         parameters = sum(tensor.elements for name, tensor in self.whole.everything.items() if name not in absent)
         stands = Checkpoint(shards, document, parameters, carried, tokenizer, card, {**pooling, **self.beside})
         rope = "split" if self.family and self.family.rope else ""

@@ -58,7 +58,7 @@ from ckconv.formats.safetensors.container import (
 )
 from ckconv.io.json import Document, kind, parse_object, read_document, read_object
 from ckconv.options import PACKED
-from ckconv.plan.steps import Along, Plan
+from ckconv.plan.steps import Along, Piece, Plan
 from ckconv.publish.files import SPECIAL
 
 # ``model.safetensors.index.json``: which shard holds which tensor.
@@ -613,6 +613,11 @@ PLAIN = ("Transformer", "Pooling", "Normalize")
 POOLING, _PLACE = "Pooling", "1_Pooling"
 _DENSE, _NORMALIZE = "Dense", "Normalize"
 _PACKAGE = "sentence_transformers.models."
+#: The linear layer behind the embedding of each token, of a ColBERT (``models/Dense.py`` of PyLate 1.6).
+_OF_TOKENS = "pylate.models.Dense.Dense"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+#: The matrix of a linear layer in its directory.
+LINEAR = "linear.weight"
 
 #: How embeddings are pooled: the word of new files, the key of old ones, the number in a GGUF, and in words.
 _POOLINGS = (
@@ -667,11 +672,15 @@ def ends_with_layers(root: Path, folders: Sequence[str]) -> bool:
     Raises:
         InputError: ``model.config``, ``modules.json`` is malformed.
     """
-    modules = modules_of(root)
-    at = next((n for n, module in enumerate(modules, 1) if module.kind == POOLING), 1)
-    behind = modules[at:-1] if modules[-1:] and modules[-1].kind == _NORMALIZE else modules[at:]
+    behind = _behind(modules_of(root))
     named = {module.path for module in behind}
     return bool(behind) and behind == [Module(_DENSE, folder) for folder in folders if folder in named]
+
+
+def _behind(modules: list[Module]) -> list[Module]:
+    """Modules behind the pooling, or the model, but a last normalization."""
+    at = next((n for n, module in enumerate(modules, 1) if module.kind == POOLING), 1)
+    return modules[at:-1] if modules[-1:] and modules[-1].kind == _NORMALIZE else modules[at:]
 
 
 def folders_of(root: Path) -> Iterator[str]:
@@ -721,12 +730,13 @@ def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
     return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_KEPT}
 
 
-def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
+def documents_of(kept: Mapping[str, object], number: int, layers: Sequence[str]) -> dict[str, bytes]:
     """Files out of the keys of a GGUF, where they pool as it does.
 
     Args:
         kept: metadata of a GGUF.
         number: how it pools.
+        layers: directories of the linear layers behind that.
     """
     files = {name: text.encode() for key, name in _KEPT.items() if isinstance(text := kept.get(key), str)}
     pooling = files.get(_KEPT["sentence_transformers.pooling"])
@@ -737,7 +747,9 @@ def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
             parse_object(files[name], _DOCUMENT, Path(name))
     except InputError:
         return {}
-    plain = all(module.kind in PLAIN for module in modules)
+    linear = [Module(_DENSE, folder) for folder in layers]
+    plain = all(module.kind in PLAIN or module in linear for module in modules)
+    plain = plain and [module for module in _behind(modules) if module.kind not in PLAIN] == linear
     there = {module.path for module in modules if module.kind == POOLING} == ({_PLACE} if pooling else set())
     return files if modules and plain and there and _number(said) == number else {}
 
@@ -747,22 +759,40 @@ def pooled(number: object) -> str:
     return next((words for _, _, own, words in _POOLINGS if own == number), "")
 
 
-def pooling_files(number: int, width: int, context: int) -> Mapping[str, bytes]:
+def pooling_files(number: int, width: int, context: int, layers: Sequence[str]) -> Mapping[str, bytes]:
     """Files of sentence-transformers that pool so, for old and new readers.
 
     Args:
+        number: how; 0 for an embedding of each token.
         width: of an embedding.
         context: tokens that the model takes, 0 where nobody knows.
+        layers: directories of the linear layers behind that.
     """
-    modules = [
-        {"idx": n, "name": str(n), "path": path, "type": _PACKAGE + kind}
-        for n, (path, kind) in enumerate([("", PLAIN[0]), (_PLACE, POOLING)])
-    ]
+    linear = _PACKAGE + _DENSE if number else _OF_TOKENS
+    there = {"": _PACKAGE + PLAIN[0], **({_PLACE: _PACKAGE + POOLING} if number else {})}
+    there |= dict.fromkeys(layers, linear)
+    modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(there.items())]
     switches = {key: own == number for _, key, own, _ in _POOLINGS} | dict.fromkeys(_OTHERS, False)
     pooling = {"word_embedding_dimension": width, **switches, "include_prompt": True}
-    said = {MODULES: modules, f"{_PLACE}/config.json": pooling}
+    said = {MODULES: modules, **({f"{_PLACE}/config.json": pooling} if number else {})}
     said |= {"sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False}} if context else {}
     return {name: (json.dumps(document, indent=2) + "\n").encode() for name, document in said.items()}
+
+
+def layer_files(layers: Mapping[str, Sequence[Piece]]) -> dict[str, bytes]:
+    """Documents of the linear layers in these directories."""
+    said = {}
+    for folder, (piece, *_) in layers.items():
+        rows, columns = piece.shape
+        says = {"in_features": columns, "out_features": rows, "bias": False, "activation_function": _IDENTITY}
+        said[f"{folder}/{CONFIG_NAME}"] = (json.dumps(says, indent=2) + "\n").encode()
+    return said
+
+
+def computes_plainly(said: Mapping[str, Any]) -> bool:
+    """Whether a linear layer is its matrix alone."""
+    function = str(said.get("activation_function", "")).rpartition(".")[2]
+    return function == "Identity" and said.get("bias") is False and not said.get("use_residual")
 
 
 # Directories of a checkpoint that are part of the model.

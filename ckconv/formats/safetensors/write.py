@@ -31,10 +31,12 @@ from ckconv.core.tensors import (
 from ckconv.errors import VerifyError
 from ckconv.families import axes as shapes, schema
 from ckconv.families.names import (
+    FUSIONS,
     NAMES_KEY,
     OTHER_SCHEMES,
     REFERENCE,
     Stored,
+    fuses_otherwise,
     fusion_names,
     numbered_apart,
     scheme_names,
@@ -49,7 +51,7 @@ from ckconv.formats.safetensors.container import (
     encode_header,
     shard_name,
 )
-from ckconv.formats.safetensors.files import documents_of, pooled, pooling_files
+from ckconv.formats.safetensors.files import LINEAR, documents_of, layer_files, pooled, pooling_files
 from ckconv.io.files import CARD_NAME, CHUNK, open_source
 from ckconv.options import Options
 from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step, place
@@ -334,6 +336,25 @@ def _runs(entry: Entry, sources: Sequence[Tensor], conversions: Sequence[Convers
     return tuple(found)
 
 
+#: What a loader does that finds tensors under other names.
+_UNFOUND = {
+    "transformers": ", and computes with random numbers for those that it does not find",
+    "mlx-lm": ", and refuses others",
+}
+
+
+def loading_notes(family: schema.Family | None, options: Options, loader: schema.Loader, scheme: str) -> Iterator[str]:
+    """Notes on names or fusions that the loader does not load.
+
+    Args:
+        scheme: what ``--names hf`` means here.
+    """
+    fused = family is not None and fuses_otherwise(family, scheme, [FUSIONS[what] for what in options.fuse])
+    if fused or options.names in ("canonical", "gguf"):
+        what = f"the names of --names hf, fused as its classes are{_UNFOUND.get(loader.name, '')}"
+        yield f"{loader.name} does not load this output: it looks for tensors under {what}"
+
+
 # Arrays -> safetensors files: which file each goes into, in which order, and the header in front of them.
 
 #: What loaders look for in the directory of a checkpoint.
@@ -368,12 +389,19 @@ class Shards(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(file.nbytes - len(header) for file, header in zip(self.files, self.headers, strict=True))
+        """Bytes of the tensors that the index lists."""
+        listed, pairs = {*self.weight_map.values()}, zip(self.files, self.headers, strict=True)
+        return sum(file.nbytes - len(header) for file, header in pairs if file.name in listed)
 
 
 def lay_out(
-    modules: Sequence[Module], file_name: str, limit: int, metadata: Mapping[str, str], *, always_index: bool
+    modules: Sequence[Module],
+    file_name: str,
+    limit: int,
+    metadata: Mapping[str, str],
+    *,
+    always_index: bool,
+    behind: Mapping[str, Module] | None = None,
 ) -> Shards:
     """Deal modules out to files by name, and put each file together.
 
@@ -381,6 +409,7 @@ def lay_out(
         file_name: of a single file; shards are called after it.
         limit: bytes of tensors in a file, unless one module has more; 0 for one file.
         always_index: a single file has an index too.
+        behind: directory -> linear layer behind the model, which no index lists.
     """
     groups = _split(modules, limit)
     stem = file_name.removesuffix(SUFFIX)
@@ -388,14 +417,15 @@ def lay_out(
     indexed = always_index or len(groups) > 1
     files, headers = [], []
     weight_map: dict[str, str] = {}
-    for name, group in zip(names, groups, strict=True):
+    apart = {f"{folder}/{SINGLE_NAME}": [module] for folder, module in (behind or {}).items()}
+    for name, group in (*zip(names, groups, strict=True), *apart.items()):
         ordered = _ordered(chained(group))
         header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
         places, at = array("Q"), len(header)
         for piece in ordered:
             places.append(place(at))
             at += piece.nbytes
-            if indexed:
+            if indexed and name not in apart:
                 weight_map[piece.name] = name
         files.append(OutputFile(name, at, made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
@@ -606,21 +636,34 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 
-def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
-    """Files of sentence-transformers for a GGUF's pooling, and notes."""
+def linear_layer(tensor: Tensor, dtype: DType) -> Module:
+    """Linear layer behind a model, as sentence-transformers has it."""
+    return module_of(Entry(LINEAR, tensor.name, (tensor.name,)), [tensor], dtype)
+
+
+def pooling_of_source(
+    index: TensorIndex, options: Options, behind: Mapping[str, Module]
+) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
+    """Files of sentence-transformers for a GGUF's pooling, and notes.
+
+    Args:
+        behind: directory -> linear layer behind the pooling, or the model.
+    """
     if index.metadata_kind is not MetadataKind.TYPED or index.config is None:
         return {}, ()
     values = {key: getattr(value, "value", None) for key, value in index.metadata.items()}
     number = int(values.get(f"{index.architecture}.pooling_type") or 0)
-    kept, how = documents_of(values, number), pooled(number)
+    kept, how, layers = documents_of(values, number, [*behind]), pooled(number), layer_files(behind)
     if options.file_name and (kept or how):
         where = f"embeddings are pooled {how} (pooling_type)" if how else "there are documents of sentence-transformers"
         return {}, (f"{where}; DST is a single file without the files that say so",)
-    if kept or not how:
-        return kept, ()
-    files = pooling_files(number, index.config.hidden_size, options.context or index.config.context_length or 0)
-    note = f"embeddings are pooled {how} (modules.json); a GGUF does not say whether they are normalized afterwards"
-    return files, (note,)
+    if kept or not (how or layers):
+        return {**kept, **layers}, ()
+    context = options.context or index.config.context_length or 0
+    files = pooling_files(number if how else 0, index.config.hidden_size, context, [*behind])
+    said = f"embeddings are pooled {how}" if how else f"{', '.join(behind)} changes the embedding of each token"
+    note = f"{said} (modules.json); a GGUF does not say whether they are normalized afterwards"
+    return {**files, **layers}, (note,)
 
 
 def left_out(reason: object) -> str:
