@@ -6,16 +6,21 @@ break anything: :func:`check` raises it, in whatever thread has the next piece o
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ckconv.errors import Interrupted
 from ckconv.system import ENDING
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal
 
 #: Seconds in which a repeated signal counts as the same wish, so that an impatient second Ctrl-C does not break
 #: the unwinding that the first one began.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import signal
+
     from typing_extensions import Buffer
+else:
+    import _signal as signal  # enumerations of its numbers take as long as to open a small file
 
 #: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
 MAX_OPEN = 48

@@ -500,7 +500,7 @@ def _label(index: TensorIndex) -> str:
     names = {value: (name, name) for name, value in FILE_TYPES.items()}
     if number is not None and number not in (FILE_TYPES["F32"], FILE_TYPES["F16"], FILE_TYPES["BF16"]):  # a mix
         names |= {file_type(name): (name.upper(), base_type(name)) for name in recipe_names()}
-    most = [name for name, _ in nbytes.most_common(2)]
+    most = [name for name, _ in nbytes.most_common()[:2]]
     if number in names:
         said, base = names[number]
         if said != base or base not in most:  # the name of a mix, or of other types than there are

@@ -8,6 +8,8 @@ is that of all classes with as many fields, compiled with this file. To mypy the
 ``dataclasses`` compiles six methods of each class, which takes ten times as long as the rest of it. Here none is: the
 constructor is that of named tuples, and what it calls sets fields.
 
+Expressions are compiled when they are first matched: one takes as long as to open a small file.
+
 Most commands ask for seven shipped tables, and to parse those takes as long as to plan a small conversion: they are
 parsed once and cached beside Python's bytecode.
 """
@@ -15,6 +17,7 @@ parsed once and cached beside Python's bytecode.
 from __future__ import annotations
 
 import marshal
+import re
 import tomllib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -23,10 +26,11 @@ from zlib import crc32
 
 from ckconv.core import __version__
 
-__all__ = ["NDArray", "NamedTuple", "dataclass", "np"]
+__all__ = ["NDArray", "NamedTuple", "dataclass", "np", "pattern"]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
+    from re import compile as pattern
     from typing import NamedTuple
 
     import numpy as np
@@ -63,6 +67,16 @@ else:
             return found
 
     np, NDArray = _Numpy(), Any
+
+    class pattern:  # noqa: N801 - called as the function is
+        """Expression that is compiled when it is first matched."""
+
+        def __init__(self, *text: Any) -> None:
+            self._text = text
+
+        def __getattr__(self, name: str) -> Any:
+            found = self.__dict__[name] = getattr(re.compile(*self._text), name)
+            return found
 
     def _written(it: object, fields: dict[str, Any]) -> str:
         return f"{type(it).__name__}({', '.join(f'{field}={value!r}' for field, value in fields.items())})"

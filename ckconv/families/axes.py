@@ -283,7 +283,7 @@ def expanded(text: str) -> list[str]:
     Raises:
         AxesError: braces of different counts.
     """
-    found = list(re.finditer(r"\{([^{}]*,[^{}]*)\}", text))
+    found = list(re.finditer(r"\{([^{}]*,[^{}]*)\}", text)) if "," in text else []
     if not found:
         return [text]
     lists = [match[1].split(",") for match in found]

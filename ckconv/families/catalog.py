@@ -640,10 +640,9 @@ def classes_of(document: Mapping[str, Any]) -> list[str]:
 
 #: Classes that draft tokens for another model: those of llama.cpp's ``conversion/``, of SpecForge (Domino, P-EAGLE) and
 #: SGLang (EAGLE), and architectures of GGUFs.
-_DRAFTERS = (
-    r"Eagle3|DFlash|DSpark|Assistant(ForCausalLM|Model)$|DraftModel$|ForCausalLMEagle$|"
-    r"^(eagle3|dflash|dspark|.*-assistant)$"
-)
+_DRAFTERS = frozenset({"eagle3", "dflash", "dspark"})
+_WITHIN_DRAFTERS = ("Eagle3", "DFlash", "DSpark")
+_AT_END_OF_DRAFTERS = ("AssistantForCausalLM", "AssistantModel", "DraftModel", "ForCausalLMEagle", "-assistant")
 
 #: Keys that say of what size the hidden states are which a drafter takes from its model.
 TAKEN = ("target_hidden_size", "backbone_hidden_size")
@@ -656,7 +655,10 @@ def without_rules(drafter: str) -> str:
 
 def drafter_of(document: Mapping[str, Any], architecture: str = "") -> str:
     """Class, or architecture, of a speculative drafter; empty for a model."""
-    return next((name for name in (*classes_of(document), architecture) if re.search(_DRAFTERS, name)), "")
+    for name in (*classes_of(document), architecture):
+        if name in _DRAFTERS or name.endswith(_AT_END_OF_DRAFTERS) or any(it in name for it in _WITHIN_DRAFTERS):
+            return name
+    return ""
 
 
 def drafts_for(document: Mapping[str, Any], architecture: str = "") -> str:

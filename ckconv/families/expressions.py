@@ -414,9 +414,10 @@ def parse(text: str) -> Expression:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ExpressionError(f"{text!r} is not an expression") from None
     names: set[str] = set()
-    for node in _nodes(tree):
+    nodes = _nodes(tree)
+    for node in nodes:
         _check(node, text, names)
-    return Expression(text, frozenset(names - _own_names(tree, text)), tree)
+    return Expression(text, frozenset(names - _own_names(nodes, text)), tree)
 
 
 def _nodes(tree: ast.AST) -> list[ast.AST]:
@@ -428,9 +429,11 @@ def _nodes(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
-def _own_names(tree: ast.expr, text: str) -> set[str]:
+def _own_names(nodes: Sequence[ast.AST], text: str) -> set[str]:
     """Names that lists give to the items that they are made of."""
-    made = [node for node in _nodes(tree) if isinstance(node, ast.ListComp)]
+    made = [node for node in nodes if isinstance(node, ast.ListComp)]
+    if not made:
+        return set()
     for node in made:
         one, inner = node.generators[0], _nodes(node.elt)
         plain = len(node.generators) == 1 and isinstance(one.target, ast.Name) and not one.ifs
@@ -440,7 +443,7 @@ def _own_names(tree: ast.expr, text: str) -> set[str]:
             raise ExpressionError(f"{text!r}: a list that is made of another is [x for name in items]; x makes no list")
     items = {node.generators[0].target.id for node in made if isinstance(node.generators[0].target, ast.Name)}
     inner = [one for node in made for part in (node.elt, node.generators[0].target) for one in _nodes(part)]
-    outer = (one for one in _nodes(tree) if isinstance(one, ast.Name) and not any(one is each for each in inner))
+    outer = (one for one in nodes if isinstance(one, ast.Name) and not any(one is each for each in inner))
     if twice := next((name.id for name in outer if name.id in items), ""):
         raise ExpressionError(
             f"{text!r}: {twice!r} is the name of an item, and of something else; another name expected"

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.late import table_of
+from ckconv.core.late import pattern, table_of
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
 from ckconv.families.expressions import Expression, ExpressionError, parse
@@ -22,7 +22,7 @@ from ckconv.families.expressions import Expression, ExpressionError, parse
 
 #: The longest text: of an expression, a shape, a name or a sentence.
 _LONGEST = 500
-_BRACES = re.compile(r"(?:[^{}]|\{[^{}]+\})*")
+_BRACES = pattern(r"(?:[^{}]|\{[^{}]+\})*")
 #: Whole numbers have 64 bits.
 _LARGEST = 1 << 63
 #: Tables and lists of constants within others.
@@ -396,14 +396,14 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
 def _remove(table: Table, patterns: object, path: Path) -> None:
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise fault(path, "without is a list of patterns")
-    for pattern in patterns:
+    for one in patterns:
         hit = False
         for section in ("tensors", "parameters", "fused"):
-            for name in [name for name in table.get(section, {}) if fnmatchcase(name, pattern)]:
+            for name in [name for name in table.get(section, {}) if fnmatchcase(name, one)]:
                 del table[section][name]
                 hit = True
         if not hit:
-            raise fault(path, f"without {pattern!r}: nothing inherited has that name")
+            raise fault(path, f"without {one!r}: nothing inherited has that name")
 
 
 def _with_defaults(rows: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]], path: Path) -> Table:

@@ -336,10 +336,12 @@ def numbered_on(stored: str, family: Family, layers: int) -> str:
     Args:
         layers: how many there are besides.
     """
+    if not family.of_drafts:
+        return stored
     one = re.escape(family.of_drafts)
     one = one.replace(r"\{n\}", r"(\d+)") if "{n}" in family.of_drafts else rf"(?:model\.)?{one}(?:layers\.(\d+)\.)?"
     found = re.fullmatch(rf"{one}(.+)", stored)
-    if found is None or not family.of_drafts:
+    if found is None:
         return stored
     return family.prefixes[HF][0][1].replace("{n}", str(layers + int(found[1] or 0))) + found[2]
 

@@ -10,7 +10,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, pattern
 from ckconv.core.tensors import Tensor
 from ckconv.formats.safetensors.container import ADAPTER_CONFIG, MLX_NAME, PEFT_NAME, PEFT_PICKLE, PICKLE_SUFFIXES
 
@@ -177,7 +177,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener", "drop"})),
-        head=re.compile(rb"GGUF"),
+        head=pattern(rb"GGUF"),
         suffix=".gguf",
         single=True,
         version=3,
@@ -202,7 +202,7 @@ FORMATS: tuple[Format, ...] = (
         read=Reader(
             ("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "base", "follow_links", "drop"})
         ),
-        head=re.compile(rb".{8}\{", re.DOTALL),
+        head=pattern(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
@@ -276,7 +276,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
-        head=re.compile(rb"BUMPWGT[2345]"),
+        head=pattern(rb"BUMPWGT[2345]"),
         suffix=".bump",
         told_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,
@@ -304,7 +304,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.whisper_ggml.read", "open_whisper_ggml"), frozenset({"source"})),
-        head=re.compile(rb"lmgg"),
+        head=pattern(rb"lmgg"),
         single=True,
         file="ggml-model.bin",
         content=("ckconv.formats.whisper_ggml.read", "content"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -31,11 +31,11 @@ _TURNED = "the source is big-endian: it is read with its bytes turned around, an
 _PIPELINE = "model_index.json"
 
 #: Kind of a file that holds a model -> its first bytes; :mod:`ckconv.formats.inside` reads it, and is slow to import.
-_AROUND = {
-    "tar": re.compile(rb".{257}ustar", re.DOTALL),
-    "llamafile": re.compile(rb"MZqFpD|jartsr"),
-    "npz": re.compile(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", re.DOTALL),
-    "big-endian": re.compile(rb"GGUF\0\0(?!\0\0)"),
+_AROUND: dict[str, Callable[[bytes], object]] = {
+    "tar": lambda head: head.startswith(b"ustar", 257),
+    "llamafile": lambda head: head.startswith((b"MZqFpD", b"jartsr")),
+    "npz": lambda head: head.startswith(b"PK") and re.match(rb"PK\x03\x04.{26}[ -~]{1,200}?\.npy", head, re.DOTALL),
+    "big-endian": lambda head: head.startswith(b"GGUF\0\0") and head[6:8] != b"\0\0",
 }
 
 # Files of other programs: what they are and what reads them, by their first bytes or by their names.
@@ -208,7 +208,7 @@ def detect(path: Path, source: ByteSource) -> str:
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     message = f"{what} is not a format that ckconv reads ({', '.join(names())})"
     hint = "--from FORMAT reads it as that format and says what is wrong with it"
-    if _AROUND["tar"].match(source.read_at(0, HEAD)):
+    if _AROUND["tar"](source.read_at(0, HEAD)):
         message = "is a tar archive, and of a pipe only a header is read here"
         hint = "ckconv convert - DST reads it, and every command does where it is a file"
     raise InputError("input.format", message, path=path, hint=hint)
@@ -314,7 +314,7 @@ def _within(path: Path) -> tuple[Path, str]:
     elif path.is_file() and path.suffix != ".nemo":  # a tar, too, of another program's
         with open_source(path) as file:
             head = file.read_at(0, 512)
-        kind = next((kind for kind, first in _AROUND.items() if first.match(head)), "")
+        kind = next((kind for kind, first in _AROUND.items() if first(head)), "")
     if not kind or (kind == "npz" and path.suffix.lower() != ".npz"):
         return path, ""
     from ckconv.formats.inside import inside

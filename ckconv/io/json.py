@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, pattern
 from ckconv.errors import InputError, UnsupportedError, listed, quoted
 from ckconv.io.files import lfs_pointer, open_source
 
@@ -267,7 +267,7 @@ _COUNT = r"(\)?)\{(?:\d*,)?(\d+)(?:,)?\}"
 _OTHERWISE = r"\[:|(?<!\\)(?:\\\\)*\{(?!\d+(?:,\d*)?\}|,\d+\})"
 
 #: Every character of such an expression stands for one character: for itself, or ``.`` for any one.
-PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
+PLAIN = pattern(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
 
 #: What a compiled expression finds in a path, if anything.
 Matcher = Callable[[str], "re.Match[str] | regex.Match[str] | None"]

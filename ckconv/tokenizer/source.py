@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -360,6 +359,8 @@ def _end(done: CompletedProcess[str]) -> str:
     last = done.stderr.strip().rpartition("\n")[2]
     if "MemoryError" in last:
         return "it takes too much memory"
+    import signal
+
     if -done.returncode in (signal.SIGKILL, getattr(signal, "SIGXCPU", None)):
         return f"it takes more than {_SECONDS} seconds"
     return f"rendering ended with status {done.returncode}{f': {last}' if last else ''}"

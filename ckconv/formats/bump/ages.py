@@ -150,7 +150,7 @@ def ages() -> Mapping[str, Age]:
     Raises:
         InputError: ``family.file``, with the key at fault.
     """
-    found = [_Reader(path).age() for path in _FOLDER.glob("*.toml")]
+    found = [_Reader(path).age() for path in _FOLDER.iterdir() if path.suffix == ".toml"]
     return {age.name: age for age in sorted(found, key=lambda age: age.month)}
 
 

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from struct import Struct
 
-from ckconv.core.late import NamedTuple, dataclass
+from ckconv.core.late import NamedTuple, dataclass, pattern
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.io.files import ByteSource
@@ -183,7 +183,7 @@ SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
 # ``llama_split_path``: "%s-%05d-of-%05d.gguf", counted from 1 where split.no counts from 0.
-_SHARD_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+_SHARD_NAME = pattern(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class ShardName:
 
 def parse_shard_name(name: str) -> ShardName | None:
     """The parts of a shard's file name, or ``None`` where it is not one."""
-    found = _SHARD_NAME.fullmatch(name)
+    found = _SHARD_NAME.fullmatch(name) if "-of-" in name else None
     return ShardName(found[1], int(found[2]), int(found[3])) if found else None
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckconv.core.late import NamedTuple
+from ckconv.core.late import NamedTuple, pattern
 from ckconv.core.layouts import BY_SAFETENSORS, DType
 from ckconv.core.metadata import METADATA
 from ckconv.core.tensors import MAX_BYTES, Extent, StoredTensor, made, reordered
@@ -148,8 +148,8 @@ _ALIKE = (
     rb'S"([^"\\\x00-\x1f]+)"S:S\{S"dtype"S:S"([A-Z0-9_]+)"S,S"shape"S:S\[S((?:N(?:S,SN){0,63})?)S\]'
     rb'S,S"data_offsets"S:S\[S(N)S,S(N)S\]S\}S([,}])'.replace(b"S", _S).replace(b"N", _NUMBER)
 )
-_KEY = re.compile(rb'S"([^"\\\x00-\x1f]*)"S:'.replace(b"S", _S))
-_TOKEN = re.compile(rb'["\[\]{},]')
+_KEY = pattern(rb'S"([^"\\\x00-\x1f]*)"S:'.replace(b"S", _S))
+_TOKEN = pattern(rb'["\[\]{},]')
 _LEVELS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 
