@@ -51,6 +51,13 @@ def said(error: CkconvError) -> str:
     return "; ".join((error.message, *error.details, error.hint or ""))
 
 
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
+@pytest.mark.parametrize("value", [False, "x", {"num_hidden_layers": 1}])
+def test_a_key_without_letters_is_no_text_part(tmp_path: Path, to: str, value: Any) -> None:
+    report = ckconv.convert(llama(tmp_path, **{"": value}), tmp_path / "out", to=to)
+    assert report.verified == 21
+
+
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 @pytest.mark.parametrize(
     ("changes", "words"),

@@ -176,9 +176,14 @@ def text_key(document: Mapping[str, Any]) -> str:
     return next((key for key in _TEXT_KEYS if isinstance(document.get(key), dict)), "")
 
 
+def text_table(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration of the text part; empty for a text model."""
+    return document[key] if (key := text_key(document)) else {}
+
+
 def text_on_top(document: Mapping[str, Any]) -> dict[str, Any]:
     """Configuration with the keys of its text part over its own."""
-    return {**document, **document.get(text_key(document), {})}
+    return {**document, **text_table(document)}
 
 
 #: Keys of ``config.json`` about how tensors are quantized: MLX's, everybody's, and compressed-tensors' old one.

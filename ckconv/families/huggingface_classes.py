@@ -78,8 +78,8 @@ def defaults_of_mlx(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Of a document with a text part, those of the class that reads it.
     """
-    classes, inner = _class_defaults(MLX_LM), document.get(metadata.text_key(document))
-    names = (inner.get("model_type") if isinstance(inner, dict) else None, document.get("model_type"))
+    classes, inner = _class_defaults(MLX_LM), metadata.text_table(document)
+    names = (inner.get("model_type"), document.get("model_type"))
     found = next((classes[str(name)] for name in names if str(name) in classes), {})
     return {key: REQUIRED if value == "= !" else value for key, value in found.items()}
 

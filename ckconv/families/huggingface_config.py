@@ -33,7 +33,7 @@ from ckconv.core.config import (
     yarn_scale,
 )
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import LAYER_TABLE, text_key
+from ckconv.core.metadata import LAYER_TABLE, text_key, text_on_top, text_table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalog import document_words, family_of_class, family_of_model_type, written_words
@@ -547,17 +547,15 @@ _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.wei
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Text part of a multimodal configuration, else the whole."""
-    nested = config.get(key := text_key(config))
-    if not isinstance(nested, dict):
+    if not (key := text_key(config)):
         return config
     # a layer's table has the class of the layer's own model
-    return {**config, **nested, **({"architectures": config.get("architectures")} if key == LAYER_TABLE else {})}
+    return text_on_top(config) | ({"architectures": config.get("architectures")} if key == LAYER_TABLE else {})
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keys that are about the text part of a model."""
-    nested = config.get(text_key(config))
-    return nested if isinstance(nested, dict) else config
+    return text_table(config) if text_key(config) else config
 
 
 def _with_outer_tie(config: Mapping[str, Any], family: Family, consumer: str) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import TARGET, document_of, root_of, text_key, tokenizer_root
+from ckconv.core.metadata import TARGET, document_of, root_of, text_on_top, tokenizer_root
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError, is_text
 from ckconv.io.files import open_source
@@ -768,7 +768,6 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     root = tokenizer_root(index)
     config = document_of(index.metadata)
     config = config[TARGET] if index.target else config
-    nested = config.get(text_key(config))
     named = next((name for name in _MODELS if (root / name).is_file()), "")
     own = None
     tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
@@ -790,7 +789,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         moved=named == _MODELS[-1],
         versioned=own is not None,
         settings=settings,
-        config={**config, **nested} if isinstance(nested, dict) else config,
+        config=text_on_top(config),
         generation=_json(root_of(index) / "generation_config.json") or {},
         chat_template=chat_template(root, settings),
         added=_json(root / "added_tokens.json") or {},

@@ -14,7 +14,17 @@ from typing import Any
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES
-from ckconv.core.metadata import CONFIG_NAME, METADATA, WHOLE, closed, document_of, text_key, unquantized, without_stale
+from ckconv.core.metadata import (
+    CONFIG_NAME,
+    METADATA,
+    WHOLE,
+    closed,
+    document_of,
+    text_key,
+    text_table,
+    unquantized,
+    without_stale,
+)
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
 from ckconv.families.catalog import (
@@ -548,11 +558,11 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
 def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
-    nested = document.get(text_key(document))
+    nested = text_table(document)
     family = FAMILIES[config.family] if config else None
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
-    if not said.kept and config and family and isinstance(nested, dict) and not of_both:
+    if not said.kept and config and family and text_key(document) and not of_both:
         beside = {*_around(source, index, said), WHOLE} - {*_OUTER, *TAKEN}
         kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}

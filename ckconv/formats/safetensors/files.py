@@ -23,7 +23,7 @@ from ckconv.core.metadata import (
     numbered,
     opened,
     pipeline_tokenizer,
-    text_key,
+    text_on_top,
 )
 from ckconv.core.tensors import StoredTensor, TensorIndex, chained
 from ckconv.errors import (
@@ -325,7 +325,7 @@ def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) 
     if not regular_file(root, CONFIG_NAME, follow_links=follow_links):
         raise InputError("model.config", f"--base: no {CONFIG_NAME} of the model that it drafts for", path=root)
     said = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
-    said |= said.get(text_key(said), {}) if text_key(said) else {}
+    said = text_on_top(said)
     config = checkpoint.config or {}
     if found := _of_another(config, said):
         raise InputError(
