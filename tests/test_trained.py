@@ -292,6 +292,20 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, ckconv: Any) -> None:
     assert "--rope-layout is for" in said("hf/llama-tied-bf16", "--rope-layout", "split")
 
 
+def test_what_has_no_header_needs_a_name_that_is_known(tmp_path: Path, ckconv: Any) -> None:
+    source = converted(Trained("llama").write(tmp_path), tmp_path, "safetensors")
+
+    def made(name: str, flag: str = "--trainable") -> Any:
+        return ckconv("convert", source, f"{tmp_path}/{name}", "--to", "bump", flag)
+
+    refused = made("x")
+    assert (refused.code, "'x' does not end in .bump" in refused.err) == (2, True)
+    assert f"hint: {tmp_path}/x.bump makes a file, {tmp_path}/x/ makes a directory" in refused.err
+    assert [made(name).code for name in ("x.bump", "x/")] == [0, 0]
+    assert made("wrapped", "--wrapped").code == 0
+    assert ckconv("verify", tmp_path / "x.bump", source).code == 0
+
+
 def test_another_epsilon_has_to_be_allowed(tmp_path: Path, ckconv: Any) -> None:
     source = converted(Trained("llama").write(tmp_path), tmp_path, "safetensors")
     config = json.loads((source / "config.json").read_text())

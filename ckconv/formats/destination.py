@@ -142,6 +142,13 @@ def destination(target: str, to: str | None, options: Options | None = None, *, 
             f"{path.name!r} says {said}, and the format to write is {format}",
             hint=f"{file}{target}/ makes a directory",
         )
+    if options and options.trainable == "headerless" and said is None and not _is_directory(target):
+        ending = format_of(format).suffix
+        raise UsageError(
+            "usage.target",
+            f"{path.name!r} does not end in {ending}, and what the engine trains is known by its name alone",
+            hint=f"{target}{ending} makes a file, {target}/ makes a directory",
+        )
     if _is_directory(target) or not (format_of(format).single or said == format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)
