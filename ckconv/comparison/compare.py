@@ -534,8 +534,8 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
         lacking += [fact for fact, lacks in turned if lacks]
         ways.append(facts._replace(different=tuple(fact for fact, lacks in turned if not lacks)))
-    # Of two ways the one that finds less: the other names what only one of the formats has a place for.
-    fewer = min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+    # Of two ways the one that finds less, labels aside: the other names what only one of the formats has a place for.
+    fewer = min(ways, key=lambda facts: (bool(facts.unknown), sum(fact.key not in LABELS for fact in facts.different)))
     apart = [[*way.apart, *(way.different if way is not fewer else ())] for way in ways]
     names = [{fact.file or fact.key for fact in facts} for facts in apart]
     told = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
