@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -197,6 +199,15 @@ def test_what_verifies_has_nothing_of_what_writes() -> None:
     """Neither by itself nor by what it imports within its own folder; readers of files are another matter."""
     found = {(a, b) for a, b in arrows() if box(a) == "verification" and WRITES.match(b)}
     assert found == set()
+
+
+def test_what_verifies_loads_nothing_of_what_writes() -> None:
+    """Nor do the modules that it imports; functions that open files stand beside those that write them."""
+    names = sorted(f"ckconv.{module.replace('/', '.')}" for module in FILES if box(module) == "verification")
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(names) < len(loaded)
+    assert {name for name in map(existing, loaded) if WRITES.match(name)} == {"publish/files"}
 
 
 def test_what_compares_has_of_what_writes_what_plans_again() -> None:
