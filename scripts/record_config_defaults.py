@@ -3,7 +3,7 @@
     python scripts/record_config_defaults.py
 
 ckconv/families/mlx_lm_defaults.json: of each class of mlx-lm the defaults of its arguments, ``"= !"`` of those that it
-is not built without.
+is not built without; and of those that none of its code asks for (``idle``).
 
 ckconv/families/transformers_defaults.json: of each class the values of its fields, and the keys whose value is that of
 others (the heads of keys are those of queries, a head's size is what each gets of the width); and of the classes of
@@ -45,10 +45,12 @@ def main() -> None:
     logging.disable(logging.ERROR)
     engines = (family.engines.get("mlx_lm") for family in FAMILIES.values())
     names = sorted({*KEYS, *(row.model_type for row in engines if row is not None and row.model_type)})
-    taken = {name: found for name in names if (found := of_mlx(name))}
-    classes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in taken.items())
-    version = importlib.metadata.version("mlx-lm")
-    DEFAULTS_OF_MLX.write_text(f'{{\n "versions": {{"mlx-lm": "{version}"}},\n "defaults": {{\n{classes}\n }}\n}}\n')
+    version, text = importlib.metadata.version("mlx-lm"), ""
+    for table, asked in (("defaults", True), ("idle", False)):
+        taken = {name: found for name in names if (found := of_mlx(name, asked=asked))}
+        classes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in taken.items())
+        text += f',\n "{table}": {{\n{classes}\n }}'
+    DEFAULTS_OF_MLX.write_text(f'{{\n "versions": {{"mlx-lm": "{version}"}}{text}\n}}\n')
     made = {name: of_class(transformers, name) for name in KEYS if name in transformers.CONFIG_MAPPING}
     version = importlib.metadata.version("transformers")
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in made.items())
@@ -129,8 +131,12 @@ def of_class(transformers: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def of_mlx(name: str) -> dict[str, Any]:
-    """Key -> default, ``"= !"`` for none; a default that no document says, or that no code asks for, is left out."""
+def of_mlx(name: str, *, asked: bool) -> dict[str, Any]:
+    """Key -> default, ``"= !"`` for none; a default that no document says is left out.
+
+    Args:
+        asked: those that code asks for, or those that none does.
+    """
     own, *others = arguments_of(name) or [None]
     if own is None:
         return {}
@@ -141,8 +147,8 @@ def of_mlx(name: str) -> dict[str, Any]:
     for field in (field for one in classes for field in dataclasses.fields(one)):
         made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         value = "= !" if made is dataclasses.MISSING else list(made) if isinstance(made, tuple) else made
-        asked = value == "= !" or re.search(rf"\b(args|config)\.{field.name}\b", code)
-        if field.name not in ("model_type", "text_config") and asked and is_json(value):
+        read = value == "= !" or re.search(rf"\b(args|config)\.{field.name}\b", code)
+        if field.name not in ("model_type", "text_config") and bool(read) is asked and is_json(value):
             found[field.name] = value
     return dict(sorted(found.items()))
 

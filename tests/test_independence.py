@@ -1456,6 +1456,10 @@ def gguf_of(case: str, place: Path) -> str:
         ("bailing_moe_v2-sigmoids", "mlx", "use_qk_norm", None),
         ("glm-whole_heads", "hf", "max_position_embeddings", 33),
         ("nemotron_h-untied", "mlx", "max_position_embeddings", 33),
+        *((f"nemotron_h{kind}-untied", "mlx", "time_step_min", None) for kind in ("", "_moe")),
+        ("dots1-untied", "mlx", "scoring_func", None),
+        ("plamo2-plain", "mlx", "attention_window_size", None),
+        *(("minimax_m3-plain", "mlx", "text_config.rotary_dim", value) for value in (None, 3)),
         *(
             (case, to, path, value)
             for to in ("hf", "mlx")

@@ -49,8 +49,8 @@ def _of_classes(consumer: str = TRANSFORMERS) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _class_defaults(consumer: str = TRANSFORMERS) -> dict[str, dict[str, Any]]:
-    return _of_classes(consumer)["defaults"]
+def _class_defaults() -> dict[str, dict[str, Any]]:
+    return _of_classes()["defaults"]
 
 
 #: Columns of a row of ``ties``: ``tie_word_embeddings`` of the whole, and that of its text part.
@@ -73,14 +73,19 @@ def is_recorded(document: Mapping[str, Any]) -> bool:
     return str(document.get("model_type")) in _class_defaults()
 
 
-def defaults_of_mlx(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def defaults_of_mlx(document: Mapping[str, Any], *, idle: bool = False) -> Mapping[str, Any]:
     """Keys that mlx-lm's class reads -> defaults; empty if not recorded.
 
     Of a document with a text part, those of the class that reads it.
+
+    Args:
+        idle: those too that the class has, and that no code asks for.
     """
-    classes, inner = _class_defaults(MLX_LM), metadata.text_table(document)
-    names = (inner.get("model_type"), document.get("model_type"))
-    found = next((classes[str(name)] for name in names if str(name) in classes), {})
+    names = (metadata.text_table(document).get("model_type"), document.get("model_type"))
+    found: dict[str, Any] = {}
+    for table in ("defaults", *(["idle"] if idle else [])):
+        classes = _of_classes(MLX_LM)[table]
+        found |= next((classes[str(name)] for name in names if str(name) in classes), {})
     return {key: REQUIRED if value == "= !" else value for key, value in found.items()}
 
 

@@ -330,7 +330,8 @@ def _besides(pair: Pair) -> Iterator[Fact]:
     cells = [[cell for cell in one.key_cells("hf") if not cell.of_rope] for one in family.parameters.values()]
     words = {cell.head: {one.head for one in several} for several in cells for cell in several}
     foreign = {cell.head for several in cells for cell in several if consumer not in cell.readers}
-    taken = defaults_of_mlx(mine) if consumer == MLX_LM else {key: default_of(mine, key) for key in foreign}
+    of_class = {key: default_of(mine, key) for key in foreign}
+    taken = defaults_of_mlx(mine, idle=typed) if consumer == MLX_LM else of_class
     foreign -= {key for key, value in taken.items() if value not in (UNREAD, UNKNOWN)}
     told_to = CONSUMERS.get(pair.source.format, consumer)
     unread = words.keys() - {cell.head for several in cells for cell in several if told_to in cell.readers}
@@ -351,10 +352,13 @@ def _besides(pair: Pair) -> Iterator[Fact]:
             continue
         if key not in mine:
             elsewhere = (not words[key].isdisjoint(mine) or key in unread) if known else (typed and key in foreign)
-            unsaid = taken.get(key, default_of(mine, key)) in (UNREAD, UNKNOWN)
+            default = taken.get(key, default_of(mine, key))
+            unsaid = default in (UNREAD, UNKNOWN)
             of_one = neutral[1] and alike[key].readers != BOTH  # the class of one library has it for a default
-            of_one = of_one and not (typed and unsaid and alike[key].written and consumer in alike[key].readers)
-            nothing = said is None and (not typed or default_of(mine, key) in (None, UNREAD, UNKNOWN))
+            if typed and of_one:
+                wants = alike[key].written and consumer in alike[key].readers
+                of_one = not wants if unsaid else alike[key].is_neutral(default)
+            nothing = said is None and (not typed or unsaid or default is None)
             other = not (nothing or endless or elsewhere or of_one)
         elif said is not None:
             other = unequal(value, said) and unequal(value, _strict(said)) and not all(neutral)
