@@ -1527,6 +1527,13 @@ def test_words_of_a_document_for_mlx_lm_are_those_of_a_checkpoint(
     assert (calls[0] > 0, status, path in printed) == (True, 5, True), printed
 
 
+def test_a_part_of_a_head_in_other_digits_is_no_fault(tmp_path: Path) -> None:
+    gguf_of("mimo_v2_flash-plain", tmp_path)
+    assert command("convert", f"{tmp_path}/source", f"{tmp_path}/mlx/", *MLX)[0] == 0
+    status, printed = command("convert", f"{tmp_path}/mlx", f"{tmp_path}/out/", "--to", "hf")
+    assert (status, "verified" in printed) == (0, True), printed
+
+
 @pytest.mark.parametrize("to", ["hf", "mlx"])
 def test_a_context_is_said_in_every_word_for_it(to: str, tmp_path: Path) -> None:
     asked = "convert", gguf_of("glm-whole_heads", tmp_path), f"{tmp_path}/out/", "--to", to, "--context", "16"

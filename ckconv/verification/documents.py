@@ -379,7 +379,7 @@ def _of_words(pair: Pair) -> Iterator[Fact]:
     cells = {row.name: [cell for cell in row.key_cells("hf") if not cell.of_rope] for row in rows}
     alone = [name for name, own in cells.items() if not any(pair.consumer in cell.readers for cell in own)]
     said = dict(said_by_rows(rows, {**scope_of(pair.family, config), **dict.fromkeys(alone)}, "hf"))
-    words = {cell.key for own in cells.values() for cell in own} - {*needed()["documents"]["free"]}
+    words = {cell.key for own in cells.values() for cell in own} - {*needed()["documents"]["free"], *TABLES_OF_ROPE}
     for key in sorted(words & pair.mine.keys()):
         value, meant = pair.mine[key], [one[key] for one in (said, pair.meant) if one.get(key) is not None]
         if value is not None and meant and all(unequal(value, one) for one in meant):
