@@ -36,6 +36,7 @@ from ckconv.core.tensors import (
     parse,
     plain_tensor,
     require_tensors,
+    stored_value,
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
 from ckconv.families import canonical, huggingface_classes, huggingface_config, parameters
@@ -595,10 +596,12 @@ def _is_said_alike(fact: Fact, a: TensorIndex, b: TensorIndex, places: Collectio
         return not parameter_differences(a, b)
     outer, _, last = fact.key.rpartition(".")
     alone = fact.file == CONFIG_NAME and outer in places and None in (fact.mine, fact.meant)
-    numbers = [re.match(r"\d+ \(", text or "") for text in (fact.mine, fact.meant) if fact.key.endswith(_WINDOW)]
-    if numbers and all(numbers) and any(0 < int(one[0][:-2]) < a.config.context_length for one in numbers if one):
-        return False  # llama.cpp does not read Phi 3's, and a class of transformers would
-    if (alone and last == "layer_types") or fact.key.endswith(_WINDOW):
+    slides = fact.key.endswith(_WINDOW)
+    if slides and None not in (fact.mine, fact.meant):  # llama.cpp does not read Phi 3's, and a class would
+        windows = [*(stored_value(i, fact.key) for i in (a, b)), a.config.sliding_window, b.config.sliding_window]
+        if any(type(one) is int and 0 < one < a.config.context_length for one in windows):
+            return False
+    if (alone and last == "layer_types") or slides:
         return not {"sliding_window", "layer_types"} & parameter_differences(a, b).keys()
     if a.tower is not None and b.tower is not None and fact.file == CONFIG_NAME and None in (fact.mine, fact.meant):
         rows = [
