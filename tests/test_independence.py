@@ -1507,6 +1507,41 @@ def test_what_an_option_asks_of_a_document_is_no_fault(
 
 
 @pytest.mark.parametrize(
+    ("source", "to", "where", "key", "value", "edit"),
+    [
+        *(
+            ("hf/llama-tied-bf16", "gguf", MADE, f"llama.{key}", value, "general.author=somebody")
+            for key, value in [
+                *[("rope.freq_base", 7.0), ("attention.layer_norm_rms_epsilon", 7.0), ("context_length", 77)],
+            ]
+        ),
+        (
+            "hf/llama-tied-bf16",
+            "gguf",
+            MADE,
+            "llama.rope.freq_base",
+            7.0,
+            "llama.attention.layer_norm_rms_epsilon=0.1",
+        ),
+        *(("hf/llama-tied-bf16", "mlx", CONFIG, key, 7.0, "pad_token_id=0") for key in ("rms_norm_eps", "rope_theta")),
+        *(
+            ("gpt_oss-yarn", "hf", CONFIG, f"{table}.factor", 3.0, "rope_scaling.beta_fast=16.0")
+            for table in ("rope_parameters", "rope_scaling")
+        ),
+    ],
+)
+def test_an_option_for_one_key_excuses_no_other(
+    source: str, to: str, where: str, key: str, value: Any, edit: str, tmp_path: Path
+) -> None:
+    path = str(FIXTURES / source) if "/" in source else gguf_of(source, tmp_path)
+    asked = "convert", path, f"{tmp_path}/out/", "--to", to, "--set-meta", edit
+    with broken(where, keyed(key, value) if where == MADE else within(key, value)) as calls:
+        status, printed = command(*asked)
+        assert (calls[0] > 0, status) == (True, 5), printed
+    assert command(*asked)[0] == 0
+
+
+@pytest.mark.parametrize(
     ("case", "path", "value"),
     [
         *(("falcon_h1-plain", f"{key}_multiplier", 2.0) for key in ("attention_in", "embedding", "key", "lm_head")),
@@ -1525,6 +1560,14 @@ def test_words_of_a_document_for_mlx_lm_are_those_of_a_checkpoint(
     with broken(CONFIG, within(path, value)) as calls:
         status, printed = command("convert", f"{tmp_path}/source", f"{tmp_path}/out/", *MLX)
     assert (calls[0] > 0, status, path in printed) == (True, 5, True), printed
+
+
+def test_a_modifier_that_is_asked_for_is_no_fault(tmp_path: Path) -> None:
+    gguf_of("arctic-plain", tmp_path)
+    source, asked = f"{tmp_path}/source", ("--set-meta", "hidden_act=another")
+    status, printed = command("convert", source, f"{tmp_path}/out/", "--to", "hf", *asked)
+    assert (status, "verified" in printed) == (0, True), printed
+    assert [command("verify", f"{tmp_path}/out", source, *flags)[0] for flags in (asked, ())] == [0, 5]
 
 
 def test_a_part_of_a_head_in_other_digits_is_no_fault(tmp_path: Path) -> None:

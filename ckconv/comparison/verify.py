@@ -344,6 +344,7 @@ def verify_index(
     left_out: Collection[str] = (),
     left_parts: Collection[str] = (),
     configuration: bool = True,
+    options: Options | None = None,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
     decodes: Callable[[Tensor], bool] | None = None,
@@ -353,7 +354,7 @@ def verify_index(
     The source's own checksum comes first: nothing is right beside a damaged one.
 
     Args:
-        left_out, left_parts, configuration, importance, decodes: see
+        left_out, left_parts, configuration, options, importance, decodes: see
             :class:`ckconv.verification.tensors.TensorComparison`.
 
     Raises:
@@ -378,6 +379,7 @@ def verify_index(
             left_out=left_out,
             left_parts=left_parts,
             configuration=configuration,
+            options=options or Options(),
             progress=progress,
             importance=importance or {},
             decodes=decodes,
@@ -438,7 +440,8 @@ def verify_whole(
             source,
             left_out=options.drop,
             left_parts=[left.name for left in plan.left_out] if plan else (),
-            configuration=not (options.set_meta or options.drop_meta or asked.weights),
+            configuration=not asked.weights,
+            options=options,
             progress=progress,
             importance=plan.importance if plan else None,
             decodes=options.decodes if options.dequantize or options.decode else None,
@@ -470,13 +473,14 @@ def verify_whole(
     planned = islice(_but_of_shards(other, out), ENOUGH)
     made = (out.metadata_kind, source.metadata_kind) == (MetadataKind.TYPED, MetadataKind.DOCUMENT)
     documents = out.metadata_kind is source.metadata_kind is MetadataKind.DOCUMENT
-    nulls = {key for key, value in document_of(source.metadata).items() if value is None} if documents else ()
+    theirs = document_of(source.metadata) if documents else {}
+    nulls = {key for key, value in theirs.items() if value is None is document_of(out.metadata).get(key, theirs)}
     alike = out.format == source.format  # a copy lacks what its source does
     texts = {fact.name: str(fact) for fact in said if not fact.idle}
     idle = {fact.name for fact in said if fact.idle}  # other programs leave them out
     for fact in planned:
         of_the_place = fact.key in (LABELS if made else {_OF_SIZES})  # programs spell a directory in ways of their own
-        null = fact.file == CONFIG_NAME and fact.key in nulls and fact.mine == "None"  # which mlx-lm keeps
+        null = fact.file == CONFIG_NAME and fact.key in nulls  # which mlx-lm keeps
         lacked = alike and fact.key == WRITTEN_FOR and fact.mine is None and fact.key not in source.metadata
         if not (of_the_place or null or lacked or fact.name in idle):
             texts.setdefault(fact.name, str(fact))

@@ -294,7 +294,7 @@ def compare(
             files,
             left_out=plan.options.drop,
             left_parts=[left.name for left in plan.left_out],
-            configuration=not (plan.options.set_meta or plan.options.drop_meta),
+            options=plan.options,
             importance=plan.importance,
             decodes=plan.options.decodes,
             tiles=tiles,

@@ -276,6 +276,13 @@ class Parameter(NamedTuple):
         """Whether the parameter is derived, and only documents state it."""
         return self.value is not None and not self.cells.get("gguf")
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The parameters that it may follow from."""
+        cells = [cell for cells in self.cells.values() for cell in cells]
+        made = [one for cell in cells for one in (cell.expression, cell.read, cell.write, cell.when)]
+        return frozenset().union(*(one.names for one in (*made, *self.defaults.values(), self.value) if one))
+
     def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
         """Cells that are a key of the format."""
         return tuple(cell for cell in self.cells.get(format, ()) if cell.kind == "key")

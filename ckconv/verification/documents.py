@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
-from ckconv.core.config import CONFIG_KEYS
+from ckconv.core.config import CONFIG_KEYS, FIELD_OF
 from ckconv.core.metadata import CONFIG_NAME, QUANTIZATION_KEYS, beside, document_of, text_key, text_on_top
-from ckconv.core.tensors import ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
+from ckconv.core.tensors import PREFIX, ROPE_FREQUENCIES, MetadataKind, TensorIndex, parse, stored_value
 from ckconv.families.catalog import FAMILIES, document_words
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_classes import REQUIRED, UNKNOWN, UNREAD, default_of, defaults_of_mlx, unaccepted
@@ -39,7 +39,16 @@ from ckconv.families.schema import MLX_VLM, TRANSFORMERS as OF_CLASSES, Family
 from ckconv.families.sizes import switches
 from ckconv.families.towers import tower_family
 from ckconv.options import Options
-from ckconv.verification.content import Fact, engine_row, needed, of_files, read_whole, shown, unequal
+from ckconv.verification.content import (
+    Fact,
+    engine_row,
+    needed,
+    of_files,
+    parameter_differences,
+    read_whole,
+    shown,
+    unequal,
+)
 from ckconv.verification.tokenizers import ALL_ROLES, pieces, roles_of_keys
 
 #: Keys of a configuration that say how values are stored, or who wrote it.
@@ -75,18 +84,22 @@ _DRAFTED = {"mtp_num_hidden_layers", "num_nextn_predict_layers"}
 
 _EXTRACTOR = "preprocessor_config.json"
 
+#: Words of a scaling of RoPE; rows of families have one of them without its end.
+_WORDS_OF_ROPE = {word for kind in ROPE_KEYS.values() for word in kind.keys}
+_LONG = "_max_position_embeddings"
+
 
 def is_asked(key: str, options: Options) -> bool:
     """Whether an option asks for another value of a key, or for none.
 
-    By the key, by ``FILE:KEY``, an inner key or a token's text.
+    By the key, by ``FILE:KEY``, or a token's text.
     """
     short = key.removeprefix("tokenizer.").removeprefix("ggml.")
     role = next((ours for ours, theirs in ALL_ROLES.items() if short == f"{theirs}_token_id"), short)
     keys = (key, short, f"{role}_token", f"{role}_token_id", _of_rope(key))
     for asked, _ in options.set_meta:
         name = asked.rpartition(":")[2]
-        if asked == key or not {name, name.partition(".")[0], f"{name}_id", _of_rope(name)}.isdisjoint(keys):
+        if asked == key or not {name, f"{name}_id", _of_rope(name)}.isdisjoint(keys):
             return True
     return any(fnmatchcase(name, glob.rpartition(":")[2]) for glob in options.drop_meta for name in keys)
 
@@ -94,7 +107,60 @@ def is_asked(key: str, options: Options) -> bool:
 def _of_rope(key: str) -> str:
     """The word alone: it is edited in each table of RoPE."""
     table, _, word = key.rpartition(".")
-    return word if table in TABLES_OF_ROPE else key
+    return word if table.partition(".")[0] in TABLES_OF_ROPE else key
+
+
+def is_asked_in(index: TensorIndex, key: str, options: Options) -> bool:
+    """Whether an option asks for another value of a key of an output.
+
+    Of a document by its table, too, and in its text part or beside it.
+    """
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return is_asked(full_key(index.architecture, key), options)
+    text = text_key(document_of(index.metadata))
+    paths = _tables_of(key.removeprefix(f"{text}."))
+    return any(is_asked(path, options) or is_asked(f"{text}.{path}", options) for path in paths)
+
+
+def _tables_of(key: str) -> Iterator[str]:
+    """Paths of a document's tables that a key is within, and its own."""
+    return accumulate(re.sub(r"\[\d+\]", "", key).split("."), "{}.{}".format)
+
+
+def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options) -> dict[str, tuple[object, object]]:
+    """Hyper-parameters in which two models differ, and no option asks for it.
+
+    Nor for one that they follow from.
+    """
+    found = parameter_differences(out, source)
+    if out.config is None or not found or not (options.set_meta or options.drop_meta):
+        return found
+    names, form = set[str](), "gguf" if out.metadata_kind is MetadataKind.TYPED else "hf"
+    families = {"": FAMILIES[out.config.family]}
+    families |= {PREFIX: tower_family(out.tower.family)} if out.tower is not None else {}
+    for prefix, family in families.items():
+        rows = family.parameters.values()
+        cells = [(row.name, cell.key) for row in rows for cell in row.key_cells(form)]
+        asked = {name for name, key in cells if is_asked_in(out, key, options)}
+        while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
+            asked |= more
+        names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
+    for name in ("rope_scaling", "modifiers"):
+        ours, theirs = (_parts(value) for value in found.get(name, ((), ())))
+        parts = ours.keys() | theirs.keys() | _WORDS_OF_ROPE
+        asked = {word for word in parts if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.{word}", options)}
+        asked |= {word for word in parts if not names.isdisjoint({word, f"rope_{word}".removesuffix(_LONG)})}
+        asked |= {word for word in parts if is_asked(word, options)}
+        asked |= {word for word in parts if word.endswith(_LONG) and "context_length" in names}
+        asked |= parts if "rope_type" in asked else {"attention_factor"} if asked else set()  # which follows
+        if all(ours.get(word) == theirs.get(word) for word in parts - asked):
+            names.add(name)
+    return {name: pair for name, pair in found.items() if name not in names}
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Words of a scaling, or keys of modifiers: what differs within them."""
+    return value if isinstance(value, dict) else {text.partition(" = ")[0]: text for text in value or ()}
 
 
 class Pair:
@@ -126,13 +192,8 @@ class Pair:
         return FAMILIES[self.out.config.family]
 
     def is_asked(self, key: str) -> bool:
-        """Whether an option asks for another value of the key, or table.
-
-        A word is edited in each table.
-        """
-        asked = {one.rpartition(":")[2] for one in (*dict(self.options.set_meta), *self.options.drop_meta)}
-        names = (key, key.rpartition(".")[2])
-        return key.partition(".")[0] in asked or any(is_asked(name, self.options) for name in names)
+        """Whether an option asks for another value of the key, or table."""
+        return is_asked_in(self.out, key, self.options)
 
     def fault(self, key: str, meant: Any) -> Fact:
         """The fault of a key at the top of the document."""
@@ -616,7 +677,7 @@ def _of_files(pair: Pair) -> Iterator[Fact]:
         elif any(mine != meant for mine, meant in zip_longest(pieces(ours[name]), pieces(theirs[name]))):
             whole = ["chat_template"] if name == "chat_template.jinja" else []
             for fact in of_files(name, read_whole(ours[name]), read_whole(theirs[name]), ours[name]):
-                if not any(is_asked(word, options) for word in (fact.key.partition(".")[0], *whole)):
+                if not any(is_asked(word, options) for word in (*_tables_of(fact.key), *whole)):
                     yield fact
 
 

@@ -35,13 +35,12 @@ from ckconv.verification.content import (
     general_faults,
     is_named,
     needed,
-    parameter_differences,
     plain_types,
     read_whole,
     shown,
     unequal,
 )
-from ckconv.verification.documents import document_faults, is_asked, said_by_rows
+from ckconv.verification.documents import document_faults, is_asked, said_by_rows, unasked_differences
 from ckconv.verification.tokenizers import (
     DOCUMENT,
     TOKENS,
@@ -178,8 +177,8 @@ def check_statements(
 
 
 def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
-    found = parameter_differences(out, source).get("context_length")
-    if found is None or options.set_meta or options.drop_meta:
+    found = unasked_differences(out, source, options).get("context_length")
+    if found is None:
         return
     made = source.metadata_kind is MetadataKind.TYPED and out.metadata_kind is not MetadataKind.TYPED  # of a GGUF
     if out.config is None or (out.config.rope_theta is None and not made):  # by a table of positions, or not asked for

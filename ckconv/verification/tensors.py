@@ -42,9 +42,11 @@ from ckconv.io.digests import Digests
 from ckconv.io.files import CHUNK, Files, head_is_embedding, paired_runs, runs
 from ckconv.io.rows import RowReader, cell_of, row_ranges, stored_view
 from ckconv.io.tiles import SideBySide, Tiles, is_handed_over, is_light
+from ckconv.options import Options
 from ckconv.quant.convert import Action, Conversion, Quantizing, between, missing_quantizer, of_values, writable
 from ckconv.quant.mlx import triple_of
-from ckconv.verification.content import engine_row, is_named, parameter_differences
+from ckconv.verification.content import engine_row, is_named
+from ckconv.verification.documents import unasked_differences
 
 # -- Comparison of canonical rows, and of padding with zero ------------------------------------------------------------
 
@@ -364,7 +366,8 @@ class TensorComparison:
         left_out: names or globs of source tensors that somebody asked to leave out.
         left_parts: names of source tensors that the plan left out: it is believed about those alone that no row of the
             family is about (parts of a picture model beside its text), and about an adapter's copies of its base.
-        configuration: hyper-parameters are to be the source's; not where somebody asked for others.
+        configuration: hyper-parameters are to be the source's.
+        options: of the conversion, which may ask for others.
         importance: canonical name -> how much the error of each column counted when it was quantized, an expert a row.
         decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
         tiles: rows that were converted to be written, which need not be converted again to be compared.
@@ -378,6 +381,7 @@ class TensorComparison:
     left_out: Collection[str] = ()
     left_parts: Collection[str] = ()
     configuration: bool = True
+    options: Options = field(default_factory=Options)
     progress: Progress | None = None
     importance: Mapping[str, Floats] = field(default_factory=dict)
     decodes: Callable[[Tensor], bool] | None = None
@@ -492,7 +496,7 @@ class TensorComparison:
         chosen = {"context_length", *str(self.out.facts.get("imposed", "")).split()}
         if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
-        for name, pair in parameter_differences(self.out, self.source).items():
+        for name, pair in unasked_differences(self.out, self.source, self.options).items():
             if name not in chosen and not (pair[0] is None and self.left_out and self._by_shape(name)):
                 config = self.out.config
                 key = said_of(config, self.out.format)(name) if config is not None and name in config.own else ""
