@@ -1562,10 +1562,21 @@ def test_words_of_a_document_for_mlx_lm_are_those_of_a_checkpoint(
     assert (calls[0] > 0, status, path in printed) == (True, 5, True), printed
 
 
-def test_a_modifier_that_is_asked_for_is_no_fault(tmp_path: Path) -> None:
-    gguf_of("arctic-plain", tmp_path)
-    source, asked = f"{tmp_path}/source", ("--set-meta", "hidden_act=another")
-    status, printed = command("convert", source, f"{tmp_path}/out/", "--to", "hf", *asked)
+@pytest.mark.parametrize(
+    ("case", "to", "asked"),
+    [
+        ("arctic-plain", "hf", ("--set-meta", "hidden_act=another")),
+        ("glm_ocr-untied", "hf", ("--set-meta", "text_config.hidden_act=another")),
+        ("gemma4_text-shared", "mlx", ("--drop-meta", "sliding_window")),
+        ("qwen3_classifier-three_labels", "hf", ("--set-meta", "label2id.positive=3")),
+    ],
+)
+def test_what_an_option_asks_of_a_checkpoint_is_no_fault(
+    case: str, to: str, asked: tuple[str, ...], tmp_path: Path
+) -> None:
+    gguf_of(case, tmp_path)
+    source = f"{tmp_path}/source"
+    status, printed = command("convert", source, f"{tmp_path}/out/", "--to", to, *asked)
     assert (status, "verified" in printed) == (0, True), printed
     assert [command("verify", f"{tmp_path}/out", source, *flags)[0] for flags in (asked, ())] == [0, 5]
 

@@ -113,13 +113,15 @@ def _of_rope(key: str) -> str:
 def is_asked_in(index: TensorIndex, key: str, options: Options) -> bool:
     """Whether an option asks for another value of a key of an output.
 
-    Of a document by its table, too, and in its text part or beside it.
+    Of a document by its table or for a key within, and in its text part or beside it.
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return is_asked(full_key(index.architecture, key), options)
     text = text_key(document_of(index.metadata))
-    paths = _tables_of(key.removeprefix(f"{text}."))
-    return any(is_asked(path, options) or is_asked(f"{text}.{path}", options) for path in paths)
+    own = key.removeprefix(f"{text}.")
+    asked = (name.rpartition(":")[2] for name in (*dict(options.set_meta), *options.drop_meta))
+    within = any(name.removeprefix(f"{text}.").startswith(f"{own}.") for name in asked)  # the key is a table as a whole
+    return within or any(is_asked(path, options) or is_asked(f"{text}.{path}", options) for path in _tables_of(own))
 
 
 def _tables_of(key: str) -> Iterator[str]:
@@ -145,12 +147,13 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
         while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
             asked |= more
         names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
+    names |= {"layer_types"} if "sliding_window" in names else set()  # of a window that nothing slides out of
     for name in ("rope_scaling", "modifiers"):
         ours, theirs = (_parts(value) for value in found.get(name, ((), ())))
         parts = ours.keys() | theirs.keys() | _WORDS_OF_ROPE
         asked = {word for word in parts if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.{word}", options)}
         asked |= {word for word in parts if not names.isdisjoint({word, f"rope_{word}".removesuffix(_LONG)})}
-        asked |= {word for word in parts if is_asked(word, options)}
+        asked |= {word for word in parts if is_asked_in(out, word, options)}
         asked |= {word for word in parts if word.endswith(_LONG) and "context_length" in names}
         asked |= parts if "rope_type" in asked else {"attention_factor"} if asked else set()  # which follows
         if all(ours.get(word) == theirs.get(word) for word in parts - asked):
