@@ -905,6 +905,8 @@ class WholePlanner(CheckpointPlanner):
         own = self._seen.keys() - embedded.keys()
         there, all_there = (Counter(PREFIX + parse(name).pattern for name in names) for names in (tensors, own))
         wanted = {PREFIX + name: count for name, count in expected(family, scheme, self._tower.parameters).items()}
+        for name in sorted(there.keys() - wanted.keys()):
+            self.refuse(f"a {self.within} of this configuration has no {name}", self.text_alone)
         missing = {name: count - there[name] for name, count in wanted.items()}
         hint = self.text_alone if all_there != there else ""
         self.reasons += [one._replace(hint=hint) for one in missing_tensors(missing, dropped=all_there - there)]
