@@ -334,7 +334,21 @@ def test_what_mlx_vlm_computes_otherwise_is_refused(
 @pytest.mark.parametrize(
     ("name", "key", "value", "code", "why"),
     [
-        ("glm_ocr-f16", "vision_config.attention_bias", False, 4, "attention_bias of the tower is false, and its"),
+        (
+            "glm_ocr-f16",
+            "vision_config.attention_bias",
+            False,
+            4,
+            "a glm_ocr of this configuration has no tower.layers",
+        ),
+        (
+            "paddleocr_vl-f16",
+            "vision_config.layer_norm_eps",
+            1e-5,
+            4,
+            "tower is 1e-05, and mlx-vlm computes with 1e-06",
+        ),
+        ("paddleocr_vl-f16", "vision_config.hidden_act", "gelu", 4, "is gelu, and mlx-vlm computes gelu_pytorch_tanh"),
         (
             "glm_ocr-f16",
             "vision_config.rope_parameters",
@@ -357,6 +371,75 @@ def test_what_a_class_would_not_load_or_compute_is_refused(
     done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
 
     assert (done.code, why in done.err) == (code, True), done.err
+
+
+def test_a_narrower_text_model_is_refused_where_the_class_has_one_width(
+    ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = with_tokens(recordings()["paddleocr_vl-f16"], tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert (done.code, "of a text model of 1,024 elements, and this one has 24" in done.err) == (4, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "value", "meant"),
+    [
+        ("gemma3-f16", "vision_config", "x", "siglip_vision_model"),
+        ("mistral3-f16", "vision_config", "x", "pixtral"),
+        ("smolvlm-f16", "vision_config", "x", "smolvlm_vision"),
+        ("lfm2_vl-f16", "vision_config", "x", "siglip2_vision_model"),
+        ("glm_ocr-f16", "vision_config", "x", "glm_ocr_vision"),
+        ("internvl_chat-bf16", "vision_config", ..., "intern_vit_6b"),
+        ("gemma4_unified-bf16", "audio_config", ..., "gemma4_unified_audio"),
+    ],
+)
+def test_a_part_has_the_kind_that_the_class_takes(
+    name: str, table: str, value: Any, meant: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    """Several classes of mlx-vlm stop at another; those of transformers do not look."""
+    recorded = seen_by_mlx_vlm(name)
+    recorded["config"][table]["model_type"] = value
+    if value is ...:
+        del recorded["config"][table]["model_type"]
+    source = with_tokens(recorded, tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "out" / "config.json").read_text())[table]["model_type"] == meant
+    assert ckconv("verify", tmp_path / "out", source).code == 0
+
+
+UNBIASED = "glm_ocr-f16 without biases"
+
+
+def unbiased() -> Any:
+    """A GLM-OCR the layers of whose tower have no biases."""
+    recorded = seen_by_mlx_vlm("glm_ocr-f16")
+    recorded["config"]["vision_config"]["attention_bias"] = False
+    tensors = recorded["tensors"]
+    recorded["tensors"] = {key: it for key, it in tensors.items() if ".blocks." not in key or not key.endswith("bias")}
+    assert len(tensors) - len(recorded["tensors"]) == 3 * 5
+    return recorded
+
+
+def test_a_tower_without_biases_is_one(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = with_tokens(unbiased(), tmp_path / "source")
+
+    assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx").code == 0
+    assert ckconv("convert", tmp_path / "mlx", f"{tmp_path}/back/", "--to", "hf").code == 0
+    two = ("--mmproj", tmp_path / "m.gguf")  # libmtmd asks for no bias of a layer (load_tensors of clip.cpp)
+    assert ckconv("convert", source, tmp_path / "x.gguf", *two).code == 0
+    assert ckconv("convert", tmp_path / "x.gguf", tmp_path / "m.gguf", f"{tmp_path}/whole/", "--to", "hf").code == 0
+    before = arrays(tmp_path / "source")
+    for name in ("back", "whole"):
+        after = arrays(tmp_path / name)
+        assert before.keys() == after.keys()
+        assert all((before[key] == after[key]).all() for key in after)
+        vision = json.loads((tmp_path / name / "config.json").read_text())["vision_config"]
+        assert vision["attention_bias"] is False
 
 
 def test_sections_that_the_class_takes_by_itself_are_said(ckconv: Callable[..., Result], tmp_path: Path) -> None:
@@ -464,10 +547,10 @@ def test_transformers_sees_with_what_comes_back(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", [*SEEN, *CLIPPED])
+@pytest.mark.parametrize("name", [*SEEN, *CLIPPED, UNBIASED])
 def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
     mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_vlm.utils")
-    recorded = seen_by_mlx_vlm(name)
+    recorded = unbiased() if name == UNBIASED else seen_by_mlx_vlm(name)
     if name.startswith("gemma4"):  # of which mlx-vlm has other layers attend both ways
         recorded["config"]["text_config"]["use_bidirectional_attention"] = None
     source = with_tokens(recorded, tmp_path / "source")

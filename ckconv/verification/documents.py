@@ -573,7 +573,7 @@ def _of_wholes(pair: Pair) -> Iterator[Fact]:
     read = {cell.key.rpartition(".")[2] for row in rows for cell in row.key_cells("hf")}
     floats = [needed()["documents"]["types"].get(stored.dtype.name) for stored in out.stored]
     names = [meant.get("model_type"), *text.in_huggingface.names, *tower.in_huggingface.names]
-    names += [source.tower.parameters.get("class")]
+    names += [each.parameters.get(word) for each in (out.tower, source.tower) for word in ("class", "ear_class")]
     free = _STORED - {*_TYPES} | _DRAFTED
     free |= _LENGTHS.union(CONFIG_KEYS["context_length"]) if pair.options.context else set()
     engine = tower.engines.get(MLX_VLM.row) if pair.consumer != TRANSFORMERS else None

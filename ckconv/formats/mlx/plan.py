@@ -511,7 +511,9 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         for name, value in parameters.nested(self.written.entries).items():
             if isinstance(value, dict) and name not in BESIDE:
                 said = {inner: number for inner, number in value.items() if number is not None}
-                whole[name] = {**said, **whole.get(name, {})}
+                own = whole.get(name, {})
+                known = own.get("model_type") in (self.within, said.get("model_type"))  # others stop the class
+                whole[name] = {**said, **{key: it for key, it in own.items() if known or key != "model_type"}}
         if self.doubles_head(self.loader) and config.tied:
             whole["tie_word_embeddings"] = made["tie_word_embeddings"] = True  # of the model: the class has a copy
         if row.at_top:  # but for tokens of pictures, which the class has of the whole
