@@ -452,7 +452,8 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
             self.refuse(f"ckconv does not know what mlx-vlm computes of {an(self.within)} (model_type)", text)
             return
         if row.text and config.family not in row.text:
-            self.refuse(f"mlx-vlm's {self.within} has no {config.family} within it ({', '.join(row.text)})", text)
+            known = ", ".join(row.text)  # of others it is not known what the class does
+            self.refuse(f"ckconv writes mlx-vlm's {self.within} with {known} within it, not with {config.family}", text)
         scope = self._scope(config)
         for condition in row.right_if:
             if not condition.expression.value(scope):
