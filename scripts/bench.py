@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import bench_converters
+import bench_kinds
 from bench_inputs import (
     BLOCKS,
     FEW,
@@ -65,6 +66,8 @@ CONVERT = ["convert", "-q", "--bump-version", "3"]
 DECODE = ["convert", "-q", "--to", "hf", "--dequantize", "--force"]
 #: Runs a round of what takes milliseconds.
 SHORT_RUNS = 5
+#: Rounds of what takes long; none of them warms up.
+LONG_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Case:
         makes: what it writes, removed again after each run.
         short: takes milliseconds.
         halved: compared with half of the yardstick's processor seconds instead of its time.
+        long: runs in the first rounds only.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Case:
     makes: Path | None = None
     short: bool = False
     halved: bool = False
+    long: bool = False
 
 
 @dataclass
@@ -136,6 +141,7 @@ def cases(place: Path) -> list[Case]:
         Case(bare, BARE, bare, short=True),
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
         *_many(place),
+        *_kinds(place),
         Case("convert --dry-run", [*CKCONV, *CONVERT, "--dry-run", quantized, out], bare, short=True),
         Case("inspect of a small GGUF", [*CKCONV, "inspect", str(SMALL)], bare, 60, 50, short=True),
         Case(
@@ -187,10 +193,22 @@ def _beside_others(place: Path) -> list[Case]:
     """The share that ckconv takes of another converter's time."""
     found, new = [], place / "new"
     for rival in bench_converters.rivals(place, CKCONV):
-        found.append(Case(rival.name, rival.command, rival.name, makes=new))
+        if not rival.what:
+            found.append(Case(rival.name, rival.command, rival.name, makes=new, long=True))
         share = (1 / rival.target, 1 / rival.stretch)
-        found.append(Case(f"convert / {rival.name}", rival.ours, rival.name, *share, new))
+        found.append(Case(f"convert / {rival.name}{rival.what}", rival.ours, rival.name, *share, new, long=True))
     return found
+
+
+def _kinds(place: Path) -> list[Case]:
+    """Each type and packing, and what is very many."""
+    found: dict[str, Case] = {}
+    for it in bench_kinds.pairs(place, CKCONV):
+        if it.other:
+            found.setdefault(it.against, Case(it.against, it.other, it.against, makes=place / "new", long=True))
+        where = None if it.planning else place / "new"
+        found[it.name] = Case(it.name, it.command, it.against, it.target, None, where, it.planning, long=True)
+    return [*found.values()]
 
 
 def _many(place: Path) -> list[Case]:
@@ -198,16 +216,17 @@ def _many(place: Path) -> list[Case]:
     found = []
     for name in (many_gguf, many_safetensors):
         few, many = (f"inspect {name(count)}" for count in MANY)
-        found.append(Case(few, [*CKCONV, "inspect", str(place / name(MANY[0]))], few))
-        found.append(Case(many, [*CKCONV, "inspect", str(place / name(MANY[1]))], few, 10.0, 9.5))
-        command = [*CKCONV, "inspect", "--json", str(place / name(MANY[1]))]
-        found.append(Case(f"{many} --json", command, few))
+        found.append(Case(few, [*CKCONV, "inspect", str(place / name(MANY[0]))], few, long=True))
+        found.append(Case(many, [*CKCONV, "inspect", str(place / name(MANY[1]))], few, 10.0, 9.5, long=True))
+    command = [*CKCONV, "inspect", "--json", str(place / many_gguf(MANY[1]))]
+    found.append(Case(f"inspect --json {many_gguf(MANY[1])}", command, f"inspect {many_gguf(MANY[0])}", long=True))
     return found
 
 
 def prepare(place: Path, gigabytes: float) -> None:
     """Make the inputs, the outputs that are verified, and read everything once."""
-    for script, *given in (("bench_inputs", gigabytes), ("bench_converters", gigabytes * 2 / 3, *CKCONV)):
+    converters = ("bench_converters", gigabytes * 2 / 3, *CKCONV)
+    for script, *given in (("bench_inputs", gigabytes), converters, ("bench_kinds", *CKCONV)):
         made = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), str(place), *map(str, given)]
         subprocess.run(made, check=True)
     for source, directory in ((QUANTIZED, "done"), (WIDENED, "wide")):
@@ -269,7 +288,7 @@ def measure(case: Case, nbytes: int) -> Sample:
     if case.makes:
         claim_memory(case.makes, nbytes)
     try:
-        if not case.short:
+        if not case.short or case.long:
             return run(case.command)
         samples = sorted((run(case.command) for _ in range(SHORT_RUNS)), key=lambda sample: sample.seconds)
         return samples[SHORT_RUNS // 2]
@@ -278,11 +297,21 @@ def measure(case: Case, nbytes: int) -> Sample:
             shutil.rmtree(case.makes)
 
 
-def rounds(results: Sequence[Result], count: int, nbytes: int, say: Callable[[str], None]) -> None:
-    """Run every case ``count`` times and once before, to warm the page cache; ``nbytes`` is the largest output's."""
+def rounds(results: Sequence[Result], count: int, nbytes: int, end: float, say: Callable[[str], None]) -> None:
+    """Run every case ``count`` times and once before, to warm the page cache; ``nbytes`` is the largest output's.
+
+    No round begins that would last beyond ``end``, a time of the monotonic clock.
+    """
+    began = last = time.monotonic()
     for number in range(count + 1):
+        began, last = time.monotonic(), began
+        if number > 1 and began + (began - last) > end:
+            say(f"the time is over after {number - 1} of {count} rounds")
+            return
         say(f"round {number} of {count}")
         for result in results:
+            if result.case.long and not 0 < number <= LONG_RUNS:
+                continue
             sample = measure(result.case, nbytes)
             if number:
                 result.samples.append(sample)
@@ -294,7 +323,7 @@ def summarize(results: Sequence[Result]) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
     for result in results:
         case, yardstick = result.case, by_name[result.case.yardstick].samples
-        pairs = list(zip(result.samples, yardstick, strict=True))
+        pairs = list(zip(result.samples, yardstick, strict=False))  # bare Python runs in more rounds
         if case.short:
             against = statistics.median((mine.seconds - theirs.seconds) * 1000 for mine, theirs in pairs)
         else:
@@ -354,11 +383,22 @@ def table(records: Sequence[dict[str, object]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def modelled(records: Sequence[dict[str, object]]) -> Iterator[str]:
+    """What more jobs would take, if all that two do not halve is serial."""
+    seconds = {str(record["name"]): float(str(record["seconds"])) for record in records}
+    for name, two in seconds.items():
+        if name.endswith(" --jobs 2"):
+            serial = min(max(2 * two - (one := seconds[f"{name[:-1]}1"]), 0), one)
+            more = ", ".join(f"{n}: {serial + (one - serial) / n:.2f}" for n in (4, 8, 16, 32, 64))
+            yield f"{name[:-2]} N, {serial:.2f} s of {one:.2f} serial; modelled seconds by N: {more}"
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=5, help="measured rounds [5]")
-    parser.add_argument("--size", type=float, default=1.5, help="gigabytes of the quantized model [1.5]")
+    parser.add_argument("--runs", type=int, default=7, help=f"measured rounds [7]; {LONG_RUNS} of what takes long")
+    parser.add_argument("--minutes", type=float, default=25, help="begin no round that would end later [25]")
+    parser.add_argument("--size", type=float, default=1, help="gigabytes of the quantized model [1]")
     parser.add_argument("--dir", type=Path, help="where to work [TMPDIR]")
     parser.add_argument("--quick", action="store_true", help="one round of a small model: does it run at all?")
     parser.add_argument(
@@ -367,6 +407,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="records instead of a table")
     options = parser.parse_args()
     count, size = (1, 0.2) if options.quick else (max(1, options.runs), options.size)
+    end = time.monotonic() + options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="ckconv-bench-", dir=options.dir) as name:
         place = Path(name)
         use_this_tree(place)
@@ -377,17 +418,21 @@ def main() -> None:
 
         say(f"making inputs in {place}")
         prepare(place, size)
-        chosen = [case for case in cases(place) if options.only in case.name or case.yardstick == case.name]
+        every = cases(place)
+        named = {case.yardstick for case in every if options.only in case.name}
+        chosen = [case for case in every if options.only in case.name or case.name in named]
         results = [Result(case) for case in chosen]
         largest = max((place / name / "out.bump").stat().st_size for name in ("done", "wide"))
-        rounds(results, count, largest, say)
+        rounds(results, count, largest, end, say)
         records = summarize(results)
         others = statistics.median(sample.others for result in results for sample in result.samples)
     if options.json:
         print(json.dumps({"runs": count, "gigabytes": size, "cases": records}, indent=2))
         return
     print(table(records))
-    print(f"\nMedians of {count} interleaved runs. Against: openssl in the same round, or ms more than bare Python.")
+    print("", *modelled(records), sep="\n")
+    print(f"\nMedians of at most {count} interleaved runs, {LONG_RUNS} of what takes long.")
+    print("Against: openssl or another program in the same round, or ms more than bare Python.")
     print(f"Other processes had {others:.0%} of the processors meanwhile; openssl needs one of them, ckconv two.")
     print("Processor seconds of a verified conversion have the targets 1.8 and, stretched, 1.6, in the column of CPU.")
     print(f"Peak memory has the targets 96 MB and, stretched, 64 MB; {MANY[1]:,} tensors: 400 MB and 150 MB.")

@@ -38,6 +38,7 @@ class Rival(NamedTuple):
 
     Attributes:
         target, stretch: how many times as fast ckconv should be.
+        what: differs from the row before, whose command is the same.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Rival(NamedTuple):
     ours: list[str]
     target: float
     stretch: float
+    what: str = ""
 
 
 def rivals(place: Path, ckconv: Sequence[str]) -> Iterator[Rival]:
@@ -74,9 +76,8 @@ def rivals(place: Path, ckconv: Sequence[str]) -> Iterator[Rival]:
             stretch,
         )
     if libraries:
-        theirs = [sys.executable, str(_QUANTIZER), libraries, numbers, gguf, "15", "all"]
         ours = [*ckconv, "convert", "-q", checkpoint, f"{new}/out.bump", "--quantize", "q4_k_m"]
-        yield Rival("llama-quantize q4_k_m, of a checkpoint to bump", theirs, ours, 1 / 1.1, 1)
+        yield Rival("llama-quantize q4_k_m", theirs, ours, 1 / 1.1, 1, ", of a checkpoint to bump")
     else:
         _absent("llama-quantize", "LLAMA_CPP_LIBRARY is not set")
     if find_spec("mlx_lm"):
