@@ -16,6 +16,7 @@ import gguf
 import pytest
 from bump5_expected import expected_bump5
 from conftest import FIXTURES
+from family_cases import cases, checkpoint
 from gguf import GGMLQuantizationType as Q
 from models import Model
 from recorded import EXACT, PROMPT, off
@@ -111,6 +112,21 @@ def test_a_type_that_was_asked_for_is_written_and_said_to_be_wrong(tmp_path: Pat
     result = convert(ckconv, Model(matrix=Q.F16), tmp_path, "--bump-version", 5, "--dtype", "keep")
     assert "note: no engine that is known computes it right" in result.out
     assert manifest(tmp_path)["config"]["ckconv_engines"] == []
+
+
+@pytest.mark.parametrize(("family", "written"), [("llama", {"fp32"}), ("phi3", {"fp32", "q8_0"})])
+def test_rows_that_are_no_blocks_stay_floats(family: str, written: set[str], tmp_path: Path, ckconv) -> None:
+    """llama-quantize makes them F16, which no age computes; such a file was written, and none loaded it."""
+    source = checkpoint(next(cases(family)).recorded, tmp_path / "hf")
+    quantize = ("--to", "bump", "--engine", "july", "--quantize", "q8_0")
+    made = ckconv("convert", source, f"{tmp_path}/b/", *quantize)
+    assert "rows of 40 are not whole blocks of 32 and stay floats: blk.0.ffn_down.weight" in made.out
+    assert "note: computed right by the engine of April 2026 and of July 2026" in made.out
+    assert set(types(tmp_path / "b").values()) - {"f32", "i32", "u8"} == written  # but of the vocabulary
+    assert ckconv("verify", tmp_path / "b", source, "--quantize", "q8_0").code == 0
+
+    asked = ckconv("convert", source, f"{tmp_path}/f16/", *quantize[:-1], "q8_0,*.ffn.down.*=f16")
+    assert "note: no engine that is known computes it right" in asked.out
 
 
 VERSIONS = {

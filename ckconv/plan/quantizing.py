@@ -362,7 +362,7 @@ class Placed(NamedTuple):
 class Quantized:
     """Types that ``--quantize`` gives the tensors of one output.
 
-    Nothing where the flag is not given.
+    Nothing where the flag is not given. Without ``f16``, rows that would fall back to it stay floats.
 
     Attributes:
         types: name in GGUF -> type.
@@ -371,7 +371,13 @@ class Quantized:
     """
 
     def __init__(
-        self, planner: Planner, placed: Sequence[Placed], config: ModelConfig | None, picture: Picture | None = None
+        self,
+        planner: Planner,
+        placed: Sequence[Placed],
+        config: ModelConfig | None,
+        picture: Picture | None = None,
+        *,
+        f16: bool = True,
     ) -> None:
         self.types: dict[str, DType] = {}
         self.file_type: int | None = None
@@ -397,7 +403,10 @@ class Quantized:
         else:
             base = GGML_TYPES[asked.word]
             self.types = {m.name: fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if quantized(m)}
+        fallen = {name for name, dtype in self.types.items() if dtype is F16 and given.get(name) is not F16}
+        self._left = set() if f16 else fallen
         self._check(asked, placed, given)
+        self.types = {name: dtype for name, dtype in self.types.items() if name not in self._left}
 
     def _weigh(self, placed: Sequence[Placed]) -> None:
         """Find an importance matrix for each tensor.
@@ -438,7 +447,8 @@ class Quantized:
             wanted = given.get(item.matrix.name)
             columns, block = item.matrix.shape[-1], (wanted or _base(asked)).block
             if columns % block:
-                text = f"rows of {columns:,} are not whole blocks of {block:,} and become {dtype}"
+                fate = "stay floats" if item.matrix.name in self._left else f"become {dtype}"
+                text = f"rows of {columns:,} are not whole blocks of {block:,} and {fate}"
                 fallen.setdefault(text, []).append(item.matrix.name)
         for (text, hint), told in why.items():
             planner.refuse(f"{text}: {and_more(told)}", hint)

@@ -368,7 +368,7 @@ class BumpPlanner(Planner):
             Placed(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
             for name, own in parts.items()
         ]
-        self.quantized = Quantized(self, placed, self.config)
+        self.quantized = Quantized(self, placed, self.config, f16=False)  # which no engine computes
         self.importance = self.quantized.importance(placed)
         self._named = {part.name: item.matrix.name for item in placed for part in item.parts}
         types = self.quantized.types
