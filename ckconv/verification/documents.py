@@ -147,13 +147,14 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
         while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
             asked |= more
         names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
-    names |= {"layer_types"} if "sliding_window" in names else set()  # of a window that nothing slides out of
+    slides = {"layer_types", "sliding_window"}  # neither is said where nothing slides
+    names |= slides if not slides.isdisjoint(names) else set()
     for name in ("rope_scaling", "modifiers"):
         ours, theirs = (_parts(value) for value in found.get(name, ((), ())))
         parts = ours.keys() | theirs.keys() | _WORDS_OF_ROPE
         asked = {word for word in parts if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.{word}", options)}
         asked |= {word for word in parts if not names.isdisjoint({word, f"rope_{word}".removesuffix(_LONG)})}
-        asked |= {word for word in parts if is_asked_in(out, word, options)}
+        asked |= {word for word in parts if is_asked(word, options) or is_asked_in(out, word, options)}
         asked |= {word for word in parts if word.endswith(_LONG) and "context_length" in names}
         asked |= parts if "rope_type" in asked else {"attention_factor"} if asked else set()  # which follows
         if all(ours.get(word) == theirs.get(word) for word in parts - asked):
