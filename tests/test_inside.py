@@ -322,6 +322,15 @@ def test_arrays_of_numpy(tmp_path: Path, ckconv: Run) -> None:
     assert ckconv("diff", "--weights", tmp_path / "mlx", HF).code == 0
 
 
+def test_an_array_of_one_axis_lies_row_by_row_whatever_mlx_says(tmp_path: Path, ckconv: Run) -> None:
+    """``mx.savez`` calls what lies in both orders "fortran_order", so every norm of an older MLX model."""
+    head = b"\x93NUMPY\1\0\x46\0" + b"{'descr': '<f4', 'fortran_order': True, 'shape': (1, 5), }".ljust(69) + b"\n"
+    with zipfile.ZipFile(tmp_path / "m.npz", "w") as archive:
+        archive.writestr("norm.weight.npy", head + values(5).tobytes())
+    assert ckconv("convert", tmp_path / "m.npz", tmp_path / "m.safetensors").code == 0
+    assert load_file(tmp_path / "m.safetensors")["norm.weight"].tolist() == [values(5).tolist()]
+
+
 ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "objects": ({"a": np.array([{}])}, "no plain one of numbers"),
     "by columns": ({"a": np.asfortranarray(values(3, 4))}, "no plain one of numbers"),

@@ -277,10 +277,12 @@ def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
             raise ValueError
         said: Any = ast.literal_eval(head[8 + wide : skip].decode("latin-1").strip())
         order, kind, shape = said["fortran_order"], said["descr"], said["shape"]
-        if order is not False or kind[0] not in "<|" or not isinstance(shape, tuple):
+        if not isinstance(order, bool) or kind[0] not in "<|" or not isinstance(shape, tuple):
             raise ValueError
         dtype = DTYPES[_TYPES[kind[1:]]]
         if any(type(length) is not int or not 0 <= length < 1 << 40 for length in shape):
+            raise ValueError
+        if order and sum(length != 1 for length in shape) > 1:  # of one axis, as MLX says, both orders are the same
             raise ValueError
     except (ValueError, KeyError, TypeError, SyntaxError, IndexError, MemoryError, RecursionError):
         raise Malformed("has an array that is no plain one of numbers, little-endian and row by row") from None
