@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from checkpoints import Raw, save
+from checkpoints import Raw, save, save_file
 from conftest import FIXTURES
 from family_cases import checkpoint, recording, tensors
 from family_directions import differing, read_gguf
 from safetensors_builder import tensors_of
+from tower_cases import recordings, with_tokens
 
 import ckconv
+from ckconv.api import convert_tower
 from ckconv.errors import UnsupportedError
 
 #: Family -> model_type of the whole, where its text part begins, and its other parts, as transformers 5.23 saves them.
@@ -219,3 +222,33 @@ def test_keys_of_the_text_part_that_the_outer_document_has_too_are_no_fault(fami
 
     said = json.loads((tmp_path / "made" / "config.json").read_text())
     assert said["text_config"]["vocab_size"] == config["text_config"]["vocab_size"]
+
+
+#: What transformers 5.3 to 5.5.3 saved of a Qwen 3.5 (transformers 45216, 45357), and none of them reads whole.
+RENAMED = {
+    "all": (("model.language_model.", 3 * "language_model."), ("model.visual.", "language_model.visual.")),
+    "tower": (("model.visual.", "language_model.visual."),),
+}
+
+
+@pytest.mark.parametrize("renamed", RENAMED)
+def test_names_that_transformers_saved_with_a_prefix_too_many_are_those_of_the_model(
+    renamed: str, tmp_path: Path
+) -> None:
+    source = with_tokens(recordings()["qwen3_5-f16"], tmp_path / "model")
+    files = "o.gguf", "t.gguf", "mlx/model.safetensors"
+
+    def made(root: Path) -> list[bytes]:
+        root.mkdir()
+        ckconv.convert(source, root / "o.gguf")
+        convert_tower(source, root / "t.gguf")
+        ckconv.convert(source, root / "mlx", to="mlx")
+        return [(root / name).read_bytes() for name in files]
+
+    wanted = made(tmp_path / "wanted")
+    arrays = {name: Raw(*entry) for name, entry in tensors_of(source).items()}
+    for start, instead in RENAMED[renamed]:
+        arrays = {re.sub(f"^{re.escape(start)}", f"model.{instead}", name): array for name, array in arrays.items()}
+    save_file(source / "model.safetensors", arrays, {"format": "pt"})
+
+    assert made(tmp_path / "found") == wanted

@@ -535,8 +535,9 @@ TEXT_PART = "_text"
 
 #: Where a configuration has a ``text_config``, or is one, the decoder's tensors are under one of these: transformers 5
 #: and 4. What transformers 5.24 saves of a Kimi K2.5 that it loaded has ``blocks``, as if it were the tower
-#: (``conversion_mapping.py``), and it loads that again.
+#: (``conversion_mapping.py``), and it loads that again. The first is what 5.3 to 5.5.1 saved of a Qwen 3.5.
 NESTED = (
+    ("model.language_model.language_model.language_model.", "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.", ""),
@@ -573,7 +574,7 @@ BESIDE_TEXT = "not part of the text model"
 
 def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
     """A tensor is of a part that the text model does not have."""
-    return beside_text(config, name).removesuffix(".*").removeprefix("model.").removeprefix(THINKER) in _BESIDE
+    return beside_text(config, name).removesuffix(".*").rpartition(".")[2] in _BESIDE
 
 
 def beside_text(config: Mapping[str, Any], name: str) -> str:
@@ -584,8 +585,10 @@ def beside_text(config: Mapping[str, Any], name: str) -> str:
         return found and THINKER + found
     if not any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config")):
         return f"{head}.*" if rest and head in _BESIDE_IN_GGUF else ""
-    if name.startswith(tuple(prefix for prefix, _ in NESTED)):
-        return ""
+    if prefix := next((prefix for prefix, _ in NESTED if name.startswith(prefix)), ""):
+        # What transformers 5.3 to 5.5.3 saved of a Qwen 3.5 has its tower there.
+        part, _, rest = name.removeprefix(prefix).partition(".")
+        return f"{prefix}{part}.*" if rest and part in _BESIDE else ""
     part = f"{head}.{rest.partition('.')[0]}" if head == "model" else head
     if name == part:  # no module, one array
         return part if part.removeprefix("model.") in _BESIDE else ""

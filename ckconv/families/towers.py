@@ -40,7 +40,7 @@ PROCESSOR = "processor"
 _BEHIND = "of a layer behind the one that the text model sees"
 
 #: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
-_NESTED = (("model.", ""), (metadata.THINKER, ""))
+_NESTED = (("model.", ""), (metadata.THINKER, ""), ("model.language_model.", ""))
 
 
 @cache

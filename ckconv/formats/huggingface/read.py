@@ -66,7 +66,7 @@ from ckconv.formats.safetensors.files import LINEAR, CheckpointFiles, computes_p
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Clock, Document, Matcher, compiled, parse_object, read_object
 from ckconv.plan.planner import ORIGINAL
-from ckconv.quant.mlx import MAX_COLUMNS, Quantization, Triple, quantization, triple_type
+from ckconv.quant.mlx import MAX_COLUMNS, MODES, Quantization, Triple, quantization, triple_type
 from ckconv.quant.packed import NOT_WEIGHTS, packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, described
 from ckconv.quant.packings.integers import HQQ_BESIDE
@@ -89,6 +89,10 @@ def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names:
     return quantized and isinstance((config or {}).get("quantization"), dict)
 
 
+#: How keys of numbers end that a matrix may have as columns.
+_WIDTHS = ("_size", "_dim", "_rank")
+
+
 def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: Path) -> list[Item]:
     """Group the stored arrays of an MLX checkpoint."""
     by_name = {tensor.name: tensor for tensor in stored}
@@ -98,13 +102,16 @@ def mlx_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], path: P
     faults = Faults(path)
     items: list[Item] = []
     taken: set[str] = set()
+    documents = (config, config.get(text_key(config) or "")) if huggingface_family(config) else ()
+    said_sizes = (item for told in documents if isinstance(told, dict) for item in told.items())
+    widths = {size for key, size in said_sizes if key.endswith(_WIDTHS) and key != "vocab_size" and type(size) is int}
     for tensor in stored:
         module, _, kind = tensor.name.rpartition(".")
         if module not in modules or kind not in ("weight", "scales", "biases"):
             items.append(plain_item(tensor))
         elif module not in taken:
             taken.add(module)
-            triple = _triple(module, by_name, settings, path, faults)
+            triple = _triple(module, by_name, settings, widths, path, faults)
             if triple:
                 items.append(triple)
     dense = {tensor.name.removesuffix(".weight") for tensor in stored} - modules
@@ -124,8 +131,37 @@ def _settings_of(module: str, settings: Mapping[str, Any], path: Path) -> Quanti
     )
 
 
+def _inferred(
+    q: Quantization, weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, widths: Container[int]
+) -> Quantization:
+    """How a module that the document does not name is quantized, which the general settings ``q`` need not say.
+
+    mlx-lm's loader (``infer_quant_config``) knows the columns from the class. Here those that are a size of the
+    configuration tell arrays of few bits and long groups from the other way round, and then the general group does:
+    the shape is held against the family's afterwards. Without a family, only what leaves no choice is taken.
+    """
+    every = (
+        Quantization(mode, bits, group)
+        for mode, rules in MODES.items()
+        for bits in rules.allowed_bits
+        for group in ((32, 64, 128) if rules.any_group else (rules.group_size,))
+    )
+    beside = biases is not None
+    found = [one for one in {q: None, **dict.fromkeys(every)} if one.has_biases == beside]
+    found = [one for one in found if _fits(weight, scales, biases, one)]
+    likely = [one for one in found if one.columns(weight.shape[-1] * 4) in widths]
+    choice = likely or found
+    alike = [one for one in choice if one.group_size == q.group_size] if widths else []
+    return q if q in choice else next((few[0] for few in (choice, alike) if len(few) == 1), q)
+
+
 def _triple(
-    module: str, by_name: Mapping[str, StoredTensor], settings: Mapping[str, Any], path: Path, faults: Faults
+    module: str,
+    by_name: Mapping[str, StoredTensor],
+    settings: Mapping[str, Any],
+    widths: Container[int],
+    path: Path,
+    faults: Faults,
 ) -> Item | None:
     name = f"{module}.weight"
     weight, scales, biases = (by_name.get(f"{module}.{kind}") for kind in ("weight", "scales", "biases"))
@@ -141,6 +177,7 @@ def _triple(
         faults.add("mlx.quant", f"{quoted(module)} has scales, its quantization entry is false", tensor=name)
         return None
     q = _settings_of(module, settings, path)
+    q = q if module in settings else _inferred(q, weight, scales, biases, widths)
     number = scales.dtype if q.has_biases else DTYPES["BF16"]
     arrays = [array for array in (weight, scales, biases) if array is not None]
     if q.has_biases and biases is None:
