@@ -134,8 +134,9 @@ def _settings_of(module: str, settings: Mapping[str, Any], path: Path) -> Quanti
 def _inferred(
     q: Quantization, weight: StoredTensor, scales: StoredTensor, biases: StoredTensor | None, widths: Container[int]
 ) -> Quantization:
-    """How a module that the document does not name is quantized, which the general settings ``q`` need not say.
+    """Say how a module without an entry is quantized.
 
+    That need not be ``q``, the general settings: entries are lost, or name modules otherwise.
     mlx-lm's loader (``infer_quant_config``) knows the columns from the class. Here those that are a size of the
     configuration tell arrays of few bits and long groups from the other way round, and then the general group does:
     the shape is held against the family's afterwards. Without a family, only what leaves no choice is taken.
