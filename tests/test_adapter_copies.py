@@ -340,6 +340,24 @@ def test_matrices_of_lora_are_none_of_another_method(tmp_path: Path, method: str
     assert "has tensors of another method than its configuration's" in str(caught.value)
 
 
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
+def test_an_adapter_in_the_directory_of_its_model_is_merged_or_said_to_be_left_out(to: str, tmp_path: Path) -> None:
+    """transformers loads both (unsloth 1061, 1848), so the model alone is another one."""
+    model = base(tmp_path)
+    for file in adapter(tmp_path, {}).iterdir():
+        file.rename(model / file.name)
+    said = (
+        "transformers loads the adapter of adapter_config.json with the model beside it, and here it is left out; "
+        f"--adapter {model / 'adapter_config.json'} merges it"
+    )
+    assert said in ckconv.convert(model, tmp_path / "alone", to=to).plan.notes
+
+    report = ckconv.convert(model, tmp_path / "both", to=to, adapters=[(model / "adapter_config.json", 1.0)])
+    assert said not in report.plan.notes
+    found = ckconv.diff(tmp_path / "alone", tmp_path / "both", weights=True)
+    assert sorted(one.name for one in found.different) == ["layers.0.attention.q.weight"]
+
+
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of the two libraries about each other
 @pytest.mark.filterwarnings("ignore:Model with")  # peft, of a tied base
