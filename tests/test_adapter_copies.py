@@ -341,19 +341,19 @@ def test_matrices_of_lora_are_none_of_another_method(tmp_path: Path, method: str
 
 
 @pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
-def test_an_adapter_in_the_directory_of_its_model_is_merged_or_said_to_be_left_out(to: str, tmp_path: Path) -> None:
+def test_an_adapter_in_the_directory_of_its_model_is_said_and_merged_where_it_is_named(to: str, tmp_path: Path) -> None:
     """transformers loads both (unsloth 1061, 1848), so the model alone is another one."""
     model = base(tmp_path)
     for file in adapter(tmp_path, {}).iterdir():
         file.rename(model / file.name)
+    named = model / "adapter_config.json"
     said = (
-        "transformers loads the adapter of adapter_config.json with the model beside it, and here it is left out; "
-        f"--adapter {model / 'adapter_config.json'} merges it"
+        "adapter_config.json is beside the model: transformers loads its adapter, too, "
+        f"and ckconv where --adapter {named} names it"
     )
     assert said in ckconv.convert(model, tmp_path / "alone", to=to).plan.notes
 
-    report = ckconv.convert(model, tmp_path / "both", to=to, adapters=[(model / "adapter_config.json", 1.0)])
-    assert said not in report.plan.notes
+    ckconv.convert(model, tmp_path / "both", to=to, adapters=[(named, 1.0)])
     found = ckconv.diff(tmp_path / "alone", tmp_path / "both", weights=True)
     assert sorted(one.name for one in found.different) == ["layers.0.attention.q.weight"]
 

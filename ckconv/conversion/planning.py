@@ -20,7 +20,6 @@ from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text
 from ckconv.families.schema import OF_FORMAT, TOWER, TRANSFORMERS
 from ckconv.families.towers import reader_of, tower_of_document
 from ckconv.formats import Format, Output, adapter_outputs, detect, format_of, load, tower_format
-from ckconv.formats.safetensors.container import ADAPTER_CONFIG
 from ckconv.io import as_path
 from ckconv.io.files import Unwritten
 from ckconv.options import Options
@@ -317,12 +316,8 @@ def _parts_noted(plan: Plan) -> Plan:
 
 
 def _noted(plan: Plan) -> Plan:
-    """Add notes about an adapter beside a model, and about keys of config.json that no class reads."""
+    """Add notes about keys of config.json that no class reads."""
     index = plan.index
-    beside = index.path / ADAPTER_CONFIG
-    if index.format == "safetensors" and index.adapter is None and not index.merged and beside.is_file():
-        what = f"transformers loads the adapter of {ADAPTER_CONFIG} with the model beside it, and here it is left out"
-        plan = plan.with_notes(f"{what}; --adapter {shown(beside)} merges it")
     if index.format not in CONSUMERS or plan.format == index.format or index.config is None:
         return plan
     config, notes = index.config, list[str]()

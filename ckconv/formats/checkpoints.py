@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.metadata import opened
 from ckconv.core.tensors import TensorIndex
+from ckconv.errors import shown
 from ckconv.families.catalog import drafter_of
 from ckconv.formats.huggingface.read import index_checkpoint, is_mlx, mlx_items, with_modules
-from ckconv.formats.safetensors.container import SafetensorsFile, is_pickle, read_safetensors
+from ckconv.formats.safetensors.container import ADAPTER_CONFIG, SafetensorsFile, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import (
     CONFIG_DOCUMENT,
     CheckpointFiles,
@@ -63,7 +64,12 @@ def open_checkpoint(
     if base is not None and drafter_of(checkpoint.config or {}):
         checkpoint = with_target(checkpoint, base, follow_links=follow_links)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
-    return with_modules(replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts))
+    index = with_modules(replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts))
+    adapter = checkpoint.root / ADAPTER_CONFIG
+    if adapter.is_file() and any(checkpoint.root.glob("adapter_model.*")):
+        what = f"{ADAPTER_CONFIG} is beside the model: transformers loads its adapter, too"
+        index = replace(index, notes=(*index.notes, f"{what}, and ckconv where --adapter {shown(adapter)} names it"))
+    return index
 
 
 def open_peft_adapter(
