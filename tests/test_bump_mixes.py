@@ -96,6 +96,15 @@ def test_a_head_that_needs_all_logits_says_so(head: str, whose: str | None, tmp_
     assert (made.code, "--logits-layout full" in made.out, said in made.out) == (0, bool(whose), bool(whose)), made.out
 
 
+@pytest.mark.parametrize(("head", "name"), [("own", "output.weight"), ("tied", "token_embd.weight")])
+def test_a_head_of_q5_0_needs_all_logits_in_july(head: str, name: str, tmp_path: Path, ckconv) -> None:
+    """Of the last position alone July computes NaN or other logits after a prompt of two or more tokens (run)."""
+    source = Model(arch="qwen2", hidden=256, ffn=256, head=head).write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july", "--quantize", f"q8_0,{name}=q5_0")
+    said = "the output head is Q5_0: the engine of July 2026 is built with --logits-layout full"
+    assert (made.code, said in made.out) == (0, True), made.out
+
+
 def test_gate_and_up_that_are_asked_to_be_of_two_types_say_which(tmp_path: Path, ckconv) -> None:
     source = Model(arch="llama", hidden=256, ffn=256, head="own").write(tmp_path / "m.gguf")
     flags = ("--bump-version", 5, "--quantize", "q8_0,blk.0.ffn_up.weight=q6_k")
