@@ -147,6 +147,8 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
         while more := {row.name for row in rows if not row.asked.isdisjoint(asked)} - asked:
             asked |= more
         names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
+    edited = (*dict(options.set_meta), *options.drop_meta)
+    names |= {"rope_scaling"} if any(key.startswith(f"{out.architecture}.rope.scal") for key in edited) else set()
     slides = {"layer_types", "sliding_window"}  # neither is said where nothing slides
     names |= slides if not slides.isdisjoint(names) else set()
     for name in ("rope_scaling", "modifiers"):
@@ -155,6 +157,7 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
         asked = {word for word in parts if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.{word}", options)}
         asked |= {word for word in parts if not names.isdisjoint({word, f"rope_{word}".removesuffix(_LONG)})}
         asked |= {word for word in parts if is_asked(word, options) or is_asked_in(out, word, options)}
+        asked |= {word for word in parts if is_asked_in(out, word.rpartition(".")[2], options)}  # in each table
         asked |= {word for word in parts if word.endswith(_LONG) and "context_length" in names}
         asked |= parts if "rope_type" in asked else {"attention_factor"} if asked else set()  # which follows
         if all(ours.get(word) == theirs.get(word) for word in parts - asked):
