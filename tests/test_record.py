@@ -191,6 +191,11 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
     "hidden": (set_in("name", ".bashrc", *FILE), "record.files", "not a plain file name"),
     "no side file of a model": (set_in("name", "Makefile", *SIDE), "record.files", "does not belong to a model in mlx"),
     "a side file of a GGUF": (set_in("format", "gguf"), "record.files", "does not belong to a model in gguf"),
+    "a file that is a directory": (
+        set_in("name", "model.safetensors/config.json", *SIDE),
+        "record.files",
+        "'model.safetensors' is a file and a directory",
+    ),
     "one name twice": (set_in("name", "config.json", *FILE), "record.files", "'config.json' is listed twice"),
     "negative size": (set_in("size", -1, *FILE), "record.files", "-1 bytes"),
     "size beyond any file": (set_in("size", 1 << 70, *FILE), "record.files", "bytes"),

@@ -418,6 +418,9 @@ class _Checks:
         twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
         if twice:
             raise self._fault(f"{quoted(twice[0])} is listed twice", "record.files")
+        both = {file.name.rpartition("/")[0] for file in files} & {file.name for file in files}
+        if both:
+            raise self._fault(f"{quoted(min(both))} is a file and a directory", "record.files")
         if not any(file.tensors for file in files):
             raise self._fault("no file holds tensors", "record.files")
 
