@@ -357,14 +357,12 @@ def _known(arguments: list[str], folder: Path) -> dict[str, str]:
     if arguments[0] == "edit":
         found["GLOB"] = "general.name"
     source = Path(arguments[1])
+    if FIXTURES in source.parents and "lora" in str(source):
+        return {**found, "ADAPTER": arguments[1], "BASE": str(base_of(source))}
     if "--adapter" in arguments:
         path, _, last = arguments[arguments.index("--adapter") + 1].rpartition("=")  # of PATH=WEIGHT or PATH
         return {**found, "BASE": arguments[1], "ADAPTER": path or last}
-    bases = (
-        [base_of(source)]
-        if FIXTURES in source.parents and "lora" in str(source)
-        else [*folder.parent.parent.glob("base*")]
-    )
+    bases = [*folder.parent.parent.glob("base*")]
     return {**found, "ADAPTER": arguments[1], **({"BASE": str(bases[0])} if bases else {})}
 
 
