@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -116,7 +118,7 @@ the class computes something else. `--drop tower` writes the text model by itsel
 def towers() -> str:
     """A line for each tower, those that share a projector beside each other."""
     counts = Counter(name.rpartition("-")[0] for name in tower_cases.recordings())
-    lines = []
+    lines, known = [], set[object]()
     for name, count in counts.items():
         family = tower_family(name)
         projector = family.parameters["kind"].value
@@ -128,9 +130,15 @@ def towers() -> str:
         seen = family.engines.get("mlx_vlm")
         both = "-" if seen is None else "read" if seen.absent else "yes"
         cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes", both)
-        lines.append(f"| {' | '.join(cells)} |")
-    return TOWERS + "\n".join(sorted(lines)) + "\n"
+        known |= {family.parameters[what].value.value({}) for what in ("kind", "ear_kind") if what in family.parameters}
+        lines.append(f"| {' | '.join(cells)} |\n")
+    others = ", ".join(f"`{name}`" for name in LLAMA_CPP["projectors"].split() if name not in known)
+    rest = f"Other values of `clip.projector_type` that llama.cpp knows: {others}."
+    lines = [*sorted(lines), "\n", f"{textwrap.fill(rest, 118, break_on_hyphens=False)}\n"]
+    return TOWERS + "".join(lines)
 
+
+LLAMA_CPP = tomllib.loads((ROOT / "ckconv/families/other_programs/architectures.toml").read_text())
 
 #: What stands in the way -> architectures of llama.cpp's converter, by the names that a GGUF has.
 REST = {

@@ -43,7 +43,8 @@ def main() -> None:
     sources = Path(sys.argv[1])
     conversion = (sources / "conversion" / "__init__.py").read_text()
     library = re.findall(r'LLM_ARCH_\w+,\s*"([^"]+)"', (sources / "src" / "llama-arch.cpp").read_text())
-    projectors = vars(loaded(sources / "gguf-py" / "gguf" / "constants.py").VisionProjectorType)
+    converted = vars(loaded(sources / "gguf-py" / "gguf" / "constants.py").VisionProjectorType)
+    computed = re.findall(r'PROJECTOR_TYPE_\w+,\s*"([^"]+)"', (sources / "tools/mtmd/clip-impl.h").read_text())
 
     from mlx_lm.utils import MODEL_REMAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -58,7 +59,7 @@ def main() -> None:
         "gguf": set(library) - {"(unknown)", "clip"},
         "classes": table(conversion, "TEXT_MODEL_MAP"),
         "towers": table(conversion, "MMPROJ_MODEL_MAP"),
-        "projectors": {value for key, value in projectors.items() if not key.startswith("_")},
+        "projectors": {*computed, *(value for key, value in converted.items() if not key.startswith("_"))},
         "mlx_lm": {*modules, *MODEL_REMAPPING},
         "transformers": CONFIG_MAPPING_NAMES,
     }
