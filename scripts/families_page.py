@@ -130,7 +130,8 @@ def towers() -> str:
         seen = family.engines.get("mlx_vlm")
         both = "-" if seen is None else "read" if seen.absent else "yes"
         cells = (name, family.hf_class, f"`{projector.value({})}`", str(count), back or "yes", both)
-        known |= {family.parameters[what].value.value({}) for what in ("kind", "ear_kind") if what in family.parameters}
+        rows = [family.parameters[what].value for what in ("kind", "ear_kind") if what in family.parameters]
+        known |= {row.value({}) for row in rows if row is not None}
         lines.append(f"| {' | '.join(cells)} |\n")
     others = ", ".join(f"`{name}`" for name in LLAMA_CPP["projectors"].split() if name not in known)
     rest = f"Other values of `clip.projector_type` that llama.cpp knows: {others}."
