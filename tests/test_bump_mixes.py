@@ -105,6 +105,23 @@ def test_a_head_of_q5_0_needs_all_logits_in_july(head: str, name: str, tmp_path:
     assert (made.code, said in made.out) == (0, True), made.out
 
 
+@pytest.mark.parametrize(("name", "needed"), [("qwen35-q8_0", True), ("qwen35-q5_k", False)])
+def test_a_template_may_need_all_logits_for_another_head(name: str, needed: bool, tmp_path: Path, ckconv) -> None:
+    """July's qwen35 with a head of Q8_0, by prefill: 7 of logits whose deviation is 1; with one of Q6_K 0 (run)."""
+    source = MODELS[name].write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july")
+    said = "the output head is Q8_0: the engine of July 2026 is built with --logits-layout full"
+    assert (made.code, said in made.out, "--logits-layout" in made.out) == (0, needed, needed), made.out
+
+
+def test_a_gemma3_needs_all_logits_in_april_whatever_its_head_is(tmp_path: Path, ckconv) -> None:
+    own = {"head_dim": 64, "qk_norm": True, "post_norms": True}
+    source = Model(arch="gemma3", hidden=256, ffn=256, matrix=Q.Q8_0, **own).write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "april")
+    assert made.code == 0, made.err
+    assert "the output head is Q8_0: the engine of April 2026 is built with --logits-layout full" in made.out
+
+
 def test_gate_and_up_that_are_asked_to_be_of_two_types_say_which(tmp_path: Path, ckconv) -> None:
     source = Model(arch="llama", hidden=256, ffn=256, head="own").write(tmp_path / "m.gguf")
     flags = ("--bump-version", 5, "--quantize", "q8_0,blk.0.ffn_up.weight=q6_k")

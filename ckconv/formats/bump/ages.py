@@ -92,6 +92,7 @@ class Circuit(NamedTuple):
         types: the only ones of matrices that are right; empty for those of the age.
         mixes: those that are wrong in a layer; none for those of the age.
         fragments: those that only its files need.
+        full_logits: types of a head, besides those of the age, for which logits of every position are needed.
     """
 
     wrong: str
@@ -99,6 +100,7 @@ class Circuit(NamedTuple):
     types: tuple[str, ...]
     mixes: tuple[Mix, ...]
     fragments: tuple[Fragment, ...]
+    full_logits: tuple[str, ...]
 
 
 class Age(NamedTuple):
@@ -137,6 +139,11 @@ class Age(NamedTuple):
     mixes: tuple[Mix, ...]
     circuits: Mapping[str, Circuit]
     fragments: tuple[Fragment, ...]
+
+    def all_logits(self, circuit: str, head: str) -> bool:
+        """A head of this type is right only where the engine computes logits of every position."""
+        own = self.circuits.get(circuit)
+        return head in self.full_logits or (own is not None and head in own.full_logits)
 
     def keeps(self, dtype: str) -> bool:
         """Floats of this type are stored as they are, and not widened."""
@@ -194,13 +201,14 @@ class _Reader(Fields):
 
     def _circuit(self, name: str, item: object) -> Circuit:
         self.where = f"bump5.templates.{name}"
-        row = self.fields(item, frozenset({"wrong", "right_if", "types", "mixes", "fragments"}))
+        row = self.fields(item, frozenset({"wrong", "right_if", "types", "mixes", "fragments", "full_logits"}))
         return Circuit(
             str(row.get("wrong", "")),
             tuple(condition(self, one) for one in listed(row.get("right_if", []))),
             self._types(row, "types"),
             tuple(self._mixes(row)),
             tuple(self._fragments(row)),
+            self._types(row, "full_logits"),
         )
 
     def _mixes(self, row: Mapping[str, Any]) -> Iterator[Mix]:

@@ -585,7 +585,8 @@ class Bump5Planner(BumpPlanner):
         self.notes += [same] if same and content else []
         if not content:
             self.notes.append("the source has no tokenizer: none is embedded")
-        full = [age.title for age in ages.ages().values() if age.name in right and head.name in age.full_logits]
+        needing = (age for age in ages.ages().values() if age.all_logits(self.family.gguf, head.name))
+        full = [age.title for age in needing if age.name in right]
         if full or head is F32:
             whose = "" if head is F32 else f" of {' and of '.join(full)}"
             word = "FP32" if head is F32 else head.name
