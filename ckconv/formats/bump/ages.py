@@ -141,7 +141,7 @@ class Age(NamedTuple):
     fragments: tuple[Fragment, ...]
 
     def all_logits(self, circuit: str, head: str) -> bool:
-        """A head of this type is right only where the engine computes logits of every position."""
+        """Whether a head of this type needs the logits of every position."""
         own = self.circuits.get(circuit)
         return head in self.full_logits or (own is not None and head in own.full_logits)
 
