@@ -24,10 +24,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_pooling_type": (ctypes.c_int, [ctypes.c_void_p]),
     "llama_model_has_decoder": (ctypes.c_bool, [ctypes.c_void_p]),
     "llama_model_n_embd_out": (ctypes.c_int32, [ctypes.c_void_p]),
+    "llama_model_n_cls_out": (ctypes.c_uint32, [ctypes.c_void_p]),
 }
 
-#: ``enum llama_pooling_type``: whatever the file says.
-UNSPECIFIED = -1
+#: ``enum llama_pooling_type``: whatever the file says; scores.
+UNSPECIFIED, RANK = -1, 4
 
 
 def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -56,7 +57,8 @@ def embedded(llama: ctypes.CDLL, model: int, prompts: Sequence[Sequence[int]]) -
     run = llama.llama_decode if llama.llama_model_has_decoder(model) else llama.llama_encode
     if run(context, batch):
         raise ValueError("llama.cpp does not embed")
-    width = llama.llama_model_n_embd_out(model)
+    ranks = llama.llama_pooling_type(context) == RANK
+    width = llama.llama_model_n_cls_out(model) if ranks else llama.llama_model_n_embd_out(model)
     rows = [llama.llama_get_embeddings_seq(context, number) for number in range(len(prompts))]
     found = np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in rows])
     llama.llama_batch_free(batch)

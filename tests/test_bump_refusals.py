@@ -59,11 +59,11 @@ WITHOUT_A_SENTENCE = {
     "afmoe", "bailing_hybrid", "bamba", "bert", "bert_classifier", "camembert", "chatglm", "dflash", "distilbert",
     "distilbert_classifier", "dspark", "eagle3", "exaone", "falcon_h1", "falcon_mamba", "gemma4_dspark",
     "gemma_embedding", "granite4", "granite_swa", "granitehybrid", "granitemoe_swa", "granitemoehybrid", "grovemoe",
-    "internlm2", "iquestloopcoder", "jamba", "jina_bert", "jina_bert_code", "kimi_linear", "kormo",
-    "lfm2_bidirectional", "lille", "mamba", "mamba2", "mimo", "minimax_m2", "modernbert", "modernbert_classifier",
-    "nanochat", "nomic_bert", "nomic_bert_moe", "pangu_embedded", "plamo", "qwen", "qwen3_classifier", "rnd1",
-    "roberta", "roberta_classifier", "solar_open", "spark2_5", "t5", "t5_encoder", "telechat3", "umt5_encoder",
-    "xlm_roberta", "xlm_roberta_classifier", "xverse",
+    "internlm2", "iquestloopcoder", "jamba", "jina_bert", "jina_bert_classifier", "jina_bert_code", "kimi_linear",
+    "kormo", "lfm2_bidirectional", "lille", "mamba", "mamba2", "mimo", "minimax_m2", "modernbert",
+    "modernbert_classifier", "nanochat", "nomic_bert", "nomic_bert_moe", "pangu_embedded", "plamo", "qwen",
+    "qwen3_classifier", "rnd1", "roberta", "roberta_classifier", "solar_open", "spark2_5", "t5", "t5_encoder",
+    "telechat3", "umt5_encoder", "xlm_roberta", "xlm_roberta_classifier", "xverse",
 }  # fmt: skip
 
 

@@ -77,7 +77,8 @@ def test_other_labels_than_outputs_are_an_error_of_the_source(keys: dict[str, An
     assert (refused.value.code, refused.value.exit_code) == ("model.config", 3)
 
 
-SCORING = dict.fromkeys(("bert", "roberta", "xlm_roberta", "qwen3"), "three_labels") | {"modernbert": "of_the_mean"}
+SCORING = dict.fromkeys(("bert", "jina_bert", "roberta", "xlm_roberta", "qwen3"), "three_labels")
+SCORING["modernbert"] = "of_the_mean"
 
 
 @pytest.mark.parametrize("family", SCORING)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import save_file
 from consumers import LIBRARY
 from embedding_cases import COUNT, EMBEDDINGS, TEXTS, TOGETHER, Embedding, by_llama_cpp, cosines
+from family_cases import cases, checkpoint
 from safetensors.numpy import load_file
 
 import ckconv
@@ -63,6 +65,38 @@ def test_mlx_embeddings_computes_what_transformers_does(one: Embedding, tmp_path
         wanted = np.array(said["rows"], np.float32)
         assert np.abs(found - wanted).max() < 1e-5
         assert cosines(found, wanted).min() > 0.99999
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not importlib.util.find_spec("mlx_embeddings"), reason="mlx-embeddings is not installed")
+def test_mlx_embeddings_has_an_embedding_gemma_without_windows(tmp_path: Path) -> None:
+    """What the refusal says: the same up to half a window, something else behind it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    case = next(case for case in cases("gemma_embedding") if case.name == "plain")
+    root = checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    said = json.loads((root / "config.json").read_text())
+    half, width = said["sliding_window"] // 2, said["hidden_size"]
+    prompts = [[*range(3, 4 + half)], [*range(3, 4 + 4 * half)]]
+    model = transformers.Gemma3TextModel.from_pretrained(root, dtype=torch.float32).eval()
+    with torch.no_grad():
+        wanted = [model(torch.tensor([prompt])).last_hidden_state[0].numpy() for prompt in prompts]
+    stored = load_file(root / "model.safetensors")
+    for at, shape in (("2", (4 * width, width)), ("3", (width, 4 * width))):
+        stored[f"{at}_Dense.linear.weight"] = np.ones(shape, np.float32)
+    save_file(root / "model.safetensors", stored, {"format": "pt"})
+    kinds = said["rope_parameters"]
+    bases = {"rope_theta": kinds["full_attention"], "rope_local_base_freq": kinds["sliding_attention"]}
+    said |= {key: kind["rope_theta"] for key, kind in bases.items()}
+    (root / "config.json").write_text(json.dumps(said))
+
+    command = [sys.executable, str(Path(__file__).parent / "mlx_embeddings_rows.py"), str(root), "1"]
+    done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, check=True)
+    short, long = (
+        np.abs(np.array(ours) - own).max() for ours, own in zip(json.loads(done.stdout), wanted, strict=True)
+    )
+
+    assert short < 1e-5
+    assert long > 0.1
 
 
 def test_a_pooler_goes_along_to_mlx(tmp_path: Path, ckconv) -> None:

@@ -22,6 +22,7 @@ from checkpoints import save_file
 from consumers import LIBRARY
 from embedding_cases import COUNT, TEXTS, by_llama_cpp, cosines, with_modules
 from family_cases import cases, checkpoint
+from gguf_copies import gguf_copy
 from safetensors.numpy import load_file
 
 import ckconv
@@ -83,13 +84,16 @@ class Encoder:
 
     def embedding(self, ids: list[int]) -> np.ndarray:
         """The mean over the tokens of a text."""
+        found: np.ndarray = self.hidden(ids).mean(0)
+        return found
+
+    def hidden(self, ids: list[int]) -> np.ndarray:
         table = "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight"
         rows = self.tensors[table[0]][ids] + self.tensors[table[1]][0]
         rows = self.norm(rows, "emb_ln" if "emb_ln.weight" in self.tensors else "embeddings.LayerNorm")
         for n in range(self.said("num_hidden_layers", "n_layer")):
             rows = self.nomic(rows, f"encoder.layers.{n}") if "n_layer" in self.config else self.jina(rows, n)
-        found: np.ndarray = rows.mean(0)
-        return found
+        return rows
 
     def jina(self, rows: np.ndarray, n: int) -> np.ndarray:
         layer = f"encoder.layer.{n}"
@@ -150,6 +154,36 @@ def test_llama_cpp_embeds_texts_as_the_model_does(tmp_path: Path, family: str, n
     wanted = np.stack([encoder.embedding(each) for each in ids])
     assert (len(texts), sum(len(each) > 2 for each in ids) > COUNT // 2) == (COUNT, True)
     assert cosines(made, wanted).min() > 1 - 1e-5
+
+
+@pytest.mark.skipif(not LIBRARY, reason="needs llama.cpp")
+def test_llama_cpp_ranks_by_something_else_than_a_jina_reranker_scores(tmp_path: Path) -> None:
+    """By tanh of one row on the first token; two matrices, which the class has with tanh between, do not load."""
+    root = source(tmp_path / "hf", "jina_bert_classifier", "one_label")
+    document, tensors = json.loads((root / "config.json").read_text()), load_file(root / "model.safetensors")
+    pooler, row = (
+        tuple(tensors[f"{at}.{kind}"] for kind in ("weight", "bias")) for at in ("bert.pooler.dense", "classifier")
+    )
+    bare = {name.removeprefix("bert."): array for name, array in tensors.items() if "pooler" not in name}
+    bare = {name: array for name, array in bare.items() if not name.startswith("classifier")}
+    save_file(root / "model.safetensors", bare, {"format": "pt"})
+    (root / "config.json").write_text(json.dumps(document | {"architectures": ["JinaBertModel"]}))
+    ckconv.convert(root, tmp_path / "bare.gguf", options=ckconv.Options(dtype="f32"))
+    ranks, texts = {"jina-bert-v2.pooling_type": 4}, [text for text in TEXTS if 0 < len(text) <= 60][:COUNT]
+    one = {"cls.weight": row[0], "cls.bias": row[1]}
+    gguf_copy(tmp_path / "bare.gguf", tmp_path / "one.gguf", keys=ranks, tensors=one)
+    ckconv.convert(tmp_path / "one.gguf", tmp_path / "again.gguf")
+
+    ids, scores = by_llama_cpp(tmp_path / "again.gguf", texts, 1)
+
+    encoder = Encoder({key: array.astype(np.float64) for key, array in bare.items()}, document)
+    first = np.stack([encoder.hidden(each)[0] for each in ids])
+    assert np.abs(scores - np.tanh(first @ row[0].T + row[1])).max() < 1e-3
+    assert np.abs(scores - (np.tanh(first @ pooler[0].T + pooler[1]) @ row[0].T + row[1])).max() > 0.1
+    both = {"cls.weight": pooler[0], "cls.bias": pooler[1], "cls.output.weight": row[0], "cls.output.bias": row[1]}
+    gguf_copy(tmp_path / "bare.gguf", tmp_path / "both.gguf", keys=ranks, tensors=both)
+    with pytest.raises(AssertionError, match="does not load"):
+        by_llama_cpp(tmp_path / "both.gguf", texts, 1)
 
 
 def test_a_bias_of_experts_is_left_out_by_name_and_a_note_says_so(tmp_path: Path) -> None:
