@@ -463,6 +463,20 @@ def test_layers_behind_a_model_are_no_single_file(tmp_path: Path) -> None:
     assert ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/one/", to="safetensors").verified == 95
 
 
+@pytest.mark.parametrize("flags", [{}, {"dtype": "bf16", "allow_lossy": True}, {"names": "canonical"}])
+@pytest.mark.parametrize("named", ["", "model.safetensors"])
+def test_what_has_layers_behind_it_verifies_without_its_options(
+    named: str, flags: dict[str, Any], tmp_path: Path
+) -> None:
+    """Types and names are read from the output, as those of every other one are, and a file has its place."""
+    ckconv.convert(embedding_gemma(tmp_path / "hf"), tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=ckconv.Options(**flags))
+    assert ckconv.verify(tmp_path / "back" / named, tmp_path / "m.gguf").tensors == 95
+    (tmp_path / "back" / "3_Dense" / "config.json").write_text('{"in_features": 52, "out_features": 36, "bias": true}')
+    with pytest.raises(VerifyError):
+        ckconv.verify(tmp_path / "back" / named, tmp_path / "m.gguf")
+
+
 def test_quantized_layers_are_decoded(tmp_path: Path) -> None:
     """sentence-transformers has none that are quantized, and MLX's quantized triples are none that it could load."""
     root = embedding_gemma(tmp_path / "hf")

@@ -32,7 +32,7 @@ from ckconv.errors import (
     counted,
     listed,
 )
-from ckconv.families.catalog import asks_target, drafter_of, own_files
+from ckconv.families.catalog import FAMILIES, asks_target, drafter_of, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import detect, format_of, load
 from ckconv.formats.bump.ages import DEFAULT
@@ -95,7 +95,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
         directory: the output is a directory, whose files have the names that readers look for.
     """
     to = out.format.partition(" ")[0]
-    options = replace(options, file_name="" if directory else file_name_of(out))
+    options = replace(options, file_name="" if directory or _has_layers(out) else file_name_of(out))
     ways = [options]  # some options leave a tower out by themselves, of classes that refuse to be without one
     if TOWER not in options.drop and _lacks_tower(source, out):
         ways.insert(0, replace(options, drop=(*options.drop, TOWER)))
@@ -108,6 +108,12 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
             first = plan
     assert first is not None
     return first
+
+
+def _has_layers(out: TensorIndex) -> bool:
+    """Whether linear layers lie in directories beside the model's file."""
+    modules = FAMILIES[out.config.family].in_huggingface.modules if out.config else {}
+    return out.metadata_kind is MetadataKind.DOCUMENT and not out.tensors.keys().isdisjoint(modules)
 
 
 def _lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:
@@ -131,14 +137,15 @@ def content_of_plan(container: Container) -> Content:
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     """Whether a plan writes tensors of the names, types and shapes of ``out``."""
-    if len(plan.files) != len(out.files):
+    files = [file for file in plan.files if "/" not in file.name]  # linear layers behind the model are compared later
+    if len(files) != len(out.files):
         return False
     own = format_of(out.format).stores_alike
     if own is not None:
         return bool(load(own)(plan, out))
 
     def meant() -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        steps = (step for step in plan.steps if step.content is None)
+        steps = (step for file in files for step in file.steps if step.content is None)
         return ((step.slot, step.target.dtype.name, tuple(step.target.shape)) for step in steps)
 
     def found() -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -461,7 +468,8 @@ def verify_whole(
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
     meant = content_of_plan(plan.contents())
-    if not asked.directory and (others := beside(out).keys() - meant.files.keys()):
+    alone = not (asked.directory or _has_layers(out))
+    if alone and (others := beside(out).keys() - meant.files.keys()):
         out, meant = _of_its_place(out, source, asked, meant, others)
     check_documents(out, asked.named)
     content = cache(partial(content_of_index, out, asked.named))
