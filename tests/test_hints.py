@@ -14,6 +14,7 @@ import hints
 import numpy as np
 import pytest
 import whisper_cases
+from checkpoints import Decoder, save
 from conftest import FIXTURES, Result
 from gguf_copies import gguf_copy
 from hint_texts import hint_texts, listed
@@ -124,6 +125,13 @@ def _tied_minicpm3(folder: Path) -> Path:
     return copy
 
 
+def _gemma_with_a_head(folder: Path) -> Path:
+    """One whose head is the embedding, and stored."""
+    tensors, gelu = Decoder().tensors(), "gelu_pytorch_tanh"
+    config = Decoder().config("gemma", tie_word_embeddings=False, hidden_act=gelu, hidden_activation=gelu)
+    return save(folder / "hf", config, {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+
+
 def _quantized(folder: Path) -> Path:
     """A GGUF of the Llama."""
     api.convert(LLAMA, folder / "q.gguf", options=Options(quantize="q8_0"))
@@ -155,6 +163,9 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "quantized by a flag that is not given": (
         _quantized, ["verify", "SRC", str(LLAMA)], "--quantize q8_0 asks for that",
+    ),
+    "a head where the class has none": (
+        _gemma_with_a_head, ["convert", "SRC", "DST/", "--to", "mlx"], "--tie leaves it out",
     ),
     "an adapter where a tower belongs": (
         lambda _: LLAMA, ["convert", "SRC", str(LORA), "DST.gguf"], f"--adapter {LORA} merges it",
