@@ -291,6 +291,7 @@ def test_quantized_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
     [
         ("m.gguf", "q8_0", "Q8_0", "q8_0"),
         ("m.gguf", "q4_k_m", "Q5_0, Q8_0", "q4_k_m"),
+        ("m.gguf", "mxfp4_moe", "Q8_0", "mxfp4_moe"),
         ("m/", "affine:4:32", "MLX 4-bit group 32 BF16", "TYPE, the type or recipe that made them,"),
     ],
 )

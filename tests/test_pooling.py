@@ -667,6 +667,19 @@ def test_a_colbert_that_llama_cpp_does_not_compute_is_refused(
     assert "does not compute" in str(refused.value)
 
 
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+@pytest.mark.parametrize(("drop", "rest"), [("dense_2*", "dense_3.weight"), ("dense_3.weight", "dense_2.weight")])
+def test_of_two_layers_behind_a_model_none_goes_alone(drop: str, rest: str, to: str, tmp_path: Path) -> None:
+    root = embedding_gemma(tmp_path / "hf")
+    ckconv.convert(root, tmp_path / "m.gguf")
+    source = root if to == "gguf" else tmp_path / "m.gguf"
+    with pytest.raises(UnsupportedError, match=f"of the layers behind the model, and not {rest}") as refused:
+        ckconv.convert(source, tmp_path / "out", to=to, options=ckconv.Options(drop=(drop,)))
+
+    assert refused.value.hint == f"--drop '{rest}' leaves out the rest"
+    ckconv.convert(source, tmp_path / "out", to=to, options=ckconv.Options(drop=(drop, rest)))
+
+
 def test_a_gguf_that_lost_its_linear_layers_does_not_verify(tmp_path: Path) -> None:
     root, options = embedding_gemma(tmp_path / "hf"), ckconv.Options(drop=("dense_*",))
     ckconv.convert(root, tmp_path / "m.gguf")

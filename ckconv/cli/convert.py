@@ -438,7 +438,8 @@ def write_side_files(
 
 
 def _lines(plan: Plan, place: Destination, paths: Sequence[Path], *, dry_run: bool) -> list[str]:
-    names = ", ".join(path.name for path in paths)
+    root = Path(place.name)
+    names = ", ".join(path.relative_to(root).as_posix() if root in path.parents else path.name for path in paths)
     return [
         f"{place.name}  {counted(len(paths), 'file')} for {shown(plan.index.path.name)} ({plan.index.architecture}),"
         " no weights",

@@ -57,7 +57,7 @@ from ckconv.verification.content import (
     check_json,
     content_of_index,
     differences,
-    recipes_of,
+    made_by,
 )
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
@@ -497,8 +497,7 @@ def verify_whole(
         many = counted(blocks.total(), "tensor that is floats in the source", "tensors that are floats in the source")
         text = f"{many}, quantized ({', '.join(sorted(blocks))})"
         texts.pop(FILE_TYPE, None)  # which is of the types that nobody asked for
-        words = [*blocks] if len(blocks) == 1 and out.metadata_kind is MetadataKind.TYPED else recipes_of(out)
-        word = words[0].lower() if words else "TYPE, the type or recipe that made them,"
+        word = made_by(out, blocks) or "TYPE, the type or recipe that made them,"
         hint = f"--quantize {word} asks for that; --weights compares the tensors alone"
         raise VerifyError(CODE, text, path=out.path, details=listed([*texts.values()]), hint=hint)
     if faults:

@@ -321,6 +321,18 @@ class Planner(ABC):
         ]
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
+    def refuse_parted(self, modules: Iterable[str]) -> None:
+        """Refuse to leave out some of the linear layers behind the model: one takes what another makes."""
+        there = [tensor for name in modules if (tensor := self.index.tensors.get(name))]
+        kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
+        if kept and len(kept) < len(there):
+            gone = ", ".join(tensor.name for tensor in there if tensor.name not in kept)
+            hint = " ".join(f"--drop '{name}'" for name in kept)
+            self.refuse(
+                f"--drop leaves out {gone} of the layers behind the model, and not {', '.join(kept)}",
+                f"{hint} leaves out the rest",
+            )
+
     def _without_drafts(self, index: TensorIndex) -> str:
         """Why layers that predict further tokens are left out, or empty."""
         if self.format not in DRAFT_FORMATS:

@@ -481,10 +481,15 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
         yield Fact(FILE_TYPE, shown(number), " or ".join(map(str, sorted(meant))), idle=number is None)
 
 
-def recipes_of(index: TensorIndex) -> list[str]:
-    """Names of the mixtures of types that a GGUF says it has."""
-    said = stored_value(index, FILE_TYPE)
-    return [name for name, number in needed()["file_types"]["recipes"].items() if number == said]
+def made_by(index: TensorIndex, blocks: Collection[str]) -> str:
+    """Type or recipe that a GGUF says its blocks were made by; empty if it does not say.
+
+    Args:
+        blocks: types of the blocks.
+    """
+    table, said = needed()["file_types"], stored_value(index, FILE_TYPE)
+    plain = [name for name in blocks if len(blocks) == 1 and table["plain"].get(name, -1) == said]
+    return next(iter(plain or (name for name, number in table["recipes"].items() if number == said)), "").lower()
 
 
 def plain_types(index: TensorIndex) -> set[int]:

@@ -543,6 +543,7 @@ class CheckpointPlanner(Planner):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
+        self.refuse_parted(self.family.in_huggingface.modules)
         for name, folder in self.family.in_huggingface.modules.items() if self.index.format == "gguf" else ():
             linear = self.index.tensors.get(name)
             if linear is not None and not self.dropped(name, linear.source):
