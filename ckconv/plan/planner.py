@@ -322,7 +322,10 @@ class Planner(ABC):
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
     def refuse_parted(self, modules: Iterable[str]) -> None:
-        """Refuse to leave out some of the linear layers behind the model: one takes what another makes."""
+        """Refuse to leave out some linear layers behind the model.
+
+        One takes what another makes.
+        """
         there = [tensor for name in modules if (tensor := self.index.tensors.get(name))]
         kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
         if kept and len(kept) < len(there):
