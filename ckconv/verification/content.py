@@ -482,7 +482,7 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
 
 
 def made_by(index: TensorIndex, blocks: Collection[str]) -> str:
-    """Type or recipe that a GGUF says its blocks were made by; empty if it does not say.
+    """Type or recipe of a GGUF's blocks; empty if it does not say.
 
     Args:
         blocks: types of the blocks.
