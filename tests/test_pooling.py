@@ -667,6 +667,16 @@ def test_a_colbert_that_llama_cpp_does_not_compute_is_refused(
     assert "does not compute" in str(refused.value)
 
 
+def test_inspect_counts_the_layers_behind_a_model(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue("ckconv")
+    root = embedding_gemma(tmp_path / "hf")
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    for source in (root, tmp_path / "m.gguf"):
+        said = run("inspect", source, "--json").json["overview"]["heads"]
+        assert said == ["2 linear layers behind the embedding: 36 to 52 to 36"]
+
+
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
 @pytest.mark.parametrize(("drop", "rest"), [("dense_2*", "dense_3.weight"), ("dense_3.weight", "dense_2.weight")])
 def test_of_two_layers_behind_a_model_none_goes_alone(drop: str, rest: str, to: str, tmp_path: Path) -> None:
