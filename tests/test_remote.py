@@ -216,6 +216,21 @@ def test_a_repository_of_the_hub(tmp_path: Path, ckconv) -> None:
         assert "other" not in refused.stderr
 
 
+def test_only_the_hub_needs_its_package(server: Server) -> None:
+    """HTTP needs no package, and every other scheme none but its own; a fresh environment has none of them."""
+    start = "import sys; sys.modules.update(huggingface_hub=None, fsspec=None); from ckconv.__main__ import run"
+    expected = {
+        f"{server.url}/m.gguf": (0, ""),
+        "hf://org/model": (4, "hf: needs the package huggingface_hub"),
+        "s3://bucket/m.gguf": (4, "s3: needs the packages fsspec and s3fs"),
+        "memory://m.gguf": (4, "memory: needs the package fsspec"),
+    }
+    for address, (status, said) in expected.items():
+        command = [sys.executable, "-c", f"{start}; sys.exit(run(['inspect', {address!r}]))"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+
+
 def test_the_end_of_the_process_does_not_wait_for_a_slow_server() -> None:
     """A server that takes the request and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

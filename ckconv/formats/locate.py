@@ -129,11 +129,13 @@ def _hub(_: str, rest: str) -> Path:
         raise InputError("input.missing", "hf://OWNER/NAME[@REVISION][/FILE] expected", path=url)
     try:
         from ckconv.io.remote import offline, repository
+
+        cache_alone = offline()
     except ImportError as error:
         raise missing_package("hf:", "huggingface_hub") from error
     owner, name, revision = found.groups()
     file = parts[2] if len(parts) > 2 else ""
-    if offline():
+    if cache_alone:
         snapshot = _cached(owner, name, revision)
         if snapshot is None:
             raise InputError("input.missing", "is not in the cache, and HF_HUB_OFFLINE is set", path=url)

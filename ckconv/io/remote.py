@@ -15,11 +15,8 @@ from email.message import Message
 from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
-
-from huggingface_hub import HfApi, ModelInfo, constants, get_token, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ckconv.core import __version__
 from ckconv.errors import (
@@ -34,6 +31,9 @@ from ckconv.errors import (
     shown,
 )
 from ckconv.io.standing import keep
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
 T = TypeVar("T")
 
@@ -452,11 +452,14 @@ def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bo
     }, False
 
 
-# Repositories of the hub, as huggingface_hub knows them: where it is, who one is, and what a revision holds.
+# Repositories of the hub, as huggingface_hub knows them: where it is, who one is, and what a revision holds. Nothing
+# else needs that package: HTTP needs none, and every other scheme fsspec.
 
 
 def offline() -> bool:
     """Only the cache may be asked."""
+    from huggingface_hub import constants
+
     return bool(constants.HF_HUB_OFFLINE)
 
 
@@ -467,6 +470,8 @@ def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
         InputError: ``input.missing`` or ``input.unreadable``.
         OutputError: ``remote.read``.
     """
+    from huggingface_hub import get_token, hf_hub_url
+
     url = f"hf://{name}" + (f"@{revision}" if revision else "")
     info = retried(lambda: _asked(name, revision, url), url)
     token = get_token()
@@ -484,6 +489,9 @@ def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
 
 
 def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
         return HfApi().model_info(name, revision=revision, files_metadata=True)
     except HfHubHTTPError as error:
