@@ -384,6 +384,45 @@ def test_what_a_checkpoint_multiplies_matrices_by_is_not_edited(pair: str, said:
     assert (found.code, said in found.err) == (2, True), found.err
 
 
+LAYERS, FACTORS = "says which layers have which tensors", "says what matrices are multiplied by"
+TWICE, FREQUENCIES = "would say two things, of which one is not read", "says what follows from rope_freqs.weight"
+
+
+@pytest.mark.parametrize(
+    ("case", "to", "pair", "said"),
+    [
+        ("deepseek-as_released", "gguf", "deepseek.leading_dense_block_count=2", LAYERS),
+        ("deepseek_v2-plain", "gguf", "deepseek2.leading_dense_block_count=2", LAYERS),
+        ("deepseek_v3-plain", "gguf", "deepseek2.leading_dense_block_count=2", LAYERS),
+        ("deepseek_v32-plain", "gguf", "deepseek32.leading_dense_block_count=2", LAYERS),
+        ("glm4v_moe-untied", "gguf", "glm4moe.leading_dense_block_count=2", LAYERS),
+        ("falcon_h1-plain", "hf", "ssm_in_multiplier=2.0", FACTORS),
+        ("qwen-plain", "hf", "rotary_emb_base=5000", TWICE),
+        ("qwen-plain", "hf", "rope_theta=5000", TWICE),
+        ("minimax_m3-plain", "hf", "rotary_dim=4", TWICE),
+        ("apertus-released", "hf", "original_max_position_embeddings=64", FREQUENCIES),
+        ("llama-llama3", "mlx", "rope_scaling.factor=16.0", FREQUENCIES),
+        ("deepseek_v32-groups", "gguf", "deepseek32.leading_dense_block_count=2", ""),  # which it is
+        ("llama-llama3", "hf", "rope_scaling.factor=8.0", ""),
+    ],
+)
+def test_a_conversion_sets_no_key_by_which_its_tensors_were_written(
+    case: str, to: str, pair: str, said: str, tmp_path: Path, ckconv
+) -> None:
+    """Its proof would refuse the output, after everything was written."""
+    found = next(one for one in family_cases.cases(case.rpartition("-")[0]) if str(one) == case)
+    source = family_cases.checkpoint(found.recorded, tmp_path / "source", found.tokenizer)
+    if to != "gguf":
+        assert ckconv("convert", source, tmp_path / "m.gguf").code == 0
+        source = tmp_path / "m.gguf"
+    done = ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--set-meta", pair)
+    assert (done.code, said in done.err, (tmp_path / "out").exists()) == (2 if said else 0, True, not said), done.err
+    if "hint: convert it first; edit" in done.err:
+        assert ckconv("convert", source, f"{tmp_path}/first/", "--to", to).code == 0
+        edited = ckconv("edit", tmp_path / "first", f"{tmp_path}/out/", "--set-meta", pair)
+        assert edited.code == 0, edited.err
+
+
 @pytest.mark.parametrize("to", ["mlx", "gguf"])
 def test_a_key_that_sizes_tensors_is_not_dropped(to: str, tmp_path: Path, ckconv) -> None:
     case = next(family_cases.cases("step3p5"))

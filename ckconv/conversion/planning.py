@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from ckconv.core.config import llama3_factors, same_factors
 from ckconv.core.metadata import CONFIG_NAME, document_of
-from ckconv.core.tensors import BY_BASE, HEAD, MetadataKind, TensorIndex, joined, of_tower
+from ckconv.core.tensors import BY_BASE, HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, joined, of_tower
 from ckconv.errors import InputError, UnsupportedError, UsageError, counted, listed, shown
 from ckconv.families import canonical, catalog, expressions
 from ckconv.families.keys import CONSUMERS
@@ -244,33 +245,46 @@ def _plan(
         plan = replace(plan, refusals=(foreign,)) if foreign else plan
     plan = _noted(_parts_noted(plan))
     if (options.set_meta or options.drop_meta) and plan.files:
-        _check_edits(plan)
+        _check_edits(plan, lambda: _plan(index, output, replace(options, set_meta=(), drop_meta=()), source))
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return plan.with_notes(*beyond)
 
 
-def _check_edits(plan: Plan) -> None:
-    """Check that keys which flags set or drop are those of the tensors.
+def _read_back(plan: Plan) -> TensorIndex | None:
+    """The headers and the configuration of an output, read before it is written.
 
-    The headers and the configuration are read as of the file that will hold them.
-
-    Raises:
-        UsageError: ``usage.meta``.
+    None where nothing reads such a file.
     """
-    index, read = plan.index, format_of(plan.format).of_headers
-    if read is None:  # nothing reads such a file before it is written
-        return
+    read = format_of(plan.format).of_headers
+    if read is None or not plan.files:
+        return None
     container = plan.contents()
-    named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
-    flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
     pairs = zip(plan.files, container.frames, strict=True)
     headers = [Unwritten(Path(file.name), frame.prologue, file.nbytes) for file, frame in pairs]
     config = container.side_files.get(CONFIG_NAME)
     document = None if config is None else Unwritten(Path(CONFIG_NAME), b"".join(pieces_of(config)))
+    index: TensorIndex = load(read)(plan.index.path, headers, document)
+    return index
+
+
+def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
+    """Check that keys which flags set or drop are those of the tensors.
+
+    Args:
+        unedited: the same plan without these flags.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    index = plan.index
+    named = {"--set-meta": [key for key, _ in plan.options.set_meta], "--drop-meta": plan.options.drop_meta}
+    flags = " and ".join(f"{flag} of {', '.join(dict.fromkeys(keys))}" for flag, keys in named.items() if keys)
     try:
-        out: TensorIndex = load(read)(index.path, headers, document)
+        out = _read_back(plan)
     except (InputError, UnsupportedError) as error:
         raise UsageError("usage.meta", f"{flags} would make a model that is not read: {error.message}") from None
+    if out is None:
+        return
     misfit, alike = out.misfit, out.format == index.format
     if misfit is not None and index.misfit is None and (misfit.tensor or not alike):
         raise UsageError("usage.meta", f"{flags} would make a model that is not read: {misfit.message}")
@@ -278,12 +292,22 @@ def _check_edits(plan: Plan) -> None:
     if index.config is not None and out.config is None and not kept:
         message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
         raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
-    known = alike and None not in (out.config, index.config) and out.architecture == index.architecture
-    if known and not plan.options.drop and (out.everything.keys() ^ index.everything.keys()) - {HEAD}:
+    twin = index if alike else _read_back(unedited())  # what the tensors are written as
+    if twin is None or None in (out.config, twin.config) or out.architecture != twin.architecture:
+        return
+    first = "convert it first; edit changes what a document says"
+    if not alike and (idle := [text for text in out.config.overruled if text not in twin.config.overruled]):
+        raise UsageError("usage.meta", f"{flags} would say two things, of which one is not read: {idle[0]}", hint=first)
+    if ROPE_FREQUENCIES in index.tensors.keys() - out.tensors.keys():  # factors that follow from what is said
+        made, meant = (llama3_factors(one) or b"" for one in (out.config, twin.config))
+        if not same_factors(made, meant):
+            source = index.tensors[ROPE_FREQUENCIES].source
+            raise UsageError("usage.meta", f"{flags} says what follows from {source}, which is left out", hint=first)
+    if not (alike and plan.options.drop) and (out.everything.keys() ^ twin.everything.keys()) - {HEAD}:
         hint = "without it they are as in the source"
         raise UsageError("usage.meta", f"{flags} says which layers have which tensors", hint=hint)
-    shared = (out.everything.keys() & index.everything.keys()) if known else ()
-    if any(out.everything[name].layout.scale != index.everything[name].layout.scale for name in shared):
+    shared = out.everything.keys() & twin.everything.keys()
+    if any(out.everything[name].layout.scale != twin.everything[name].layout.scale for name in shared):
         hint = "change config.json itself for a model that computes something else"
         raise UsageError("usage.meta", f"{flags} says what matrices are multiplied by", hint=hint)
 

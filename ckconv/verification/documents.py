@@ -149,6 +149,7 @@ def unasked_differences(out: TensorIndex, source: TensorIndex, options: Options)
         names |= {f"{prefix}{FIELD_OF.get(name, name)}" for name in asked}
     edited = (*dict(options.set_meta), *options.drop_meta)
     names |= {"rope_scaling"} if any(key.startswith(f"{out.architecture}.rope.scal") for key in edited) else set()
+    names |= {"rope_theta"} if is_asked_in(out, f"{TABLES_OF_ROPE[0]}.rope_theta", options) else set()
     slides = {"layer_types", "sliding_window"}  # neither is said where nothing slides
     names |= slides if not slides.isdisjoint(names) else set()
     for name in ("rope_scaling", "modifiers"):
