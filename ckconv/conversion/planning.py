@@ -293,7 +293,7 @@ def _check_edits(plan: Plan, unedited: Callable[[], Plan]) -> None:
         message = f"{flags} would make a model of no known family, and tensors are named and laid out by one"
         raise UsageError("usage.meta", message, hint="leave it out, and change config.json itself for another program")
     twin = index if alike else _read_back(unedited())  # what the tensors are written as
-    if twin is None or None in (out.config, twin.config) or out.architecture != twin.architecture:
+    if twin is None or out.config is None or twin.config is None or out.architecture != twin.architecture:
         return
     first = "convert it first; edit changes what a document says"
     if not alike and (idle := [text for text in out.config.overruled if text not in twin.config.overruled]):
