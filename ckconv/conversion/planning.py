@@ -251,7 +251,7 @@ def _plan(
 
 
 def _read_back(plan: Plan) -> TensorIndex | None:
-    """The headers and the configuration of an output, read before it is written.
+    """Headers and configuration of an output that is not written yet.
 
     None where nothing reads such a file.
     """
