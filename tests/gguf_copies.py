@@ -40,6 +40,7 @@ def gguf_copy(
     keys: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     tensors: Mapping[str, np.ndarray | tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
+    types: Mapping[str, gguf.GGUFValueType] | None = None,
 ) -> Path:
     """A copy in which keys and tensors are others, missing or more.
 
@@ -47,12 +48,14 @@ def gguf_copy(
         keys: values, which take the type of the key that they replace; new ones that of their value.
         without: names of keys and of tensors.
         tensors: arrays, or blocks with their type, in the place of those of the same name, and further ones.
+        types: of keys that have another one in the source.
     """
     reader, values, arrays = gguf.GGUFReader(source), dict(keys or {}), dict(tensors or {})
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key not in {"general.architecture", *without}:
             kind, *of = field.types
+            kind = (types or {}).get(key, kind)
             writer.add_key_value(key, values.pop(key, field.contents()), kind, of[0] if of else None)
     for key, value in values.items():
         add_value(writer, key, value)

@@ -6,6 +6,7 @@ The names are those that people give them.
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from ckconv.core.metadata import (
     string,
 )
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
-from ckconv.errors import InputError, UsageError, counted, quoted
+from ckconv.errors import InputError, UsageError, and_more, counted, quoted
 from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
 from ckconv.formats.gguf.entries import has_scales
@@ -59,6 +60,9 @@ PER_TOKEN = (TOKENS, "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _TEMPLATE = "tokenizer.chat_template"
 _PREFIX, _ID = "tokenizer.ggml.", "_token_id"
 
+#: Keys of any model that llama.cpp loads.
+_LOADED = ("general.architecture", "general.file_type", "general.name")
+
 #: Role of a token, in the words of transformers -> what a GGUF calls it, spelled as there.
 _ROLES = {
     **{role: role for role in ("bos", "eos", "eot", "eom", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad")},
@@ -75,18 +79,55 @@ def _by_type() -> Mapping[str, tuple[str, ...]]:
     return {kind: tuple(keys.split()) for kind, keys in table_of(KNOWN).items()}
 
 
-def _known(architecture: str) -> dict[str, str]:
-    """Key, or glob of keys, -> type, of an architecture."""
-    families = families_of_gguf(architecture)
-    cells = (cell for family in families for row in family.parameters.values() for cell in row.key_cells("gguf"))
-    rows = {f"{architecture}.{cell.key}": cell.type for cell in cells if not cell.key.startswith("/")}
-    return {**rows, **{key: kind for kind, keys in _by_type().items() for key in keys}}
+def _known(architecture: str) -> dict[str, list[str]]:
+    """Key, or glob of keys, -> types, of an architecture."""
+    found: dict[str, list[str]] = {}
+    for family in families_of_gguf(architecture):
+        for cell in (cell for row in family.parameters.values() for cell in row.key_cells("gguf")):
+            kind = f"arr[{cell.type[:-2]}]" if cell.type.endswith("[]") else cell.type
+            if not cell.key.startswith("/"):
+                found.setdefault(f"{architecture}.{cell.key}", []).append(kind)
+    return {**found, **{key: [kind] for kind, keys in _by_type().items() for key in keys}}
 
 
-def type_of(key: str, architecture: str) -> str:
-    """The type of a key; empty where no table has it."""
+def types_of(key: str, architecture: str) -> list[str]:
+    """The types of a key; empty where no table has it."""
     found = _known(architecture)
-    return found.get(key) or next((kind for glob, kind in found.items() if fnmatchcase(key, glob)), "")
+    return found.get(key) or next((kinds for glob, kinds in found.items() if fnmatchcase(key, glob)), [])
+
+
+def _mistyped(key: str, value: Value, architecture: str) -> str:
+    """The type that llama.cpp wants of a key that has another one.
+
+    Of several it takes any list for a number of each layer.
+    """
+    kinds = [kind for kind in types_of(key, architecture) if not kind.startswith("arr[")]
+    return "" if value.type.startswith("arr[") or value.type in kinds else next(iter(kinds), "")
+
+
+def mistyped_notes(metadata: Mapping[str, Value], architecture: str) -> Iterator[str]:
+    """Note keys of another type than llama.cpp loads.
+
+    It looks at the type of what it reads, and stops at another one (``get_key`` of llama-model-loader.cpp).
+    """
+    read = (f"{architecture}.", _PREFIX, *_LOADED)
+    kinds = {key: _mistyped(key, value, architecture) for key, value in metadata.items() if key.startswith(read)}
+    kinds = {key: kind for key, kind in kinds.items() if kind}
+    if not kinds:
+        return
+    texts = {key: _text(kinds[key], _plain(as_read({key: metadata[key]})[key])) for key in kinds}
+    said = and_more([f"{key} is {metadata[key].type}, not {kind}" for key, kind in kinds.items()])
+    flags = " ".join(f"--set-meta {key}={shlex.quote(text)}" for key, text in texts.items() if text)
+    way = f": ckconv edit SRC DST {flags} gives it the right type" if all(texts.values()) else ""
+    yield f"llama.cpp does not load a key of another type ({said}){way}"
+
+
+def _text(kind: str, value: object) -> str:
+    """The same value for ``--set-meta``; empty where the type has none."""
+    if kind == "bool" and value in (0, 1):
+        return json.dumps(bool(value))
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return "" if _try(kind, text) is None else text
 
 
 def unknown_note(key: str, architecture: str) -> str:
@@ -95,7 +136,7 @@ def unknown_note(key: str, architecture: str) -> str:
     Empty for an unknown architecture, too.
     """
     families = families_of_gguf(architecture)
-    if type_of(key, architecture) or (not families and key.startswith(f"{architecture}.")):
+    if types_of(key, architecture) or (not families and key.startswith(f"{architecture}.")):
         return ""
     read = [name for family in families for name in family.metadata.keys]
     if key in {f"{architecture}.{name}" for name in read}:
@@ -245,13 +286,18 @@ def _with_set(
     """
     made = dict(metadata)
     for key, text in pairs:
-        if key in decided or key.startswith((SPLIT_KEYS, towers.ORIGINAL_SHAPE)):
-            raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
+        there = made.get(key)
+        other = _mistyped(key, there, architecture) if there else ""
+        by_tensors = UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
+        if (key in decided and not other) or key.startswith((SPLIT_KEYS, towers.ORIGINAL_SHAPE)):
+            raise by_tensors
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
-        there = made.get(key)
-        kind = STRING.name if key == ARCHITECTURE_KEY else there.type if there else type_of(key, architecture)
+        kind = other or (there.type if there else next(iter(types_of(key, architecture)), ""))
+        kind = STRING.name if key == ARCHITECTURE_KEY else kind
         made[key] = _parsed(key, kind, text) if kind else _new(key, text)
+        if key in decided and there and _plain(as_read({"": there})[""]) != _plain(as_read({"": made[key]})[""]):
+            raise by_tensors  # but for its type
     return made
 
 
