@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -445,3 +446,12 @@ def test_copies_of_the_bases_matrices_are_left_out(target: str, tmp_path: Path, 
     assert result.code == 4
     assert "ckconv convert BASE DST --adapter ADAPTER merges it" in result.err
     assert "--base" not in result.err.partition("hint: ")[2]
+
+
+def test_a_model_and_its_adapter_the_wrong_way_round(tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", LORA / "llama-r4-attn-mlp", tmp_path / "m.gguf", "--adapter", LLAMA)
+    said = re.search(r"hint: ckconv (convert .+) merges it", result.err)
+    assert result.code == 4, result.err
+    assert said is not None, result.err
+    assert ckconv(*shlex.split(said[1].replace(" DST ", f" {tmp_path / 'm.gguf'} "))).code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", LLAMA, "--adapter", LORA / "llama-r4-attn-mlp").code == 0

@@ -571,6 +571,9 @@ def test_a_directory_gets_what_the_record_says_without_being_told(tmp_path: Path
     (tmp_path / "b" / "weights.bump.source.zip").unlink()
     result = ckconv("convert", tmp_path / "b" / "weights.bump", f"{tmp_path}/again/")
     assert (result.code, "does not say which format to write" in result.err) == (2, True)
+    (tmp_path / "d.gguf").mkdir()
+    result = ckconv("convert", source, tmp_path / "d.gguf")
+    assert (result.code, "d.gguf' is a directory and does not say which format" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(

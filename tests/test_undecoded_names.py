@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,3 +103,18 @@ def test_json_has_no_half_of_a_pair(source: Path, tmp_path: Path, ckconv: Ckconv
         parsed(done.out)
     missing = ckconv("inspect", tmp_path / f"no-{ODD}", "--json")
     assert parsed(missing.err)["error"]["path"].endswith("no-bad\\xff\\x5cxfe.gguf")
+
+
+def test_lists_name_the_bytes_of_a_name_whatever_the_locale_says(tmp_path: Path) -> None:
+    """Where names are ASCII, those beyond it are undecoded bytes: one that is there was listed and missing."""
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    root = Path(__file__).parent.parent
+
+    def run(*arguments: str | Path) -> str:
+        command = [sys.executable, "-m", "ckconv", *map(str, arguments)]
+        return subprocess.run(command, cwd=root, env=locale, check=True, capture_output=True, text=True).stdout
+
+    out = tmp_path / "größe.gguf"
+    run("convert", LLAMA, out, "--checksums", "--record", "-q")
+    assert "sha256 lists it" in run("verify", out)
+    assert out.name in (tmp_path / f"{out.name}.sha256").read_text(encoding="utf-8")

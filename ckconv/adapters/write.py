@@ -167,14 +167,15 @@ def merge_adapters(
     """
     config = base.config
     if base.adapter is not None:
-        merged = [
-            f"--adapter {shlex.quote(shown(path))}" for path in (base.path, *(each.index.path for each in adapters))
-        ]
+        given = (base, *(each.index for each in adapters))
+        models = [index for index in given if index.adapter is None]  # the two are the wrong way round
+        merged = [f"--adapter {shlex.quote(shown(index.path))}" for index in given if index.adapter is not None]
+        model = shlex.quote(shown(models[0].path)) if models else "BASE"
         raise UnsupportedError(
             "adapter.unsupported",
             "it is an adapter, and --adapter merges into a model",
             path=base.path,
-            hint=f"ckconv convert BASE DST {' '.join(merged)} merges all of them",
+            hint=f"ckconv convert {model} DST {' '.join(merged)} merges {'all of them' if len(merged) > 1 else 'it'}",
         )
     if config is None:
         raise UnsupportedError(

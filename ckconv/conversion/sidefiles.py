@@ -231,7 +231,7 @@ def _line(digest: str, name: str) -> bytes:
     """
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     mark = "\\" if escaped != name else ""
-    return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")
+    return os.fsencode(f"{mark}{digest}  {escaped}\n")
 
 
 CODE = "verify.checksum"
@@ -295,7 +295,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
         if size > _LIMIT:
             message = f"has {size:,} bytes; a list of checksums has at most {_LIMIT:,}"
             raise InputError("checksum.line", message, path=path, found=size, allowed=_LIMIT)
-        text = source.read_at(0, size).decode("utf-8", "surrogateescape")
+        text = os.fsdecode(source.read_at(0, size))
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line or line.startswith("#"):

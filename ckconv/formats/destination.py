@@ -121,7 +121,7 @@ def destination(target: str, to: str | None, options: Options | None = None, *, 
         if says_nothing(target):
             raise UsageError(
                 "usage.target",
-                f"{target!r} does not say which format to write",
+                f"{target!r} {'is a directory and ' if said else ''}does not say which format to write",
                 hint=_names_one(options or Options()),
             )
         if said is None:
