@@ -493,6 +493,25 @@ def test_a_renamed_fork_is_learned_from_two_checkpoints(tmp_path: Path, ckconv) 
     assert {(t.name, t.dtype, t.shape) for t in ours} == {(t.name, t.dtype, t.shape) for t in theirs}
 
 
+def test_a_fork_with_the_base_of_rope_in_the_older_style_comes_back(tmp_path: Path, ckconv) -> None:
+    """What is made says it in both styles; the newer one was refused, as nothing that the pair had."""
+    known = FIXTURES / "hf" / "qwen3-tied-bf16"
+    fork = shutil.copytree(known, tmp_path / "fork")
+    own = json.loads((fork / "config.json").read_text()) | {"model_type": "fork", "architectures": ["ForkForCausalLM"]}
+    assert own.keys() & {"rope_theta", "rope_parameters"} == {"rope_theta"}
+    (fork / "config.json").write_text(json.dumps(own))
+    family = ("--family", tmp_path / "fork.toml")
+    assert ckconv("learn", fork, known, "-o", family[1]).code == 7
+    assert ckconv("convert", fork, tmp_path / "fork.gguf", *family).code == 0
+    back = ckconv("convert", tmp_path / "fork.gguf", f"{tmp_path}/back/", "--to", "hf", *family)
+    assert back.code == 0, back.err
+    assert ckconv("verify", tmp_path / "fork.gguf", tmp_path / "back", *family).code == 0
+    made = json.loads((tmp_path / "back" / "config.json").read_text())
+    for table in ({"rope_theta": 5.0}, {"rope_type": "linear", "factor": 2.0}):
+        (fork / "config.json").write_text(json.dumps(own | {"rope_parameters": made["rope_parameters"] | table}))
+        assert ckconv("convert", fork, tmp_path / "other.gguf", *family).code == 4, table
+
+
 @pytest.fixture
 def beside_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
     """A pair whose experts are stacked under other names in its MLX directory."""

@@ -612,7 +612,11 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     unknown, closed = unknown_keys(config, family, consumer)
-    modifiers += [*closed, *keys.unseen(flat(text_part(config)))]
+    said = flat(text_part(config))
+    base = said.get("rope_theta")  # the table of the newer style may say it once more, and nothing else
+    twice = {} if base is None else {"rope_parameters.rope_theta": base, "rope_parameters.rope_type": "default"}
+    new = {key: value for key, value in said.items() if key in keys.seen or key not in twice or twice[key] != value}
+    modifiers += [*closed, *keys.unseen(new)]
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
