@@ -213,8 +213,8 @@ def round_to(values: Floats, dtype: DType) -> None:
     if dtype is F32:
         return
     bits = values.view(np.uint32)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
     if dtype is F16:
+        magnitude = bits & np.uint32(0x7FFFFFFF)
         if magnitude.max(initial=0) >= 0x477FF000:  # 65,520 becomes infinite
             with np.errstate(all="ignore"):
                 values[...] = values.astype(np.float16)
@@ -229,13 +229,14 @@ def round_to(values: Floats, dtype: DType) -> None:
         np.copysign(total, values, out=values)
         return
     # Rounding a NaN's payload could carry into its exponent and sign.
-    special = magnitude > np.uint32(0x7F800000)
-    odd = np.right_shift(bits, np.uint32(16), out=magnitude)
+    special = np.isnan(values)
+    odd = bits >> np.uint32(16)
     odd &= np.uint32(1)
     odd += np.uint32(0x7FFF)
     bits += odd
     bits &= np.uint32(0xFFFF0000)
-    values[special] = np.nan
+    if special.any():
+        values[special] = np.nan
 
 
 def holds(values: Floats, dtype: DType) -> Flags:
