@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from deepspeed_builder import saved
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from ckconv.adapters.model import (
     changes_of,
@@ -201,6 +202,29 @@ def test_what_the_configuration_does_not_select_is_not_used(
     assert selected or "does not select" in adapter.unsupported[0]
 
 
+@pytest.mark.parametrize(
+    ("start", "held"),
+    [
+        ("base_model.model.", "base_model.model.base_model.model."),  # llama.cpp's issue 5610
+        ("_orig_mod.", "_orig_mod."),
+        ("model._orig_mod.", "_orig_mod."),
+        ("_fsdp_wrapped_module.", "_fsdp_wrapped_module."),
+    ],
+)
+def test_names_within_other_modules_are_one_reason(start: str, held: str, tmp_path: Path, ckconv: Any) -> None:
+    named = RANK.replace("model.", start) if start.startswith("model.") else start + RANK
+    path = build.peft(tmp_path / "a", pair(named))
+    file = path / "adapter_model.safetensors"
+
+    refused = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", path)
+
+    assert (refused.code, refused.err.count("\n")) == (4, 2)
+    assert f"names hold {held!r}, and peft ignores tensors of such names" in refused.err
+    found = re.search(r"tensors under name\.replace\('(.*)', '(.*)'\)", refused.err)
+    save_file({name.replace(found[1], found[2]): it for name, it in load_file(file).items()}, file)
+    assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", path).code == 0
+
+
 RANK = "model.layers.0.self_attn.q_proj"
 WRONG: list[tuple[str, str, dict[str, Any], dict[str, np.ndarray]]] = [
     ("adapter.rank", "has no B beside it", {}, {f"{Q}.lora_A.weight": random(4, 64)}),
@@ -215,7 +239,12 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, np.ndarray]]] = [
     ("adapter.rank", "have rank 4, rank_pattern makes it 2", {"rank_pattern": {"q_proj": 2}}, pair()),
     ("adapter.rank", "not a matrix of numbers", {}, {**pair(), f"{Q}.lora_A.weight": random(4, 64, 1)}),
     ("adapter.rank", "not a matrix of numbers", {}, {**pair(), f"{Q}.lora_A.weight": np.ones((4, 64), "i4")}),
-    ("adapter.scale", "lora_alpha is 0; it must be a number above 0", {"lora_alpha": 0}, pair()),
+    (
+        "adapter.scale",
+        "lora_alpha is 0; it must be a number above 0: what has it changes nothing, so leave out its tensors, or the",
+        {"lora_alpha": 0},
+        pair(),
+    ),
     ("adapter.scale", "lora_alpha is -8", {"lora_alpha": -8}, pair()),
     ("adapter.scale", "lora_alpha is NaN", {"lora_alpha": float("nan")}, pair()),
     ("adapter.scale", "lora_alpha is Infinity", {"lora_alpha": float("inf")}, pair()),

@@ -7,6 +7,8 @@ import dataclasses
 import inspect
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -289,6 +291,12 @@ def test_a_named_tuple_of_any_number_of_fields_is_made(count: int) -> None:
     assert [*inspect.signature(made).parameters] == names
     with pytest.raises(TypeError):
         made(*values, 0)
+
+
+def test_an_expression_is_copied_before_it_is_compiled() -> None:
+    waiting = late.pattern("A(.)", re.IGNORECASE)
+    for made in (copy.copy(waiting), copy.deepcopy(waiting), pickle.loads(pickle.dumps(waiting))):
+        assert made.match("ab")[1] == "b"
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -74,6 +74,9 @@ else:
         def __init__(self, *text: Any) -> None:
             self._text = text
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pattern, self._text
+
         def __getattr__(self, name: str) -> Any:
             found = self.__dict__[name] = getattr(re.compile(*self._text), name)
             return found

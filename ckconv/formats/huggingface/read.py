@@ -61,7 +61,7 @@ from ckconv.families.names import (
     scheme_names,
 )
 from ckconv.families.towers import canonical_diffusion, diffusion_of, tower_of_document, tower_parameters, tower_tensors
-from ckconv.formats.safetensors.container import MAX_JSON, is_pickle, read_safetensors
+from ckconv.formats.safetensors.container import MAX_JSON, WRAPPERS, is_pickle, read_safetensors
 from ckconv.formats.safetensors.files import LINEAR, CheckpointFiles, computes_plainly, ends_with_layers
 from ckconv.io.files import FileSource, open_source, text_of_card
 from ckconv.io.json import Clock, Document, Matcher, compiled, parse_object, read_object
@@ -691,7 +691,7 @@ def index_checkpoint(
                 if inner.tensors and not inner.unknown:
                     raise _prefixed(start, heads, known.name, path)
             for one in canonical.unknown:
-                word = next((word for word in _WRAPPERS if word in one.name), "")
+                word = next((word for word in WRAPPERS if word in one.name), "")
                 if word and not any(fnmatchcase(one.name, glob) for glob in globs):
                     message = f"names hold {quoted(word)}, as a model's within torch's wrapper do: {quoted(one.name)}"
                     hint = f"save the model itself, or its tensors under name.replace({word!r}, '')"
@@ -828,10 +828,6 @@ def _starts(unknown: Sequence[StoredTensor]) -> Iterator[str]:
             return
         if letter == ".":
             yield names[0][: at + 1]
-
-
-#: What torch's wrappers put between names of modules (FSDP, activation checkpointing, compile).
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def _prefixed(start: str, others: Sequence[str], family: str, path: Path) -> UnsupportedError:

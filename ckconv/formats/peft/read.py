@@ -59,7 +59,14 @@ from ckconv.formats.safetensors.adapter import (
     read_adapter_document,
     with_base,
 )
-from ckconv.formats.safetensors.container import ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX, SafetensorsFile
+from ckconv.formats.safetensors.container import (
+    ADAPTER_CONFIG,
+    PEFT_NAME,
+    PEFT_PICKLE,
+    PEFT_PREFIX,
+    WRAPPERS,
+    SafetensorsFile,
+)
 from ckconv.formats.safetensors.files import PickleReader, read_weights, regular_file
 from ckconv.io.json import PLAIN, Clock, Matcher, compiled, shown
 
@@ -332,7 +339,9 @@ class _Fields:
     def alpha(self, what: str, value: object) -> float:
         number = positive(value)
         if number is None:
-            raise self._fault("adapter.scale", f"{what} is {shown(value)}; it must be a number above 0")
+            zero = type(value) in (int, float) and value == 0
+            more = ": what has it changes nothing, so leave out its tensors, or the adapter" if zero else ""
+            raise self._fault("adapter.scale", f"{what} is {shown(value)}; it must be a number above 0{more}")
         return number
 
     def entries(self, key: str) -> dict[str, Any]:
@@ -574,6 +583,8 @@ _COPIES = {
     ".modules_to_save": "what peft saves of the module once more",
     ".original_module": "the base's own, which peft does not load",
 }
+#: What names hold of an adapter that was saved within torch's wrapper or twice within peft's -> what they should hold.
+_WRAPPED_IN = {**dict.fromkeys(WRAPPERS, ""), PEFT_PREFIX * 2: PEFT_PREFIX}
 _VECTORS = (Role.MAGNITUDE, Role.IA3, Role.BIAS)
 
 
@@ -607,6 +618,11 @@ def open_peft(
         )
     config = read_peft_config(config_path)
     file = read_weights(weights or root / PEFT_PICKLE, read_pickle)
+    for word, instead in _WRAPPED_IN.items():
+        if name := next((tensor.name for tensor in file.tensors if word in tensor.name), ""):
+            message = f"names hold {quoted(word)}, and peft ignores tensors of such names: {quoted(name)}"
+            hint = f"save the adapter's tensors under name.replace({word!r}, {instead!r})"
+            raise UnsupportedError("adapter.unsupported", message, path=root, hint=hint)
 
     def described(found_base: Base | None) -> TensorIndex:
         return _index(path, root, config_path, config, file, found_base)

@@ -123,6 +123,9 @@ PEFT_PICKLE = "adapter_model.bin"
 #: What every tensor's name begins with: the base model inside of a PeftModel.
 PEFT_PREFIX = "base_model.model."
 
+#: What torch's wrappers put between names of modules (FSDP, activation checkpointing, compile).
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
 
 # -- Headers of safetensors files, read entry by entry, and their checks -----------------------------------------------
 
