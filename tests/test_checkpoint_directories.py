@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import gguf.quants
 import numpy as np
@@ -390,3 +391,53 @@ def sound(columns: int, type_id: int, nbytes: int) -> Tensor:
     rows = np.random.default_rng(4).integers(0, 256, (3 * columns // {Q4_0: 32, Q4_K: 256}[type_id], nbytes), np.uint8)
     rows[:, 1] = rows[:, 3] = 0x2C
     return Tensor(f"{type_id}.weight", (columns, 3), type_id, data=rows.tobytes())
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_part_beside_the_model_has_one_flag(to: str, tmp_path: Path, ckconv: Run) -> None:
+    """As the value head of trl's models, of two arrays."""
+    head = {"v_head.summary.weight": np.ones((1, 64), "f4"), "v_head.summary.bias": np.zeros(1, "f4")}
+    source = save(tmp_path / "hf", MODEL.config(), MODEL.tensors() | head)
+    refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+    assert (refused.code, refused.err.count("\n")) == (4, 2)
+    assert "no rule" in refused.err
+    assert "hint: --drop 'v_head.*' leaves out what llama does not have\n" in refused.err
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--drop", "v_head.*").code == 0
+
+
+def test_a_flag_that_makes_another_model_says_so(tmp_path: Path, ckconv: Run) -> None:
+    """Of a reranker whose config.json has the class of the embeddings."""
+    case = next(family_cases.cases("jina_bert_classifier"))
+    source = family_cases.checkpoint(case.recorded, tmp_path / "hf")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["JinaBertForMaskedLM"]}))
+    hint = "leaves out what jina_bert does not have, and makes a jina_bert of what may be a jina_bert_classifier"
+
+    for to in ("gguf", "mlx"):
+        refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+        assert (refused.code, f"--drop 'classifier.*' {hint}" in refused.err) == (4, True)
+    dropped = ckconv("convert", source, tmp_path / "m.gguf", "--drop", "classifier.*")
+    assert dropped.code == 0, dropped.err
+    assert not [tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "cls" in tensor.name]
+
+
+def test_layers_within_another_module_are_one_reason(tmp_path: Path, ckconv: Run) -> None:
+    """As transformers 5 saved Nomic BERTs (its issue 46650): embeddings keep their names."""
+    from safetensors.torch import load_file, save_file
+
+    case = next(family_cases.cases("nomic_bert"))
+    file = family_cases.checkpoint(case.recorded, tmp_path / "hf") / "model.safetensors"
+    right = load_file(file)
+    save_file(
+        {name.replace("encoder.", "encoder.encoder.") if "layers" in name else name: it for name, it in right.items()},
+        file,
+    )
+
+    refused = ckconv("convert", file.parent, tmp_path / "m.gguf")
+
+    assert (refused.code, refused.err.count("\n")) == (4, 2)
+    assert "every name of a layer starts with 'encoder.': without it they are those of a nomic_bert" in refused.err
+    assert "hint: save the model itself, or its tensors under name.removeprefix('encoder.')" in refused.err
+    save_file({name.removeprefix("encoder."): it for name, it in load_file(file).items()}, file)
+    assert load_file(file).keys() == right.keys()
+    assert ckconv("convert", file.parent, tmp_path / "m.gguf").code == 0

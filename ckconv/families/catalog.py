@@ -562,6 +562,11 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
     return FAMILIES.get(model_type)
 
 
+def families_of_model_type(model_type: str) -> list[Family]:
+    """Every family of a ``model_type``, whatever else tells them apart."""
+    return [FAMILIES[name] for name in _naming(model_type, "model_type")]
+
+
 def family_of_class(document: Mapping[str, Any]) -> Family | None:
     """Only family with a class in ``architectures``: a renamed type (Kimi K2).
 

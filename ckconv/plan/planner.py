@@ -28,6 +28,7 @@ from ckconv.families.catalog import (
     drafter_of,
     drafts_for,
     families_of_gguf,
+    families_of_model_type,
     keys_said,
     known_by,
     layers_said,
@@ -49,7 +50,7 @@ from ckconv.families.huggingface_classes import (
     tying_key,
 )
 from ckconv.families.keys import CONSUMERS, MLX_LM, READERS, TRANSFORMERS, Parameter
-from ckconv.families.names import BESIDE_TEXT, is_beside_text, names_of
+from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
 from ckconv.families.schema import DRAFT_FORMATS, DRAFTS, LLAMA_CPP, MTP, OF_FORMAT, Condition, Engine, Family, Loader
 from ckconv.families.sizes import always, expected_layers, layers_of_nothing
@@ -313,6 +314,12 @@ class Planner(ABC):
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
             map(self._is_left, names)
         )
+
+    def part(self, name: str) -> str:
+        """Glob of the part without rules that a tensor belongs to, or its pattern."""
+        config, head = self.index.config, name.partition(".")[0]
+        alone = f"{head}.*" if head in self.index.once(_apart) else parse(name).pattern
+        return beside_text(config.raw if config else {}, name) or alone
 
     def sizes_left_out(self, config: ModelConfig) -> list[str]:
         """Parameters of the linear layers behind the model that a flag leaves out."""
@@ -861,12 +868,34 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
     """
     if not unruled and index.metadata_kind is not MetadataKind.OWN:
         return ""
-    if missed := index.once(_missed).get(frozenset(parse(name).layer for name in index.once(_unruled)[0][pattern])):
+    unknown, ruled = index.once(_unruled)
+    if missed := index.once(_missed).get(frozenset(parse(name).layer for name in unknown.get(pattern, ()))):
         from difflib import SequenceMatcher
 
         alike = max(missed, key=lambda name: SequenceMatcher(None, name, pattern).ratio())
         return f"if it is {alike} by another name, rename it in the file"
-    return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have"
+    more = ""
+    for one in families_of_model_type(index.config.model_type) if index.config else ():
+        stored = names_of(one, "hf").stored if "labels" in one.parameters else {}
+        if ruled <= stored.keys() and any(fnmatchcase(name, pattern) for name in stored):
+            more = f", and makes {an(family.name)} of what may be {an(one.name)}"
+    return f"{drop_flags(index, pattern)} leaves out what {family.name} does not have{more}"
+
+
+def _apart(index: TensorIndex) -> frozenset[str]:
+    """First words of several names, of which no tensor has a rule.
+
+    But not where one may be what the family has by another name, nor of a GGUF, whose words are few.
+    """
+    if index.metadata_kind is MetadataKind.TYPED:
+        return frozenset()
+    unknown, others = index.once(_unruled)
+    known = {pattern.partition(".")[0] for pattern in others}
+    layers: dict[str, list[frozenset[int | None]]] = defaultdict(list)
+    for pattern, names in unknown.items():
+        layers[pattern.partition(".")[0]].append(frozenset(parse(name).layer for name in names))
+    missed = index.once(_missed).keys()
+    return frozenset(head for head, of in layers.items() if len(of) > 1 and head not in known and missed.isdisjoint(of))
 
 
 def _missed(index: TensorIndex) -> dict[frozenset[int | None], list[str]]:

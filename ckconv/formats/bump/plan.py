@@ -21,7 +21,7 @@ from ckconv.families.catalog import (
     window_words,
     written_as,
 )
-from ckconv.families.names import GGUF, beside_text, names_of, part_hint
+from ckconv.families.names import GGUF, names_of, part_hint
 from ckconv.formats.bump.slots import (
     TABLE_LENGTH,
     TRAINED,
@@ -348,7 +348,7 @@ class BumpPlanner(Planner):
             if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif not self.leave_out_part(stored):
-                unmapped[beside_text(self.config.raw, stored.name) or parse(stored.name).pattern] += 1
+                unmapped[self.part(stored.name)] += 1
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))

@@ -48,7 +48,7 @@ from ckconv.families import axes as shapes
 from ckconv.families.canonical import Item, as_head, plain_item
 from ckconv.families.catalog import FAMILIES, HEAD_SIZE, of_class, rows_of_head, said, tensors_said
 from ckconv.families.keys import ROPE_KEYS, TABLES_OF_ROPE
-from ckconv.families.names import beside_text, canonical_pattern, key_patterns, names_of, shift_of, tables_of
+from ckconv.families.names import canonical_pattern, key_patterns, names_of, shift_of, tables_of
 from ckconv.families.schema import DROP_MTP, LLAMA_CPP, Family
 from ckconv.families.sizes import (
     Sizes,
@@ -505,7 +505,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
         if planner.dropped(stored.name, *index.canonical_of.get(stored.name, ())):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
         elif not planner.leave_out_part(stored):
-            unmapped[beside_text(config.raw, stored.name) or parse(stored.name).pattern] += 1
+            unmapped[planner.part(stored.name)] += 1
     for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
         hint = drop_hint(index, family, pattern, unruled=pattern in unmapped)

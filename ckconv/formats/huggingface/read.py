@@ -686,7 +686,8 @@ def index_checkpoint(
             nested = (*nested, (THINKER, "")) if whole else nested
             canonical = read(nested=nested)
             heads = [tensor.source for tensor in canonical.tensors.values()]
-            for start in _starts(canonical.unknown) if not canonical.tensors.keys() - {HEAD} else ():
+            bare = all(parse(name).layer is None for name in canonical.tensors)
+            for start in _starts(canonical.unknown) if bare else ():
                 inner = read(nested=((start, ""),))
                 if inner.tensors and not inner.unknown:
                     raise _prefixed(start, heads, known.name, path)
@@ -832,7 +833,8 @@ def _starts(unknown: Sequence[StoredTensor]) -> Iterator[str]:
 
 def _prefixed(start: str, others: Sequence[str], family: str, path: Path) -> UnsupportedError:
     """Reason for names stored within another module's prefix."""
-    every = " but ".join(["every name", *map(quoted, others)])
+    but = f" but {quoted(others[0])}" if len(others) == 1 else " of a layer" if others else ""
+    every = f"every name{but}"
     message = f"{every} starts with {quoted(start)}: without it they are those of {an(family)}"
     hint = f"save the model itself, or its tensors under name.removeprefix({start!r})"
     return UnsupportedError("model.config", message, path=path, hint=hint)

@@ -52,10 +52,8 @@ from ckconv.families.names import (
     NAMES_KEY,
     PARAMS_NAME,
     REFERENCE,
-    beside_text,
     is_beside_text,
     names_of,
-    part_hint,
     scheme_names,
     tables_of,
 )
@@ -555,7 +553,7 @@ class CheckpointPlanner(Planner):
             if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif not self.leave_out_part(stored):
-                unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
+                unmapped.append(self.part(stored.name))
         self._refuse_grouped(_NO_RULE, unmapped)
         for name in not_of_zeros(self.index):
             text = f"{name} begins with an adapter that is not of zeros, and a checkpoint has no place for it"
@@ -673,9 +671,8 @@ class CheckpointPlanner(Planner):
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
             whose, also = of_source(self.config, self.index.format, pattern), f" ({count} tensors)" if count > 1 else ""
-            hint = part_hint(self.family, pattern)
-            if self.family is not None and not hint:
-                hint = drop_hint(self.index, self.family, pattern, unruled=what == _NO_RULE)
+            family, unruled = self.family, what == _NO_RULE
+            hint = "" if family is None else drop_hint(self.index, family, pattern, unruled=unruled)
             self.refuse(f"{what} {pattern}{also}{whose}", hint)
 
     def _check_class(self, family: Family) -> None:
