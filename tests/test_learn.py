@@ -510,6 +510,10 @@ def test_a_fork_with_the_base_of_rope_in_the_older_style_comes_back(tmp_path: Pa
     for table in ({"rope_theta": 5.0}, {"rope_type": "linear", "factor": 2.0}):
         (fork / "config.json").write_text(json.dumps(own | {"rope_parameters": made["rope_parameters"] | table}))
         assert ckconv("convert", fork, tmp_path / "other.gguf", *family).code == 4, table
+    made["rope_parameters"]["extra"] = 3
+    (tmp_path / "back" / "config.json").write_text(json.dumps(made))
+    differs = ckconv("verify", tmp_path / "back", tmp_path / "fork.gguf", *family)
+    assert "'rope_parameters.extra' is 3, where fork was seen with nothing, although" in differs.err
 
 
 @pytest.fixture

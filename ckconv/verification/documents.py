@@ -465,7 +465,7 @@ def _of_readers(pair: Pair) -> Iterator[Fact]:
     assert theirs is not None
     for words in ("modifiers", "overruled"):
         for text in (text for text in getattr(ours, words) if text not in getattr(theirs, words)):
-            key, _, value = text.partition(" = ")
+            key, _, value = text.removesuffix(",").partition(" = ")
             yield Fact(key, value or "overruled", None, CONFIG_NAME)
     kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, theirs)]
     if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
