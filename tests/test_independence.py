@@ -1541,6 +1541,55 @@ def test_an_option_for_one_key_excuses_no_other(
     assert command(*asked)[0] == 0
 
 
+EDITED, PUTS, READINGS = "gguf.keys:edited", "_Edits.set", "_Edits._value"
+
+
+def another(key: str, value: Any) -> Bug:
+    """A key of the metadata has another value, if it is there."""
+    return touched(lambda keys: {n: typed.scalar(old.type, value) if n == key else old for n, old in keys.items()})
+
+
+def ignored(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The option has no effect: what is the first argument comes back."""
+    return lambda first, *_: first
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "edit", "where", "bug"),
+    [
+        *(
+            (source, "gguf", f"{key}={asked}", EDITED, another(key, value))
+            for source in (AUTO, "hf/llama-tied-bf16")
+            for key, asked, value in (
+                ("llama.rope.freq_base", "7.0", 7.0000005),
+                ("tokenizer.ggml.eos_token_id", "5", 2),
+                ("llama.pooling_type", "u32:2", 1),
+                ("general.license", "mit", "apache-2.0"),
+            )
+        ),
+        *(
+            ("hf/llama-tied-bf16", to, edit, *bug)
+            for to in ("hf", "mlx")
+            for edit in ("rms_norm_eps=0.5", "temperature=0.5", "model_max_length=77", "attention_dropout=0.25")
+            for bug in ((PUTS, ignored), (READINGS, touched(lambda value: value + 1)))
+        ),
+        *((AUTO, "hf", "rope_theta=7.0", *bug) for bug in ((PUTS, ignored), (READINGS, touched(lambda v: v + 1)))),
+    ],
+)
+def test_a_value_that_was_asked_for_is_the_one_that_is_there(
+    source: str, to: str, edit: str, where: str, bug: Bug, tmp_path: Path
+) -> None:
+    asked = str(FIXTURES / source), f"{tmp_path}/out/", "--to", to, "--set-meta", edit
+    with broken(where, bug) as calls:
+        status, printed = command("convert", *asked)
+        assert (calls[0] > 0, status, edit.partition("=")[0] in printed) == (True, 5, True), printed
+        assert command("convert", *asked, "--no-verify")[0] == 0
+        out = f"{tmp_path}/out/model.gguf" if to == "gguf" else f"{tmp_path}/out"
+        assert command("verify", out, str(FIXTURES / source), "--set-meta", edit)[0] == 5
+    status, printed = command("convert", *asked, "--force")
+    assert (status, "verified" in printed) == (0, True), printed
+
+
 @pytest.mark.parametrize(
     ("case", "path", "value"),
     [

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ckconv.core.config import FIELD_OF
-from ckconv.core.metadata import Content, beside, document_of
+from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
-from ckconv.families.keys import full_key
+from ckconv.families.keys import TABLES_OF_ROPE, full_key
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.parameters import differ
 from ckconv.families.schema import MLX_VLM
@@ -55,6 +58,9 @@ _OF_THE_FILE = r"(split\.|general\.(file_type|quantization_version|alignment|siz
 #: Sizes of linear layers behind a model (``dense_2``).
 _OF_LAYERS = r"\.(embedding_length_out|dense_[23]_feat_(in|out))$"
 
+#: Documents beside config.json whose keys are set by their names, and the key of a template, which has a file.
+_ASKED, _TEMPLATE = ("generation_config.json", "tokenizer_config.json"), "chat_template"
+
 #: Documents of sentence-transformers.
 _MODULES, _POOLED, _POOLS, _RANKS = "modules.json", "1_Pooling/config.json", "pooling_type", 4
 
@@ -85,6 +91,7 @@ def faults_of(
 def _faults_of(
     out: TensorIndex, source: TensorIndex, options: Options, content: Callable[[], Content]
 ) -> Iterator[Fact]:
+    yield from _of_asked(out, source, options)
     if out.adapter is not None and source.adapter is not None:
         yield from _unasked(adapter_faults(out, source), options)
     made = out.metadata_kind is MetadataKind.TYPED and source.metadata_kind is MetadataKind.DOCUMENT
@@ -193,6 +200,81 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
 
 def _unasked(facts: Iterable[Fact], options: Options) -> Iterator[Fact]:
     return (fact for fact in facts if not is_asked(fact.key, options))
+
+
+# -- Values that somebody asked for ------------------------------------------------------------------------------------
+
+
+def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Faults of keys that were set, and say something else or nothing.
+
+    Of keys as they are written; a token that is named by its role is left to the readers of tokenizers.
+    """
+    pairs = dict(options.set_meta)
+    if not pairs or out.adapter is not None or source.adapter is not None:
+        return
+    if out.metadata_kind is MetadataKind.TYPED:
+        for key, text in pairs.items():
+            if key in out.metadata and not _is_said(out, key, text):
+                yield Fact(key, shown(stored_value(out, key)), text)
+            elif key not in out.metadata and (key.startswith(f"{out.architecture}.") or key in source.metadata):
+                yield Fact(key, None, text)
+    elif out.metadata_kind is MetadataKind.DOCUMENT and out.path.is_dir():
+        files = beside(out)
+        documents = {name: json.loads(read_whole(files[name])) for name in _ASKED if name in files}
+        documents[CONFIG_NAME] = document_of(out.metadata)
+        for key, text in pairs.items():
+            file, colon, path = key.rpartition(":")
+            if path.endswith("_token") or path == _TEMPLATE or path.startswith(f"{METADATA}."):
+                continue
+            there = {name: [*_at(document, path)] for name, document in documents.items() if name == file or not colon}
+            for name, values in there.items():
+                if values and not any(_is_read(value, text) for value in values):
+                    yield Fact(path, shown(values[0]), text, name)
+            if not any(there.values()) and f"{METADATA}.{key}" not in out.metadata:
+                yield Fact(path, None, text, file or CONFIG_NAME)
+
+
+def _is_said(out: TensorIndex, key: str, text: str) -> bool:
+    """Whether a key of a GGUF has the value that a text is, in its type."""
+    kind, said = out.metadata[key].type, stored_value(out, key)
+    text = text.removeprefix(f"{kind}:")
+    with suppress(ValueError, OverflowError):
+        if kind == "str":
+            return bool(said == text)
+        meant = json.loads(text)
+        if kind in ("f32", "arr[f32]"):
+            return not np.any(np.asarray(said, "<f4").view("<u4") != np.asarray(meant, "<f4").view("<u4"))
+        return not unequal(said, meant) and isinstance(said, bool) == isinstance(meant, bool)
+    if kind == "arr[str]":
+        return bool(said == [item.strip() for item in text.split(",") if item.strip()])
+    words = stored_value(out, TOKENS) or ()  # a token by its text
+    return bool(isinstance(said, int) and said < len(words) and words[said] == text)
+
+
+def _at(document: Any, path: str) -> Iterator[Any]:
+    """Values of a key wherever it stands; of a word of RoPE, in each table."""
+    if isinstance(document, dict):
+        table, _, word = path.rpartition(".")
+        first, _, rest = path.partition(".")
+        if path in document:
+            yield document[path]
+        elif rest and isinstance(document.get(first), dict):
+            yield from _at(document[first], rest)
+        elif table in TABLES_OF_ROPE:
+            yield from _at(document, word)
+        for value in document.values():
+            if isinstance(value, dict):
+                yield from _at(value, path)
+
+
+def _is_read(value: Any, text: str) -> bool:
+    """Whether a value of a document is what a text says: JSON, or the text."""
+    try:
+        meant = json.loads(text)
+    except ValueError:
+        return bool(value == text)
+    return value == text or not unequal(value, meant) or (isinstance(value, dict) and "__float__" in value)
 
 
 # -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
