@@ -253,7 +253,7 @@ def _is_said(out: TensorIndex, key: str, text: str) -> bool:
 
 
 def _at(document: Any, path: str) -> Iterator[Any]:
-    """Values of a key in all tables; of a word of RoPE, in either of its tables."""
+    """Values of a key in all tables; a word of RoPE stands in two."""
     if isinstance(document, dict):
         table, _, word = path.rpartition(".")
         first, _, rest = path.partition(".")
