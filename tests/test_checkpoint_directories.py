@@ -441,3 +441,24 @@ def test_layers_within_another_module_are_one_reason(tmp_path: Path, ckconv: Run
     save_file({name.removeprefix("encoder."): it for name, it in load_file(file).items()}, file)
     assert load_file(file).keys() == right.keys()
     assert ckconv("convert", file.parent, tmp_path / "m.gguf").code == 0
+
+
+def test_a_copy_of_names_that_transformers_does_not_load_says_so(tmp_path: Path, ckconv: Run) -> None:
+    """As it saved a Qwen 3.5 (its issue 45216); what a model sees with has one word more, which it does load."""
+    from safetensors.torch import load_file, save_file
+
+    case = next(family_cases.cases("qwen3_5"))
+    file = family_cases.checkpoint(case.recorded, tmp_path / "hf") / "model.safetensors"
+    right = load_file(file)
+    word, within = "model.language_model.", "model.language_model.language_model.language_model."
+    renamed = {name.replace("model.", within, 1): tensor for name, tensor in right.items()}
+    assert any(name.startswith(within + "layers.") for name in renamed)
+    save_file(renamed, file)
+
+    found = ckconv("convert", file.parent, f"{tmp_path}/copy/", "--to", "safetensors")
+
+    assert (found.code, f"transformers makes up what is called {within}*" in found.out) == (0, True)
+    assert f"name.replace({within!r}, {word!r})" in found.out
+    save_file({name.replace(within, word): tensor for name, tensor in load_file(file).items()}, file)
+    found = ckconv("convert", file.parent, f"{tmp_path}/right/", "--to", "safetensors")
+    assert (found.code, "transformers makes up" in found.out) == (0, False)

@@ -535,9 +535,11 @@ TEXT_PART = "_text"
 
 #: Where a configuration has a ``text_config``, or is one, the decoder's tensors are under one of these: transformers 5
 #: and 4. What transformers 5.24 saves of a Kimi K2.5 that it loaded has ``blocks``, as if it were the tower
-#: (``conversion_mapping.py``), and it loads that again. The first is what 5.3 to 5.5.1 saved of a Qwen 3.5.
+#: (``conversion_mapping.py``), and it loads that again. The first is what 5.3 to 5.5.1 saved of a Qwen 3.5, and load no
+#: more.
+TRIPLED = "model.language_model.language_model.language_model."
 NESTED = (
-    ("model.language_model.language_model.language_model.", "model."),
+    (TRIPLED, "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.", ""),

@@ -52,6 +52,7 @@ from ckconv.families.names import (
     NAMES_KEY,
     PARAMS_NAME,
     REFERENCE,
+    TRIPLED,
     is_beside_text,
     names_of,
     scheme_names,
@@ -716,6 +717,9 @@ class CheckpointPlanner(Planner):
         self.notes += unfit_notes(self.index, self.format)
         carried = {} if o.file_name else carried_files(self, kept)
         self.notes += loading_notes(self.family, o, self.loader, self.scheme)
+        if any(piece.name.startswith(TRIPLED) for piece in chained(modules)):
+            way = f"save the tensors under name.replace({TRIPLED!r}, 'model.language_model.')"
+            self.notes.append(f"transformers makes up what is called {TRIPLED}*, as 5.3 to 5.5.1 saved it: {way}")
         self.note_unread()
         if parts := parts_beside(self.index.path, carried):
             names = ", ".join(f"{name}/" for name in parts[:5])
