@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ckconv.core.config import FIELD_OF
-from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of
+from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalog import FAMILIES
@@ -227,6 +227,7 @@ def _of_asked(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
             file, colon, path = key.rpartition(":")
             if path.endswith("_token") or path == _TEMPLATE or path.startswith(f"{METADATA}."):
                 continue
+            path = path.removeprefix(f"{PART}.")  # which readers open
             there = {name: [*_at(document, path)] for name, document in documents.items() if name == file or not colon}
             for name, values in there.items():
                 if values and not any(_is_read(value, text) for value in values):
