@@ -258,7 +258,9 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
 def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
     """Add modifiers, unread keys and the scaling of RoPE."""
     table, prefix = family.metadata.keys, f"{architecture}."
-    scope = Values(family, KeySource(file, architecture), given=config.scope)
+    rotary = config.rope_theta is not None
+    scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
+    scope = Values(family, KeySource(file, architecture), given=replace(config, rope_scaling=scaling).scope)
     modifiers, unread = list[str](), list[str]()
     unscaled = value_of(file.metadata, f"{prefix}rope.scaling.type") == "none"
     closed = family.document.closed or architecture not in family.in_gguf.names
@@ -286,8 +288,6 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
     modifiers += _of_sliding(file, architecture, family, config)
     own = {name.removeprefix(prefix): _decoded(file, name) for name in file.metadata if name.startswith(prefix)}
     modifiers += family.metadata.unseen(own)
-    rotary = config.rope_theta is not None
-    scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     modifiers += [unknown] if unknown else []
     return replace(config, modifiers=modifiers_of(modifiers), unread=tuple(unread), rope_scaling=scaling)
 
