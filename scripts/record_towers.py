@@ -205,6 +205,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "vision_config": {**_PIXTRAL, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
         _PREPARED, {},
     ),
+    "mistral3-mistral4": (
+        "Mistral3", "F16",
+        {"text_config": {**_TEXT, "model_type": "mistral4", "num_key_value_heads": 4, "moe_intermediate_size": 20,
+                         "q_lora_rank": 18, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+                         "v_head_dim": 5, "n_routed_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
+                         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
+                                             "original_max_position_embeddings": 16, "mscale_all_dim": 1.0,
+                                             "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1}},
+         "image_token_index": 377,
+         "vision_config": {**_PIXTRAL, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
+        _PREPARED, {},
+    ),
     "mistral3-bf16": (
         "Mistral3", "BF16",
         {"text_config": {**_TEXT, "model_type": "mistral", "rms_norm_eps": 1e-5}, "image_token_index": 377,

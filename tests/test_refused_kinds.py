@@ -338,6 +338,9 @@ DERIVED = [
     ("hy_v3", "hy_v3.expert_shared_feed_forward_length", number("UINT32", "I", 29), "length is 29, and a GGUF of what"),
     ("llada", "diffusion.shift_logits", struct.pack("<IB", gguf.GGUFValueType.BOOL, 1), "shift_logits is True, and a"),
     ("ministral3", "mistral3.rope.scaling.original_context_length", number("UINT32", "I", 0), "context_length is 0"),
+    # llama.cpp computes other numbers of these than a class: 0.707 for both, and what grows from 9 on
+    ("mistral4", "mistral4.rope.scaling.yarn_log_multiplier", number("FLOAT32", "f", 0.0707), "yarn_log_multiplier ="),
+    ("mistral4", "mistral4.attention.temperature_length", number("UINT32", "I", 9), "temperature_length = 9 changes"),
 ]
 
 

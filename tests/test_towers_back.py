@@ -35,6 +35,8 @@ HALF = (
 WHOLE = [name for name in RECORDED if not name.startswith(HALF)]
 
 GLM = ("glm4v", "glm4v_moe", "glm_ocr")
+#: Of whose text models llama.cpp has gate and up in one.
+TWO = ("glm4v-", "glm_ocr", "mistral3-mistral4")
 
 #: Layers behind the one that the text model sees, and the norm behind them: they are in no mmproj.
 BEHIND = {"llava-f16": ("layers.2.", "post_layernorm."), "llava-f32": ("layers.2.", "layers.3.", "post_layernorm.")}
@@ -74,6 +76,7 @@ ALIAS = {
         *(f"vision_config.{key}" for key in ("do_pooling", "label_names", "model_args", "num_classes")),
     },
     "glm4v_moe-f16": {"text_config.rope_parameters.partial_rotary_factor"},  # beside it
+    "mistral3-mistral4": {"text_config.head_dim", "text_config.qk_head_dim"},  # which the class makes of others
     "exaone4_5-f16": {"text_config.sliding_window_pattern"},  # of a model that does not slide
     **dict.fromkeys((name for name in RECORDED if name.startswith("gemma4")), _GEMMA4),
 }
@@ -166,7 +169,7 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     # and so do sines of positions
     within = name.startswith(("pixtral", "mistral3", "gemma4", "qwen2_5_omni"))
     # of three linear layers: q, k and v, and two of a convolution, in one; gate and up of two layers
-    parts = 9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 2 if name.startswith(("glm4v-", "glm_ocr")) else 0
+    parts = 9 if name.startswith(("qwen3_5", "minicpmv4_6")) else 2 if name.startswith(TWO) else 0
     assert (
         checked.json["tensors"] == sum(len(gguf.GGUFReader(file).tensors) for file in (text, mmproj)) - within + parts
     )
