@@ -58,6 +58,24 @@ def test_a_key_without_letters_is_no_text_part(tmp_path: Path, to: str, value: A
     assert report.verified == 21
 
 
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_base_that_another_overrules_leaves_what_no_layer_reads(tmp_path: Path, to: str) -> None:
+    made = Decoder(qk_norm=True)
+    document = made.config("qwen3", max_window_layers=28, use_sliding_window=False, sliding_window=None)
+    said = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_theta": 500000.0}
+    report = ckconv.convert(save(tmp_path / "source", {**document, **said}, made.tensors()), tmp_path / "out", to=to)
+    assert report.verified == 25
+
+
+def test_a_type_of_rope_that_the_other_library_passes_over_comes_back(tmp_path: Path) -> None:
+    ckconv.convert(llama(tmp_path), tmp_path / "mlx", to="mlx")
+    file = tmp_path / "mlx" / "config.json"
+    table = {"rope_theta": 10000.0, "rope_type": "default", "type": "mrope", "mrope_section": [1, 1, 2]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_parameters": table}))
+    report = ckconv.convert(tmp_path / "mlx", tmp_path / "back", to="safetensors")
+    assert report.verified == 21
+
+
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 @pytest.mark.parametrize(
     ("changes", "words"),

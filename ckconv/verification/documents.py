@@ -447,11 +447,12 @@ def _of_words(pair: Pair) -> Iterator[Fact]:
     assert config is not None
     cells = {row.name: [cell for cell in row.key_cells("hf") if not cell.of_rope] for row in rows}
     alone = [name for name, own in cells.items() if not any(pair.consumer in cell.readers for cell in own)]
-    said = dict(said_by_rows(rows, {**scope_of(pair.family, config), **dict.fromkeys(alone)}, "hf"))
+    scope = scope_of(pair.family, config)
+    said, whole = (dict(said_by_rows(rows, {**scope, **dict.fromkeys(none)}, "hf")) for none in (alone, ()))
     words = {cell.key for own in cells.values() for cell in own} - {*needed()["documents"]["free"], *TABLES_OF_ROPE}
     for key in sorted(words & pair.mine.keys()):
         value, meant = pair.mine[key], [one[key] for one in (said, pair.meant) if one.get(key) is not None]
-        if value is not None and meant and all(unequal(value, one) for one in meant):
+        if value is not None and meant and all(unequal(value, one) for one in (*meant, whole.get(key))):
             yield pair.fault(key, meant[-1])
 
 
@@ -466,7 +467,9 @@ def _of_readers(pair: Pair) -> Iterator[Fact]:
     for words in ("modifiers", "overruled"):
         for text in (text for text in getattr(ours, words) if text not in getattr(theirs, words)):
             key, _, value = text.removesuffix(",").partition(" = ")
-            yield Fact(key, value or "overruled", None, CONFIG_NAME)
+            table = key.partition(",")[0].partition(".")[0]
+            if value or unequal(pair.mine.get(table), pair.meant.get(table)):  # what both say, another library reads
+                yield Fact(key, value or "overruled", None, CONFIG_NAME)
     kinds = [(config.rope_scaling or {}).get("rope_type") for config in (ours, theirs)]
     if kinds[0] not in (None, "default", kinds[1], *ROPE_KEYS):
         yield Fact("rope_type", shown(kinds[0]), shown(kinds[1] or "default"), CONFIG_NAME)
