@@ -26,7 +26,7 @@ FILES = {
     "hy_v3": "hy-v3", "nemotron_h": "nemotron-h",
     "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss", "pangu-embedded": "pangu-embed",
     "spark2_5": "spark2-5", "llama-embed": "llama", "graniteswitch": "granite-switch", "hrm_text": "hrm-text",
-    "hunyuan_vl": "hunyuan-vl", "paddleocr": "ernie4-5", "deepseek2-ocr": "deepseek2ocr",
+    "hunyuan_vl": "hunyuan-vl", "paddleocr": "ernie4-5", "deepseek2-ocr": "deepseek2ocr", "mistral4": "deepseek2",
 }  # fmt: skip
 
 #: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.

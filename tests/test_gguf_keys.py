@@ -82,6 +82,7 @@ UNREAD = {
     "deepseek": {"expert_gating_func"},
     "deepseek_v32": {"attention.temperature_length"},
     "deepseek_v4": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
+    "mistral4": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "dspark": {"has_confidence_head", "sample_from_anchor"},
     "eagle3": {"rope.dimension_sections"},
     "ernie4_5_moe": {"expert_shared_count"},
