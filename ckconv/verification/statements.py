@@ -16,9 +16,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ckconv.core.config import FIELD_OF
+from ckconv.core.late import np
 from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, Content, beside, document_of
 from ckconv.core.tensors import MetadataKind, Role, TensorIndex, Tower, stored_value
 from ckconv.errors import VerifyError, listed
