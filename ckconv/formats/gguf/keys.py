@@ -79,39 +79,43 @@ def _by_type() -> Mapping[str, tuple[str, ...]]:
     return {kind: tuple(keys.split()) for kind, keys in table_of(KNOWN).items()}
 
 
-def _known(architecture: str) -> dict[str, list[str]]:
-    """Key, or glob of keys, -> types, of an architecture."""
+def _known(architecture: str, family: str) -> Mapping[str, list[str]]:
+    """Key, or glob of keys, -> types, of an architecture, or of one family of those that share it."""
     found: dict[str, list[str]] = {}
-    for family in families_of_gguf(architecture):
-        for cell in (cell for row in family.parameters.values() for cell in row.key_cells("gguf")):
+    for one in [FAMILIES[family]] if family else families_of_gguf(architecture):
+        for cell in (cell for row in one.parameters.values() for cell in row.key_cells("gguf")):
             kind = f"arr[{cell.type[:-2]}]" if cell.type.endswith("[]") else cell.type
             if not cell.key.startswith("/"):
                 found.setdefault(f"{architecture}.{cell.key}", []).append(kind)
     return {**found, **{key: [kind] for kind, keys in _by_type().items() for key in keys}}
 
 
-def types_of(key: str, architecture: str) -> list[str]:
+def types_of(key: str, architecture: str, family: str = "") -> list[str]:
     """The types of a key; empty where no table has it."""
-    found = _known(architecture)
+    found = _known(architecture, family)
     return found.get(key) or next((kinds for glob, kinds in found.items() if fnmatchcase(key, glob)), [])
 
 
-def _mistyped(key: str, value: Value, architecture: str) -> str:
+def _mistyped(key: str, value: Value, architecture: str, family: str = "") -> str:
     """The type that llama.cpp wants of a key that has another one.
 
     Of several it takes any list for a number of each layer.
     """
+    if value.type.startswith("arr[") or (family and value.type in types_of(key, architecture, family)):
+        return ""  # without reading other families
     kinds = [kind for kind in types_of(key, architecture) if not kind.startswith("arr[")]
-    return "" if value.type.startswith("arr[") or value.type in kinds else next(iter(kinds), "")
+    return "" if value.type in kinds else next(iter(kinds), "")
 
 
-def mistyped_notes(metadata: Mapping[str, Value], architecture: str) -> Iterator[str]:
+def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str) -> Iterator[str]:
     """Note keys of another type than llama.cpp loads.
 
     It looks at the type of what it reads, and stops at another one (``get_key`` of llama-model-loader.cpp).
     """
     read = (f"{architecture}.", _PREFIX, *_LOADED)
-    kinds = {key: _mistyped(key, value, architecture) for key, value in metadata.items() if key.startswith(read)}
+    kinds = {
+        key: _mistyped(key, value, architecture, family) for key, value in metadata.items() if key.startswith(read)
+    }
     kinds = {key: kind for key, kind in kinds.items() if kind}
     if not kinds:
         return
@@ -141,7 +145,7 @@ def unknown_note(key: str, architecture: str) -> str:
     read = [name for family in families for name in family.metadata.keys]
     if key in {f"{architecture}.{name}" for name in read}:
         return ""
-    names = [*_known(architecture), *(f"{architecture}.{name}" for name in read)]
+    names = [*_known(architecture, ""), *(f"{architecture}.{name}" for name in read)]
     from difflib import get_close_matches
 
     near = get_close_matches(key, names, n=1, cutoff=0.8)

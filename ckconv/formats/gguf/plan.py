@@ -600,7 +600,7 @@ class GgufPlanner(Planner):
         own, config = self._same_format, self._config
         architecture = self.index.architecture if own or config is None else FAMILIES[config.family].gguf
         made = edited(self, metadata, architecture, ruled=config is not None, own=own)
-        self.notes += mistyped_notes(made, architecture) if own else ()
+        self.notes += mistyped_notes(made, architecture, config.family if config else "") if own else ()
         left = [key for key in made if key.startswith(f"{architecture}.")]
         if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
             them = and_more(left)
