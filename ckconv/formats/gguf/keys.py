@@ -80,7 +80,10 @@ def _by_type() -> Mapping[str, tuple[str, ...]]:
 
 
 def _known(architecture: str, family: str) -> Mapping[str, list[str]]:
-    """Key, or glob of keys, -> types, of an architecture, or of one family of those that share it."""
+    """Key, or glob of keys, -> types.
+
+    Of an architecture, or of one family of those that share it.
+    """
     found: dict[str, list[str]] = {}
     for one in [FAMILIES[family]] if family else families_of_gguf(architecture):
         for cell in (cell for row in one.parameters.values() for cell in row.key_cells("gguf")):
