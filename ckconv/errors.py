@@ -229,6 +229,17 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {several or f'{noun}s'}"
 
 
+def nearest(text: str, words: Iterable[str], alike: float = 0.6) -> str:
+    """The word that is most like a text; empty if none is.
+
+    Args:
+        alike: the least share of letters that they have in common.
+    """
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(text, list(words), 1, alike)), "")
+
+
 def an(name: str) -> str:
     """``a llama``, ``an exaone``, ``an ultravox``."""
     vowel = name[:1].lower() in tuple("aeio") and name[:2].lower() != "eu"

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ckconv.cli.settings import CONTEXT, common_options, told_elsewhere
 from ckconv.core import __version__
-from ckconv.errors import CkconvError, UsageError
+from ckconv.errors import CkconvError, UsageError, nearest
 
 #: verb -> what `ckconv --help` says of it. Its module has the verb's name and holds ``command``.
 VERBS: dict[str, str] = {
@@ -95,14 +95,12 @@ class Verbs(click.Group):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from difflib import get_close_matches
-
-            near = get_close_matches(word, VERBS, n=1)
+            near = nearest(word, VERBS)
             if word in _ELSEWHERE:
                 raise UsageError("usage", f"ckconv has no command {word!r}", hint=_ELSEWHERE[word]) from None
             if not near:
                 raise
-            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near[0]}?", ctx) from None
+            raise click.UsageError(f"{error.message.rstrip('.')}. Did you mean {near}?", ctx) from None
         if command is not None and name not in ("completion", "version", None):
             from ckconv.cli.flags import defaults_of
 

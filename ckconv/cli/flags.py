@@ -14,7 +14,7 @@ import click
 
 from ckconv.cli.settings import PATH, Whole, forget_default, is_default
 from ckconv.core.late import NamedTuple
-from ckconv.errors import InputError, UsageError, quoted
+from ckconv.errors import InputError, UsageError, nearest, quoted
 from ckconv.formats import ALIASES, names
 from ckconv.io import as_path
 from ckconv.io.json import Document, read_document
@@ -512,7 +512,6 @@ def _check(file: _File, verbs: Mapping[str, str]) -> None:
     groups += [(f"{_PRESET}.{name}", {**table}) for name, table in presets.items()]
     if not any(keys for _, keys in groups):
         return
-    from difflib import get_close_matches
     from importlib import import_module
 
     own = (import_module(f"ckconv.cli.{verb}").command for verb in verbs if verb != "completion")
@@ -520,8 +519,8 @@ def _check(file: _File, verbs: Mapping[str, str]) -> None:
     for table, keys in groups:
         for key in keys:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else ""
+                near = nearest(key, known)
+                hint = f"did you mean {near}?" if near else ""
                 raise _fault(file.at(key, table), f"no command has a flag --{key}", hint)
 
 

@@ -7,7 +7,6 @@ see each other's.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
         told = {
             choice.parts[0].row.name for choice in choices if choice.numbers is not None and choice.numbers.of_lists
         }
-        for one, other in itertools.combinations([choice.parts[0].row.name for choice in choices], 2):
+        for one, other in combinations([choice.parts[0].row.name for choice in choices], 2):
             if one != other and (one in told) == (other in told) and not _exclusive(family, one, other):
                 yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckconv.core import __version__, metadata, tensors
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, counted, missing_package, nearest
 from ckconv.families.catalog import FAMILIES, both_hold, families_of_gguf
 from ckconv.families.keys import ANY, NONE
 from ckconv.families.merge import FOLDER, listed, merged, read_file, text
@@ -501,8 +500,8 @@ def _check_answers(pairs: Sequence[Pair], confirmed: Mapping[str, str]) -> None:
     known = {key for pair in pairs for keys in (pair.flat, pair.document, pair.keys) for key in keys}
     for key in confirmed:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else None
+            near = nearest(key, known)
+            hint = f"did you mean {near}?" if near else None
             raise UsageError("usage.flag", f"--confirm {key}: neither config.json nor the GGUF has this key", hint=hint)
 
 

@@ -6,7 +6,6 @@ import json
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from json import JSONEncoder
 from math import isnan
 from typing import Any
 from zlib import compress, decompress
@@ -121,7 +120,7 @@ _PIECE = 64 << 10
 #: What llama.cpp takes for the unknown token where a file does not say.
 _UNKNOWN_ID = 0
 
-_encoded = JSONEncoder(ensure_ascii=False).encode
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def fills(token: str, kind: int, number: int) -> bool:

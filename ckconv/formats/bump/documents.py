@@ -11,7 +11,7 @@ from typing import Any
 from ckconv.core.config import CONFIG_KEYS
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.core.tensors import HEAD, TensorIndex, parse
-from ckconv.errors import VerifyError, listed
+from ckconv.errors import VerifyError, listed, nearest
 from ckconv.families.catalog import families_of_gguf
 from ckconv.families.sizes import used
 from ckconv.formats.bump import ages, read, sidefiles
@@ -220,13 +220,11 @@ def _unnamed(config: Document, *, own: bool = False) -> Iterator[str]:
 
 
 def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
-    from difflib import get_close_matches
-
     known = {name for names in CONFIG_KEYS.values() for name in names} | set(keys)
     for key in keys:
-        near = get_close_matches(key, [name for name in config if name not in known], 1, _ALIKE)
+        near = nearest(key, [name for name in config if name not in known], _ALIKE)
         if key not in config and near:
-            yield f"it has no {key}, but {near[0]!r}"
+            yield f"it has no {key}, but {near!r}"
 
 
 def _manifest_faults(manifest: Document, metadata: Document | None, header: HeaderV4, index: TensorIndex) -> list[str]:

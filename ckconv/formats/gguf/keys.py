@@ -36,7 +36,7 @@ from ckconv.core.metadata import (
     string,
 )
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
-from ckconv.errors import InputError, UsageError, and_more, counted, quoted
+from ckconv.errors import InputError, UsageError, and_more, counted, nearest, quoted
 from ckconv.families import schema, towers
 from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
 from ckconv.formats.gguf.entries import has_scales
@@ -149,10 +149,8 @@ def unknown_note(key: str, architecture: str) -> str:
     if key in {f"{architecture}.{name}" for name in read}:
         return ""
     names = [*_known(architecture, ""), *(f"{architecture}.{name}" for name in read)]
-    from difflib import get_close_matches
-
-    near = get_close_matches(key, names, n=1, cutoff=0.8)
-    return f"no known reader looks at {key}{f'; did you mean {near[0]}?' if near else ''}"
+    near = nearest(key, names, 0.8)
+    return f"no known reader looks at {key}{f'; did you mean {near}?' if near else ''}"
 
 
 def resolved(metadata: Mapping[str, Value], pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -174,13 +172,11 @@ def _resolved(metadata: Mapping[str, Value], short: str, text: str) -> tuple[str
         raise UsageError("usage.meta", f"--set-meta {key}: the file has no tokens, so {quoted(text)} names none")
     tokens = list(_tokens(metadata))
     if text not in tokens:
-        from difflib import get_close_matches
-
-        near = get_close_matches(text, tokens, n=1)
+        near = nearest(text, tokens)
         raise UsageError(
             "usage.meta",
             f"--set-meta {short}: no token is {quoted(text)}",
-            hint=f"there is {quoted(near[0])}" if near else "give a token's text or its id",
+            hint=f"there is {quoted(near)}" if near else "give a token's text or its id",
         )
     return key, str(tokens.index(text))
 

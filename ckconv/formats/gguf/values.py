@@ -9,7 +9,6 @@ from dataclasses import field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from struct import Struct
 
 from ckconv.core.late import NamedTuple, dataclass, pattern
 from ckconv.core.metadata import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, Value, ValueType, string
@@ -144,13 +143,13 @@ VERSIONS = (1, 2, 3)
 VERSION = 3
 
 #: version -> how it writes a count, a length or a dimension.
-LENGTH = {1: Struct("<I"), 2: Struct("<Q"), 3: Struct("<Q")}
+LENGTH = {1: struct.Struct("<I"), 2: struct.Struct("<Q"), 3: struct.Struct("<Q")}
 #: version -> (tensor count, metadata count), at byte 8.
-COUNTS = {1: Struct("<II"), 2: Struct("<QQ"), 3: Struct("<QQ")}
+COUNTS = {1: struct.Struct("<II"), 2: struct.Struct("<QQ"), 3: struct.Struct("<QQ")}
 COUNTS_OFFSET = 8
 
 #: The end of a tensor record: ggml type, offset in the data section.
-TENSOR_TAIL = Struct("<IQ")
+TENSOR_TAIL = struct.Struct("<IQ")
 
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
@@ -292,7 +291,7 @@ class ArrayRef:
     count: int
     offset: int
     nbytes: int
-    length: Struct = field(repr=False)
+    length: struct.Struct = field(repr=False)
     source: ByteSource = field(repr=False)
 
     def raw(self) -> bytes:
@@ -381,7 +380,7 @@ class MetaValue(NamedTuple):
     offset: int = 0
 
 
-def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:
+def read_value(cursor: Cursor, key: str, length: struct.Struct) -> MetaValue:
     """Read a value's type and the value; the cursor is left behind it.
 
     Args:
@@ -406,7 +405,7 @@ def read_value(cursor: Cursor, key: str, length: Struct) -> MetaValue:
     return MetaValue(kind.name, struct.unpack("<" + kind.code, raw)[0], raw, offset)
 
 
-def read_string(cursor: Cursor, length: Struct, cap: int, what: str) -> bytes:
+def read_string(cursor: Cursor, length: struct.Struct, cap: int, what: str) -> bytes:
     """Read a length and that many bytes.
 
     ``what`` is what a message calls them.
@@ -452,7 +451,7 @@ def _read_type(cursor: Cursor, key: str, what: str) -> ValueType:
     return kind
 
 
-def _read_array(cursor: Cursor, key: str, length: Struct) -> MetaValue:
+def _read_array(cursor: Cursor, key: str, length: struct.Struct) -> MetaValue:
     at = cursor.offset
     kind = _read_type(cursor, key, "is an array of value type")
     if kind is ARRAY:
@@ -506,7 +505,7 @@ def _short_strings(width: int) -> re.Pattern[bytes]:
     return re.compile(b"(?:%s){%d}+" % (b"|".join(forms), _RUN), re.DOTALL)
 
 
-def _skip_strings(cursor: Cursor, key: str, count: int, length: Struct) -> None:
+def _skip_strings(cursor: Cursor, key: str, count: int, length: struct.Struct) -> None:
     """Move over ``count`` strings.
 
     The inner loop runs once a token of a vocabulary: it touches only the lengths.

@@ -8,7 +8,6 @@ import pickletools
 import struct
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from struct import Struct
 from typing import Any, NamedTuple
 
 from ckconv.core.layouts import DTYPES, DType
@@ -428,10 +427,10 @@ _IGNORED = frozenset({"PROTO", "FRAME"})
 #
 # No value is read.
 
-_LOCAL = Struct("<4s2xHH16xHH")
-_CENTRAL = Struct("<4s4xHH8xIIHHH8xI")
-_END = Struct("<4s4x2xHIIH")
-_LOCATOR, _END64 = Struct("<4s4xQ4x"), Struct("<4s28xQQQ")
+_LOCAL = struct.Struct("<4s2xHH16xHH")
+_CENTRAL = struct.Struct("<4s4xHH8xIIHHH8xI")
+_END = struct.Struct("<4s4x2xHIIH")
+_LOCATOR, _END64 = struct.Struct("<4s4xQ4x"), struct.Struct("<4s28xQQQ")
 #: A field of 32 bits that the 64-bit extension holds.
 _WIDE = 0xFFFFFFFF
 _EXTENSION = 1

@@ -7,7 +7,6 @@ A key goes to every document that has it, else to the one whose class reads it: 
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import math
 from collections import Counter
@@ -24,7 +23,7 @@ from ckconv.core.late import table_of
 from ckconv.core.layouts import DTYPES, WIDENS_TO_F32
 from ckconv.core.metadata import CONFIG_NAME, METADATA, PART, QUANTIZATION_KEYS, WHOLE, closed, opened, text_key
 from ckconv.core.tensors import HEAD, parse
-from ckconv.errors import InputError, UnsupportedError, UsageError, an, quoted
+from ckconv.errors import InputError, UnsupportedError, UsageError, an, nearest, quoted
 from ckconv.families import axes, catalog
 from ckconv.families.huggingface_classes import Accepts, accepted_by, accepts, is_on, switches_of
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_part
@@ -173,8 +172,8 @@ class _Edits:
 
     def _check_token(self, key: str, text: str, words: Mapping[str, int]) -> None:
         if text not in words:
-            near = difflib.get_close_matches(text, words, n=1)
-            hint = f"there is {quoted(near[0])}" if near else "tokenizer.json lists them"
+            near = nearest(text, words)
+            hint = f"there is {quoted(near)}" if near else "tokenizer.json lists them"
             raise UsageError("usage.meta", f"--set-meta {key}: no token is {quoted(text)}", hint=hint)
 
     def _set_token(self, role: str, text: str) -> None:
@@ -287,8 +286,8 @@ class _Edits:
             self.notes.append(f"{consumer} does not read {key} of config.json, {readers[0]} does")
         if new is None or not self._names() or self._known(key) or any(key in rows for rows in _rows().values()):
             return
-        near = difflib.get_close_matches(key, self._names(), n=1, cutoff=0.8)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(key, self._names(), 0.8)
+        meant = f"; did you mean {near}?" if near else ""
         model_type = self._own.get("model_type")
         self.notes.append(f"no known class of {model_type} reads {key} of config.json{meant}")
 
