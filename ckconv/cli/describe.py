@@ -549,8 +549,7 @@ def _heads(index: TensorIndex) -> Iterator[str]:
         yield f"{counted(int(own['extra_layers']), 'layer')} to predict further tokens (mtp)"
     if labels := own.get("labels"):
         yield f"a classifier of {counted(len(labels), 'label')}: {', '.join(listed([cut(label) for label in labels]))}"
-    modules = catalog.FAMILIES[index.config.family].in_huggingface.modules if index.config is not None else ()
-    if behind := [tensor.shape for name in modules if (tensor := index.tensors.get(name))]:
+    if behind := [tensor.shape for tensor in catalog.layers_behind(index).values()]:
         widths = " to ".join(map(str, (behind[0][1], *(shape[0] for shape in behind))))
         yield f"{counted(len(behind), 'linear layer')} behind the embedding: {widths}"
     is_document = index.metadata_kind is MetadataKind.DOCUMENT

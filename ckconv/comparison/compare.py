@@ -40,7 +40,7 @@ from ckconv.core.tensors import (
 )
 from ckconv.errors import CkconvError, UnsupportedError, counted, shown
 from ckconv.families import canonical, huggingface_classes, huggingface_config, parameters
-from ckconv.families.catalog import FAMILIES
+from ckconv.families.catalog import FAMILIES, layers_behind
 from ckconv.families.keys import CONSUMERS, MLX_LM, TABLES_OF_ROPE
 from ckconv.families.names import NAMES_KEY, shift_of
 from ckconv.families.towers import tower_family
@@ -523,7 +523,8 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
         one, other = with_flags(a, one, other), with_flags(b, other, one)
         found = differences(one, other, people=False, defaults=format_of(a.format).class_defaults)
         overruled, places = _overruled(a) | _overruled(b), _places(a, b)
-        linear = _linear(a) & _linear(b)  # compared as tensors
+        both = layers_behind(a).keys() & layers_behind(b).keys()
+        linear = {f"{folder}/{SINGLE_NAME}" for folder in both}  # compared as tensors
         found = (fact for fact in found if fact.key not in linear)
         counted = (fact for fact in found if _counts(fact, places) or _is_of(fact, overruled))
         return Facts(tuple(islice((fact for fact in counted if not _is_said_alike(fact, a, b, places)), ENOUGH)))
@@ -542,12 +543,6 @@ def _facts(a: TensorIndex, b: TensorIndex) -> Facts:
     told = [{name for name in each if name == _TOKENS or re.fullmatch(CARRIED, name)} for each in names]
     uncompared = (told[0] | told[1]) - ({_TOKENS} if not all(told) else set())  # one way compares the words
     return fewer._replace(different=(*lacking, *fewer.different), uncompared=tuple(sorted(uncompared)))
-
-
-def _linear(index: TensorIndex) -> set[str]:
-    """Files of linear layers behind the model."""
-    modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
-    return {f"{modules[name]}/{SINGLE_NAME}" for name in modules if name in index.tensors}
 
 
 def _overruled(index: TensorIndex) -> set[str]:

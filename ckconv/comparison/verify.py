@@ -32,7 +32,7 @@ from ckconv.errors import (
     counted,
     listed,
 )
-from ckconv.families.catalog import FAMILIES, asks_target, drafter_of, own_files
+from ckconv.families.catalog import asks_target, drafter_of, layers_behind, own_files
 from ckconv.families.schema import TOWER
 from ckconv.formats import detect, format_of, load
 from ckconv.formats.bump.ages import DEFAULT
@@ -112,8 +112,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
 
 def _has_layers(out: TensorIndex) -> bool:
     """Whether linear layers lie in directories beside the model's file."""
-    modules = FAMILIES[out.config.family].in_huggingface.modules if out.config else {}
-    return out.metadata_kind is MetadataKind.DOCUMENT and not out.tensors.keys().isdisjoint(modules)
+    return out.metadata_kind is MetadataKind.DOCUMENT and bool(layers_behind(out))
 
 
 def _lacks_tower(source: TensorIndex, out: TensorIndex) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF, ModelConfig, config_differences, worded_fields
 from ckconv.core.late import NamedTuple, table_of
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import UsageError, an, quoted
 from ckconv.families import axes as shapes, parameters
 from ckconv.families.expressions import Expression, ExpressionError, parse
@@ -559,6 +559,12 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
             if condition is None or parse(condition).value(said):
                 return FAMILIES[name]
     return FAMILIES.get(model_type)
+
+
+def layers_behind(index: TensorIndex) -> dict[str, Tensor]:
+    """Directory of sentence-transformers -> linear layer behind the model."""
+    modules = FAMILIES[index.config.family].in_huggingface.modules if index.config else {}
+    return {folder: tensor for name, folder in modules.items() if (tensor := index.tensors.get(name)) is not None}
 
 
 def families_of_model_type(model_type: str) -> list[Family]:

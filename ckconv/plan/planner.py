@@ -31,6 +31,7 @@ from ckconv.families.catalog import (
     families_of_model_type,
     keys_said,
     known_by,
+    layers_behind,
     layers_said,
     said,
     tie_word,
@@ -328,12 +329,12 @@ class Planner(ABC):
         ]
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
-    def refuse_parted(self, modules: Iterable[str]) -> None:
+    def refuse_parted(self) -> None:
         """Refuse to leave out some linear layers behind the model.
 
         One takes what another makes.
         """
-        there = [tensor for name in modules if (tensor := self.index.tensors.get(name))]
+        there = layers_behind(self.index).values()
         kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
         if kept and len(kept) < len(there):
             gone = ", ".join(tensor.name for tensor in there if tensor.name not in kept)

@@ -38,7 +38,7 @@ from ckconv.core.metadata import (
 from ckconv.core.tensors import HEAD, MetadataKind, TensorIndex, made
 from ckconv.errors import InputError, UsageError, and_more, counted, nearest, quoted
 from ckconv.families import schema, towers
-from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters
+from ckconv.families.catalog import FAMILIES, families_of_gguf, hyperparameters, layers_behind
 from ckconv.formats.gguf.entries import has_scales
 from ckconv.formats.gguf.read import read_header
 from ckconv.formats.gguf.values import ALIGNMENT_KEY, LENGTH, VERSION, ArrayRef, MetaValue, Record, align_up, header
@@ -475,7 +475,7 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
     if index.metadata_kind is not MetadataKind.DOCUMENT or index.config is None:
         return []
     family, modules = FAMILIES[index.config.family], modules_of(root_of(index))
-    there = [index.tensors[name] for name in family.in_huggingface.modules if name in index.tensors]
+    there = layers_behind(index).values()
     pools = next((n for n, module in enumerate(modules) if module.kind == POOLING), len(modules))
     return [
         Reason(

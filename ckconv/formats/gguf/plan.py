@@ -408,7 +408,7 @@ class GgufPlanner(Planner):
             why = row.why if row is not None and row.absent else ""
             self.refuse(why or f"llama.cpp has no architecture for {family.name}")
             return []
-        self.refuse_parted(family.in_huggingface.modules)
+        self.refuse_parted()
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         tied = all(entry.name != HEAD for entry in entries)

@@ -38,6 +38,7 @@ from ckconv.families.catalog import (
     FAMILIES,
     copied_by,
     families_of_gguf,
+    layers_behind,
     layers_said,
     of_source,
     said,
@@ -542,10 +543,9 @@ class CheckpointPlanner(Planner):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
-        self.refuse_parted(self.family.in_huggingface.modules)
-        for name, folder in self.family.in_huggingface.modules.items() if self.index.format == "gguf" else ():
-            linear = self.index.tensors.get(name)
-            if linear is not None and not self.dropped(name, linear.source):
+        self.refuse_parted()
+        for folder, linear in layers_behind(self.index).items() if self.index.format == "gguf" else ():
+            if not self.dropped(linear.name, linear.source):
                 self.behind[folder] = self._linear(linear)
         if self.behind and self.options.file_name:
             self.refuse(f"{', '.join(self.behind)} are directories beside the tensors", "name a directory (DST/)")
