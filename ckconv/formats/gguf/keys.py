@@ -93,19 +93,22 @@ def _known(architecture: str, family: str) -> Mapping[str, list[str]]:
     return {**found, **{key: [kind] for kind, keys in _by_type().items() for key in keys}}
 
 
-def types_of(key: str, architecture: str, family: str = "") -> list[str]:
+def types_of(key: str, architecture: str) -> list[str]:
     """The types of a key; empty where no table has it."""
-    found = _known(architecture, family)
+    return _among(_known(architecture, ""), key)
+
+
+def _among(found: Mapping[str, list[str]], key: str) -> list[str]:
     return found.get(key) or next((kinds for glob, kinds in found.items() if fnmatchcase(key, glob)), [])
 
 
-def _mistyped(key: str, value: Value, architecture: str, family: str = "") -> str:
+def _mistyped(key: str, value: Value, architecture: str) -> str:
     """The type that llama.cpp wants of a key that has another one.
 
     Of several it takes any list for a number of each layer.
     """
-    if value.type.startswith("arr[") or (family and value.type in types_of(key, architecture, family)):
-        return ""  # without reading other families
+    if value.type.startswith("arr["):
+        return ""
     kinds = [kind for kind in types_of(key, architecture) if not kind.startswith("arr[")]
     return "" if value.type in kinds else next(iter(kinds), "")
 
@@ -116,9 +119,10 @@ def mistyped_notes(metadata: Mapping[str, Value], architecture: str, family: str
     It looks at the type of what it reads, and stops at another one (``get_key`` of llama-model-loader.cpp).
     """
     read = (f"{architecture}.", _PREFIX, *_LOADED)
-    kinds = {
-        key: _mistyped(key, value, architecture, family) for key, value in metadata.items() if key.startswith(read)
-    }
+    own = _known(architecture, family) if family else {}  # which most have: other families are not read for them
+    others = {key: value for key, value in metadata.items() if key.startswith(read)}
+    others = {key: value for key, value in others.items() if value.type not in _among(own, key)}
+    kinds = {key: _mistyped(key, value, architecture) for key, value in others.items()}
     kinds = {key: kind for key, kind in kinds.items() if kind}
     if not kinds:
         return
