@@ -30,10 +30,7 @@ GARBAGE_THRESHOLD = 50_000
 
 
 def main() -> None:
-    """Run the command line and exit.
-
-    A user never sees a traceback without ``--debug``.
-    """
+    """Run the command line and exit; no traceback without ``--debug``."""
     if sys.argv[1:] in (["--version"], ["-V"]):  # what scripts ask before anything else; click takes thrice as long
         with suppress(OSError):  # a stream that takes nothing has its error below
             os.write(1, f"ckconv {__version__}\n".encode())
@@ -70,10 +67,7 @@ def main() -> None:
 
 
 class _Imports:
-    """Import hook: asks for memory for numpy, lets other modules wait.
-
-    Those run when something of them is used.
-    """
+    """Import hook: memory for numpy, other modules when they are used."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Find modules that wait.
@@ -222,10 +216,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _settle_streams() -> None:
-    """Make closed streams fail or swallow, and escape on stdout.
-
-    A closed stdout fails as a full disk does, a closed stderr swallows.
-    """
+    """Make closed stdout fail, closed stderr swallow; escape on stdout."""
     if sys.stdout is None:  # writing to what was opened for reading is EBADF, as of a closed descriptor
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:

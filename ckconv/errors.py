@@ -192,10 +192,7 @@ def unreadable(
     doing: str = "cannot be read",
     offset: int | None = None,
 ) -> InputError | OutputError:
-    """The error of a file that cannot be read.
-
-    ``input.unreadable``, or ``system`` where the file is not at fault.
-    """
+    """``input.unreadable``, or ``system`` where no file is at fault."""
     message = f"{doing}: {error.strerror or error}"
     if error.errno in (*NO_RESOURCES, errno.EIO):  # of a device that fails, no file is at fault
         hint = "the limit of open files is reached (ulimit -n)" if error.errno == errno.EMFILE else None

@@ -140,10 +140,7 @@ class Takes(Enum):
 
 
 class Records(Enum):
-    """Records that keep an option.
-
-    They say what the output was made with, not where it lay.
-    """
+    """Records of what an output was made with, not of where it lay."""
 
     BOTH = "the conversion record, and a source record: it changes values, or leaves tensors out"
     CONVERSION = "the conversion record"

@@ -90,10 +90,7 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Assume that a file is the user's own.
-
-    Who may not remove it hears so from the system.
-    """
+    """Assume that a file is the user's: the system refuses removal."""
     return True
 
 

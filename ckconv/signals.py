@@ -86,10 +86,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None, within: FrameType | None) -> bool:
-    """Whether a module is being imported, within a frame.
-
-    Broken off, it stays locked, and C code cannot begin twice.
-    """
+    """Whether a frame imports a module, which stays locked if broken off."""
     while frame is not None and frame is not within:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -98,10 +95,7 @@ def _imports(frame: FrameType | None, within: FrameType | None) -> bool:
 
 
 def _report(unraisable: sys.UnraisableHookArgs) -> None:
-    """Say nothing of a signal's exception that a destructor swallowed.
-
-    :func:`check` raises it again.
-    """
+    """Drop a signal's swallowed exception, which :func:`check` raises again."""
     if not isinstance(unraisable.exc_value, Interrupted):
         sys.__unraisablehook__(unraisable)
 
@@ -177,10 +171,7 @@ def noted() -> Iterator[None]:
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """Raise signals at once even in :func:`noted`.
-
-    For what waits, or reads for long, and cleans nothing up.
-    """
+    """Raise signals at once: for waits or long reads that clean nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

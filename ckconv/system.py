@@ -1,7 +1,4 @@
-"""Differences between operating systems: calls that only some have.
-
-What a system has no call for does :mod:`ckconv.portable`.
-"""
+"""Calls that only some systems have; :mod:`ckconv.portable` does the rest."""
 
 from __future__ import annotations
 
@@ -155,10 +152,7 @@ def reads_in_order(fd: int) -> None:
 
 
 def reads_what_is_cached(fd: int) -> None:
-    """Tell the system not to read ahead.
-
-    Of a file that is being written, it would fill pages with zeros first.
-    """
+    """Tell the system not to read ahead: files in writing get zero pages."""
     if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -206,10 +200,7 @@ def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
 
 
 def allocates(fd: int) -> bool:
-    """Whether the file system can set blocks aside.
-
-    Where it cannot, the C library would write to every one of them.
-    """
+    """Whether the file system can set blocks aside without writing them."""
     os.posix_fallocate(fd, 0, 1)
     if not hasattr(os, "SEEK_DATA"):
         return True

@@ -99,10 +99,7 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
 
 
 def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
-    """Adapter of a tied base with one change of embedding and head.
-
-    peft saves both where it keeps them tied (``ensure_weight_tying``), and where the vocabulary grew.
-    """
+    """Tied adapter, of which peft saved embedding and head, with one change."""
     known = index.adapter
     assert known is not None
     head, embedding = known.modules.get(HEAD_MODULE), known.modules.get(EMBEDDING_MODULE)

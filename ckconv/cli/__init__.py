@@ -56,10 +56,7 @@ def _told(ctx: click.Context, error: CkconvError) -> tuple[str, ...]:
 
 
 class Verbs(click.Group):
-    """Group of commands that are found by name.
-
-    Start-up imports one of them at most.
-    """
+    """Group of commands found by name; start-up imports one at most."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, in the order of the help."""
@@ -79,10 +76,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb and the defaults of its flags.
-
-        For another word, name the command that does the work.
-        """
+        """Find the verb and its defaults; for another word, the right command."""
         word = args[0] if args else ""
         if word == "help":
             command = self.get_command(ctx, args[1]) if len(args) > 1 else None
@@ -110,20 +104,14 @@ class Verbs(click.Group):
         return name, command, rest
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        """Parse the options, which may print the help.
-
-        A reader that went away is met as :meth:`invoke` meets it.
-        """
+        """Parse the options; a reader that went away is met as by ``invoke``."""
         try:
             return super().make_context(*arguments, **more)
         except BrokenPipeError as error:
             raise ReaderGone from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command.
-
-        click itself would end the process with status 1 where stdout's reader went away.
-        """
+        """Run the command; click would end with 1 where stdout's reader left."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

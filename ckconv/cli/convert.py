@@ -326,10 +326,7 @@ def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], se
 
 
 def _print(report: Report, tower: Report | None, settings: Settings, *, err: bool) -> None:
-    """Print the report.
-
-    Where that fails the output is there all the same, and the error says so.
-    """
+    """Print the report; an error of that says that the output is there."""
     from ckconv.cli.report import print_report
 
     try:

@@ -53,10 +53,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Description:
-    """Facts that ``inspect`` prints, independent of how.
-
-    ``full``: arrays come with all of their elements.
-    """
+    """Facts that ``inspect`` prints; ``full``: arrays with all elements."""
 
     index: TensorIndex
     shown: Sequence[StoredTensor]
@@ -333,10 +330,7 @@ def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:
 
 
 def _text(value: object, *, full: bool = False) -> str:
-    """Value as JSON has it, a text as it stands.
-
-    Of a long array the first elements.
-    """
+    """Value as JSON, a text as it stands, of a long array the beginning."""
     if isinstance(value, str):
         return value
     if not isinstance(value, ArrayRef):
@@ -598,10 +592,7 @@ VECTORS = "vectors"
 
 
 class LayerMap(NamedTuple):
-    """Role -> the type of every layer, empty where there is none.
-
-    ``outside`` of the layers are embedding and head.
-    """
+    """Role -> the type of every layer; ``outside``: embedding and head."""
 
     layers: tuple[int, ...]
     rows: Mapping[str, tuple[str, ...]]
@@ -646,10 +637,7 @@ def role_of(pattern: str) -> str:
 
 
 def marks(types: Sequence[str]) -> dict[str, str]:
-    """Character for every type: bits of blocks, letter of plain numbers.
-
-    Else the next letter.
-    """
+    """Character for every type: bits of blocks, else a letter."""
     found: dict[str, str] = {}
     for name in types:
         digits = [c for c in name if c.isdigit()]

@@ -31,10 +31,7 @@ _MAX_VALUE = 16 << 20
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """Number of bytes: ``5GB``, ``512MiB`` or plain digits.
-
-    GB are 10^9, MiB 2^20.
-    """
+    """Number of bytes: digits, ``5GB`` (10^9) or ``512MiB`` (2^20)."""
 
     name = "size"
 
@@ -286,10 +283,7 @@ def _content(path: Path) -> str:
 
 
 def _source_date() -> int | None:
-    """Date of a reproducible build (reproducible-builds.org).
-
-    No other may be in an output.
-    """
+    """Date of a reproducible build, the only one in any output."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if not text:
         return None
@@ -418,10 +412,7 @@ def _is_glob(value: Any) -> bool:
 
 
 def _take(found: dict[str, Default], option: click.Option, default: Default) -> None:
-    """Put a nearer default in the place of farther ones.
-
-    Those of its opposites go, too.
-    """
+    """Put a nearer default before farther ones and those of opposites."""
     for other in _opposites(option.opts[-1].lstrip("-")) if default.value else ():
         found.pop(other, None)
     found[option.name or ""] = default

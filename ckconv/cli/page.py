@@ -187,10 +187,7 @@ def _long(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def _picture(title: str, anchor: str, drawn: str, label: str, before: str = "") -> Iterator[str]:
-    """Picture with heading, in a frame that scrolls.
-
-    ``label`` says the same in words.
-    """
+    """Picture with heading in a scrolling frame; ``label`` says it in words."""
     yield f'<h2 id="{anchor}">{escape(title)}</h2>{before}'
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{escape(title)}">'
     named = f'<svg role="img" aria-label="{escape(label)}"'
@@ -211,10 +208,7 @@ class Cell(NamedTuple):
 
 
 def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
-    """Map as SVG: a row for each role, a column for each layer.
-
-    What lies outside of the layers is in column -1.
-    """
+    """Map as SVG: roles by layers; column -1 is outside of the layers."""
     places = {layer: _NAMES + _CELL * n for n, layer in enumerate(layers)}
     places[-1] = _NAMES
     wide, high = _NAMES + _CELL * max(len(layers), 1) + 2, _CELL * (len(rows) + 1) + 4
@@ -235,10 +229,7 @@ def grid(rows: Mapping[str, Mapping[int, Cell]], layers: Sequence[int]) -> str:
 
 
 def _line(name: str, values: Mapping[int, float], layers: Sequence[int]) -> str:
-    """Line below a map of the same layers, with the number of each.
-
-    It is hidden: the map's label says the numbers.
-    """
+    """Line below a map of the same layers; the map's label has its numbers."""
     top, foot = max(values.values()), _LINE + 12
     ends = ((12.0, f"{top:.2g}"), (float(foot), "0"))
     parts = [f'<text x="0" y="{foot}">{escape(name)}</text>']

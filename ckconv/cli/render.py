@@ -28,10 +28,7 @@ _SHOWN_CHARACTERS = 100_000
 
 
 class _Escapes(dict[int, str]):
-    """Number of a character -> its printed form.
-
-    For :meth:`str.translate`: runs of one take no object each.
-    """
+    """Character's number -> its printed form, for :meth:`str.translate`."""
 
     def __missing__(self, code: int) -> str:
         c = chr(code)
@@ -89,10 +86,7 @@ def error_facts(error: CkconvError) -> dict[str, Any]:
 
 
 def as_error(error: Exception) -> CkconvError:
-    """Turn any exception into an error with a code.
-
-    What has none of its own is the system's, or a bug.
-    """
+    """Turn any exception into an error with a code."""
     if isinstance(error, CkconvError):
         if error.code == "system" and error.hint is None:
             error.hint = _limit(error.message)
@@ -138,10 +132,7 @@ def discard_stdout() -> None:
 
 
 class Lines:
-    """JSON documents on stdout, a line each.
-
-    Work goes on where nobody reads them.
-    """
+    """JSON documents on stdout, a line each; a lost reader stops nothing."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown
@@ -336,10 +327,7 @@ def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _members(value: Mapping[str, Any]) -> Iterator[str]:
-    """Members of an object of the document, one at a time.
-
-    A value of a GGUF's metadata may have 64 MB.
-    """
+    """Members of an object, one at a time: a GGUF's value may have 64 MB."""
     before = "{\n    "
     for key, item in value.items():
         yield f"{before}{json_text(str(key))}: "

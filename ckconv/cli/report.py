@@ -42,10 +42,7 @@ _VALUE_SHOWN = 60
 
 
 def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan, Destination] | None = None) -> None:
-    """Print ``--dry-run``: the output with exact sizes.
-
-    ``tower`` beside it.
-    """
+    """Print ``--dry-run``: output and ``tower`` with exact sizes."""
     if settings.json:
         print_json(_with_tower(_planned(plan, target), _planned(tower[0], tower[1].name) if tower else None, SCHEMA))
         return

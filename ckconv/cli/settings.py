@@ -40,10 +40,7 @@ class Settings:
         return self.colors(sys.stdout)
 
     def colors(self, stream: TextIO | None) -> bool:
-        """Whether a stream gets color.
-
-        A terminal that can, or any by ``FORCE_COLOR``.
-        """
+        """Whether a stream gets color: terminals, or all by ``FORCE_COLOR``."""
         if self.no_color or "NO_COLOR" in os.environ:
             return False
         if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -147,10 +144,7 @@ def _end_after(context: click.Context, _: click.Parameter, seconds: float | None
 
 
 def common_options(function: Function) -> Function:
-    """Add the common options to a command.
-
-    Either position counts, and neither unsets the other.
-    """
+    """Add the common options, which count before and behind a command."""
     options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         (
             ("--timeout",),
@@ -251,10 +245,7 @@ class Sections(click.Command):
         self.examples = examples or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; ``--dequantize=GLOB`` is ``--decode GLOB``.
-
-        A flag's value could otherwise eat a path.
-        """
+        """Parse; ``--dequantize=GLOB`` is ``--decode GLOB``, no path eaten."""
         whole = "--dequantize="
         return super().parse_args(
             ctx, [word.replace(whole, "--decode=", 1) if word.startswith(whole) else word for word in args]

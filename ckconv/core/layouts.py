@@ -360,10 +360,7 @@ class Strip:
 
     @cached_property
     def stored(self) -> tuple[tuple[int, int, int, bool], ...]:
-        """The axes in stored order: elements, strides, whether of rows.
-
-        The stored stride comes first, then the canonical one.
-        """
+        """Axes in stored order: element counts, strides, whether of rows."""
         own = [*_canonical(self.rows, True), *_canonical(self.cols, False)]
         return tuple(sorted(own, key=lambda axis: -axis[1]))
 
@@ -465,10 +462,7 @@ class Layout:
 
     @property
     def in_order(self) -> bool:
-        """Whether stored rows are the canonical rows and nothing else, in order.
-
-        Bytes can be copied as one run.
-        """
+        """Whether stored rows are the canonical ones in order: one run to copy."""
         return self.elements == self.rows * self.cols and self.strips == _in_order(self.rows, self.cols)
 
     @property
@@ -503,10 +497,7 @@ class Layout:
 
     @property
     def interleaved(self) -> bool:
-        """Whether rows ``i`` and ``i + n / 2`` of each head are neighbors.
-
-        llama.cpp's converter stores Q and K like that.
-        """
+        """Whether rows ``i`` and ``i + n / 2`` of heads are neighbors (llama.cpp)."""
         return self._pair >= 0
 
     @property
@@ -540,19 +531,13 @@ class Layout:
         return places
 
     def same_bytes_as(self, other: Layout) -> bool:
-        """Whether two layouts put the same values at the same places.
-
-        A whole tensor is one run of bytes then.
-        """
+        """Whether two layouts store the same values at the same places."""
         if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
             return False
         return not self.padded and (self.elements, self.strips) == (other.elements, other.strips)
 
     def part(self, first: int, rows: int) -> Layout:
-        """The layout of canonical rows from ``first`` on, in the same matrix.
-
-        They are whole heads if there are some.
-        """
+        """Layout of canonical rows (whole heads, if any) from ``first`` on."""
         strips: list[Strip] = []
         left = rows
         for one in self.strips:
@@ -610,10 +595,7 @@ def _in_order(rows: int, cols: int) -> tuple[Strip, ...]:
 
 
 def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
-    """The strip with these axes in canonical order.
-
-    The last ones are the ``cols`` elements of a row.
-    """
+    """Strip with these axes in canonical order, the ``cols`` of a row last."""
     split = len(axes)
     while cols > 1:
         split -= 1

@@ -361,10 +361,7 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """A text or a list of texts, as a tuple without repetitions.
-
-    YAML takes the code of Norwegian for a truth value.
-    """
+    """A text or a list as a tuple, each once; YAML takes ``no`` for false."""
     values = value if isinstance(value, list) else [value]
     values = ["no" if item is False else item for item in values]
     return tuple(dict.fromkeys(item.strip() for item in values[:_MOST] if isinstance(item, str) and item.strip()))

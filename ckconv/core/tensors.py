@@ -102,10 +102,7 @@ def with_layer(pattern: str, layer: int | None) -> str:
 
 
 def is_bias(canonical: str) -> bool:
-    """Whether a tensor is added, so that zeros are the same as none.
-
-    Some formats store such zeros.
-    """
+    """Whether a tensor is added, so that zeros are the same as none."""
     return canonical.endswith((".bias", "_bias")) and parse(canonical).pattern.startswith(_BIASED)
 
 
@@ -138,10 +135,7 @@ EMBEDDING, HEAD, ROPE_FREQUENCIES = "token_embedding.weight", "output.weight", "
 
 
 def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
-    """Join the indexes of a text model and of the tower beside it.
-
-    They are of two files or of one checkpoint.
-    """
+    """Join the indexes of a text model and a tower, of two files or of one."""
     own = {f"{PREFIX}{name}": of_tower(tensor) for name, tensor in tower.tensors.items()}
     seen = {name: tuple(f"{PREFIX}{each}" for each in names) for name, names in tower.canonical_of.items()}
     known = {*tower.canonical_of, *(item.stored.name for item in tower.dropped)}
@@ -403,10 +397,7 @@ class StoredTensor(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Type, shape and size, shared by many stored tensors.
-
-    The shape is in elements, outermost first, the size in bytes without padding.
-    """
+    """Type, shape (elements, outermost first) and size of many tensors."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -562,10 +553,7 @@ class Tensor:
 
 
 def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
-    """``(rows, cols)`` of a shape: the last axis is the row.
-
-    A vector of plain numbers, or one alone, is a column.
-    """
+    """``(rows, cols)``: the last axis is the row; a vector is a column."""
     if len(shape) <= 1 and dtype.block == 1:
         return math.prod(shape), 1
     return math.prod(shape[:-1]), shape[-1]

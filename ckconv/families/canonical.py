@@ -271,10 +271,7 @@ class _Reading:
         )
 
     def _place_either(self) -> None:
-        """Place tensors of two orders by shape.
-
-        One program wrote them all: what has as many rows as columns lies as the others do.
-        """
+        """Place tensors of two orders by shape; square ones lie as the rest."""
         turned = self.names.turned
         fits = [
             tuple(self._fits(item, one, layer) for one in (found, turned.get(found.pattern, found)))

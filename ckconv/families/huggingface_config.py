@@ -331,10 +331,7 @@ def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, co
 
 
 def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
-    """Whether mlx-lm rotates text by ``mrope`` as without scaling.
-
-    So do the classes of transformers that know the type.
-    """
+    """Whether ``mrope`` leaves text unscaled, in mlx-lm and transformers."""
     sections = table.get("mrope_section")
     return kind == "mrope" and isinstance(sections, list) and len(sections) == 3
 

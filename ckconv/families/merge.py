@@ -262,10 +262,7 @@ _HEADER, _SAYS = r"\[([^\]]+)\]\s*(#.*)?", r"((?:\"[^\"]*\"|[\w-]+)(?:\.(?:\"[^\
 
 
 def _line_of(path: Path, key: str) -> str | None:
-    """Find the line of a key: file, number and text.
-
-    An extended file is looked at where the file itself has no such line.
-    """
+    """Find the line of a key, also in extended files: file, number, text."""
     for file in _extended(path):
         section, best, length = "", "", 0
         for number, line in enumerate(file.read_text("utf-8").split("\n"), 1):
@@ -303,10 +300,7 @@ def _extended(path: Path) -> Iterator[Path]:
 
 
 def read_file(path: Path) -> Table:
-    """Checked table of a file; shared for shipped files, so read-only.
-
-    A test checks the shipped ones.
-    """
+    """Checked table of a file, read-only: shipped ones are shared."""
     if path.parent == FOLDER:
         return _shipped(path)
     table = _read(path)
@@ -655,10 +649,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_family(text: str) -> bool:
-    """Whether TOML text has a table ``huggingface``.
-
-    One inside of another table counts, too: the text is searched, not parsed.
-    """
+    """Whether TOML text has a table ``huggingface``, without parsing."""
     return re.search(r"^(\[huggingface[.\]]|huggingface(\.| = ))", text, re.MULTILINE) is not None
 
 

@@ -249,10 +249,7 @@ class Values(Mapping[str, Any]):
         return found[0] if found else None
 
     def _shortest(self, cell: ParameterCell, value: Any, stored: Any) -> Any:
-        """Shortest decimal that is written as what a GGUF stores.
-
-        1.5, where 1.5 / sqrt(2) as a float32, times sqrt(2), is 1.4999999.
-        """
+        """Shortest decimal written as a GGUF stores it: 1.5, not 1.4999999."""
         if cell.type != "f32" or not isinstance(value, float) or cell.write is None:
             return value
         candidates = (float(f"{value:.{digits}g}") for digits in range(6, 17))

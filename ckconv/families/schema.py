@@ -412,10 +412,7 @@ class TensorRow(NamedTuple):
 
     @property
     def whole_name(self) -> bool:
-        """Whether the name is complete, without ``.weight`` or ``.bias``.
-
-        The head's never is: rules look for it by its name.
-        """
+        """Whether the name is complete, without ``.weight``, as no head's is."""
         return self.name != "output" and any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
 
 

@@ -428,10 +428,7 @@ def _asked() -> frozenset[str]:
 
 
 def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
-    """Diffusion architecture with these tensors, or ``None``.
-
-    Names are gone through and not kept: there may be a million.
-    """
+    """Diffusion architecture of these (maybe a million) names, or ``None``."""
     prefix = _prefix(stored)
     own = (one.name.removeprefix(prefix) for one in stored if one.name.startswith(prefix))
     there = _asked().intersection(own)
@@ -443,10 +440,7 @@ def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
 
 
 def diffusion_in(index: TensorIndex) -> Diffusion | None:
-    """Diffusion architecture of a file, or ``None``.
-
-    A GGUF says whether it is one.
-    """
+    """Diffusion architecture that a file has, or a GGUF says, or ``None``."""
     asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
     return diffusion_of(index.stored) if asked else None
 

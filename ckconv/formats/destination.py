@@ -91,10 +91,7 @@ def _is_same(target: str, source: str) -> bool:
 
 
 def _names_one(options: Options) -> str | None:
-    """Way out where nothing says which format to write.
-
-    Formats in which every option has a say.
-    """
+    """Way out where nothing names a format: those that take every option."""
     fit = [format for format in FORMATS if not all(o.adapter for o in format.outputs) and not _idle(format, options)]
     usual = [format.name for format in fit if any(output.general for output in format.outputs)]
     short = {name: alias for alias, name in reversed(ALIASES.items())}
@@ -262,10 +259,7 @@ _FLAG, _TO = r"--[a-z][a-z-]*", r"--to ([a-z-]+)"
 
 
 def followable(hint: str, place: Destination, options: Options) -> str:
-    """A hint, with the flags and the name that must go with it.
-
-    Flags that exclude its flags, and a name that says another format.
-    """
+    """A hint with the flags and the name that must go with it."""
     flags = set(re.findall(_FLAG, hint))
     rows = [row for row in OPTIONS if row.flag in flags]
     gone = [given.shown for given in asked(options) if any(given.excludes(row) for row in rows)]
@@ -329,10 +323,7 @@ def _blocks(place: Place | None) -> list[str]:
 
 
 def places_in(sources: Sequence[Path], into: Path) -> list[tuple[Path, str]]:
-    """Name the place of each model in one directory, ``INTO/NAME/``.
-
-    A file that is named twice is one model, and so are files of one split set and their index.
-    """
+    """Place of each model, ``INTO/NAME/``; a file named twice is one model."""
     wholes: dict[tuple[object, ...], Path] = {}
     sets = {source: _split_set(source.name) for source in sources}
     within = {source: os.path.realpath(source.parent) for source in sets}
@@ -366,10 +357,7 @@ def _split_set(name: str) -> tuple[str, int] | None:
 
 
 def _name(source: Path) -> str:
-    """Name of a model in the batch.
-
-    A directory as it is (of a download cache, the repository), a file without suffix.
-    """
+    """Model's name in the batch: of directory or repository, or file's stem."""
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return parameters.directory_name(source) or "model"
     name = source.name.partition("?")[0].removesuffix(container.INDEX_SUFFIX)

@@ -168,10 +168,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 class _Headers:
-    """A file that gives short pieces only.
-
-    A header of a tar archive may claim any size.
-    """
+    """File in short pieces: a tar's header may claim any size."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw, self.seek, self.tell = raw, raw.seek, raw.tell

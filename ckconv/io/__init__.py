@@ -29,10 +29,7 @@ class _Address(_Path):
 
 
 def address_of(text: str) -> re.Match[str] | None:
-    """Scheme, slashes and rest of an address; ``None`` for a path.
-
-    A letter and a colon is a drive.
-    """
+    """Scheme, slashes, rest of an address; ``None`` for paths and drives."""
     return re.fullmatch(r"([a-z][a-z0-9+.-]+):(/*)(.+)", text, re.DOTALL | re.IGNORECASE) if ":" in text else None
 
 

@@ -64,10 +64,7 @@ def sha256_of(fd: int) -> str:
 
 
 class Digests:
-    """SHA-256 of parts of files, computed by a thread beside other work.
-
-    Where no thread can be started, they are computed when asked for.
-    """
+    """SHA-256 of parts of files, by a thread, or without one when asked for."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         """Compute nothing yet."""

@@ -431,10 +431,7 @@ class Files:
         return True
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
-        """Bytes from ``offset`` on, valid until the next call.
-
-        At least one, and at most ``nbytes`` or ``CHUNK``.
-        """
+        """At most ``nbytes`` or ``CHUNK``, at least 1, valid until the next call."""
         mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
         self.read_into(path, offset, mine)
         return mine
@@ -541,10 +538,7 @@ _ELEMENTS = 64
 
 
 def card_of(index: TensorIndex) -> Card:
-    """The card of a model, from its metadata or the README.md beside it.
-
-    Empty where it cannot be read.
-    """
+    """The model's card, of metadata or README.md; empty if unreadable."""
     if index.metadata_kind is MetadataKind.TYPED:
         return card_of_keys({key: _plain(item) for key, item in index.metadata.items() if key.startswith("general.")})
     return card_of_text(text_of_card(index.side_files))
@@ -563,10 +557,7 @@ def text_of_card(side_files: Iterable[Path]) -> str:
 
 
 def own_texts(index: TensorIndex) -> dict[str, str]:
-    """Texts about the model itself, by :data:`OWN_KEYS`.
-
-    In ``general.*`` keys, a bump file's documents or a checkpoint's card.
-    """
+    """Texts of :data:`OWN_KEYS` in metadata, a bump's documents or card."""
     if index.metadata_kind is MetadataKind.DOCUMENT:
         return own_in_card(text_of_card(index.side_files))
     keys = (

@@ -80,10 +80,7 @@ def _of_gguf(path: Path) -> Imatrix:
 
 
 def _of_dat(source: ByteSource, size: int) -> Imatrix:
-    """Read the fields of the older format, one at a time.
-
-    Nothing is read that a field before does not announce and the file has room for.
-    """
+    """Read the older format; each number is checked against the size."""
     at = 0
     found: dict[str, Floats] = {}
 

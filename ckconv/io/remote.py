@@ -181,10 +181,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """An opener for HTTP alone.
-
-    Python's own opener also knows FTP and files of this machine.
-    """
+    """An opener for HTTP alone: Python's knows FTP and local files."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

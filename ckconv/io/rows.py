@@ -121,10 +121,7 @@ def _read_runs(read: Callable[[int, Cells], None], first: int, axes: Sequence[Mo
 
 
 def stored_view(cells: Cells, strip: Strip, box: Box, block: int, start: int) -> Cells:
-    """The cells of a box in stored bytes from element ``start`` on.
-
-    Axes of rows come first, then those of columns, in stored order.
-    """
+    """Box's cells in stored bytes from element ``start``: rows, then columns."""
     first, axes = strip.first - start, []
     for (_, stride, _, of_rows), (low, high) in zip(strip.stored, box, strict=True):
         unit = block if stride == 1 else 1
@@ -158,10 +155,7 @@ _SPARSE = 4
 
 
 class PackedRows:
-    """Reader of the rows of a packed matrix, in the order of its arrays.
-
-    Stacked matrices follow each other.
-    """
+    """Reader of packed rows in the order of arrays; stacked matrices follow."""
 
     def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
         self._dtype, self._columns = tensor.dtype, tensor.layout.stored_cols
@@ -218,10 +212,7 @@ class PackedRows:
         return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
 
     def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, until: int, *, keep: bool) -> Rows:
-        """Read rows of an array, up to ``until`` if stored as columns.
-
-        Those that are there already are not read again.
-        """
+        """Read rows of an array that are not there, up to ``until`` if columns."""
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
         nothing = np.empty((0, 0), np.uint8)
@@ -350,10 +341,7 @@ class RowReader:
         return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``.
-
-        Planes stand side by side.
-        """
+        """Canonical rows ``[stop - start, row_bytes]``, planes side by side."""
         if self._merged:
             return self._merged.rows(start, stop)
         if self._planes and self.dtype is self.tensor.dtype:
@@ -383,10 +371,7 @@ class RowReader:
         return conversion.apply(self._gather(canonical, low, high))
 
     def stored(self, start: int, stop: int) -> Rows:
-        """Stored rows, padding included.
-
-        Rows of several extents follow each other; no row crosses two.
-        """
+        """Stored rows with padding, over extents; no row crosses two."""
         out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
         self._read(start * out.shape[1], out.reshape(-1))
         return out
@@ -494,10 +479,7 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 
 def worth(reader: Reader, conversion: Conversion | None) -> int:
-    """Bytes that a row counts for, more if slow to compute.
-
-    Pieces are smaller then: nobody else works at the end of the last.
-    """
+    """Bytes that a row counts for, more if slow, so that pieces are smaller."""
     if conversion is None:
         return 0
     quantizes = conversion.action is Action.QUANTIZE

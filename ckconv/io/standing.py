@@ -221,10 +221,7 @@ class Reader:
 
 
 def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
-    """Start to fetch in a thread.
-
-    Not of a pool: the end of the process does not wait for a slow server.
-    """
+    """Fetch in a thread of no pool: process ends must not wait for it."""
     found: Future[bytes] = Future()
 
     def fetch() -> None:

@@ -149,10 +149,7 @@ class Piece(NamedTuple):
 
 
 def stored_pieces(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[Piece]:
-    """Pieces of a tensor's bytes as ``layout`` stores them, in order.
-
-    They are made of this reader or one like it.
-    """
+    """Pieces, of this or an equal reader, as ``layout`` stores them."""
     if isinstance(reader, RowReader):
         if _same_places(reader, layout, conversion):
             yield from _elements(reader, conversion)

@@ -44,10 +44,7 @@ _JOBS: ContextVar[int] = ContextVar("_JOBS", default=1)
 
 @contextmanager
 def at_once(jobs: int | None) -> Iterator[None]:
-    """Make ``jobs`` pieces side by side within the block.
-
-    ``None`` stands for the number of processors.
-    """
+    """Make ``jobs`` pieces side by side; ``None``: as many as processors."""
     if jobs is not None and jobs < 1:
         raise UsageError("usage.flag", f"jobs is {jobs}, and at least one is needed")
     token = _JOBS.set(min(processors() if jobs is None else jobs, MAX_JOBS))
@@ -63,10 +60,7 @@ def made_at_once() -> int:
 
 
 def threads(count: int) -> ThreadPoolExecutor | None:
-    """A pool of running threads; ``None`` if none can be had.
-
-    WebAssembly has none, and a user may be limited.
-    """
+    """A pool of threads; ``None`` in WebAssembly or at a user's limit."""
     if not THREADS:
         return None
     from concurrent.futures import ThreadPoolExecutor
@@ -84,10 +78,7 @@ def threads(count: int) -> ThreadPoolExecutor | None:
 
 
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
-    """Whether computing takes no longer than reading.
-
-    Nothing is decoded, quantized, packed again or merged.
-    """
+    """Whether nothing is decoded, quantized, packed again or merged."""
     blocks = max(conversion.source.block, conversion.target.block) > 1
     return tensor.merge is None and (conversion.source is conversion.target or not blocks)
 
@@ -196,10 +187,7 @@ class Tile(NamedTuple):
 
 
 class Tiles:
-    """Cache of converted rows: writers add tiles, the comparison takes them.
-
-    Of those that nobody takes the oldest goes first.
-    """
+    """Cache of rows that writers add and comparisons take, oldest out."""
 
     def __init__(self, made_at_once: int) -> None:
         self._most = MOST + made_at_once * EACH

@@ -1,7 +1,4 @@
-"""Planning, whatever the target.
-
-Flags that leave out tensors, rules of engines, and gathered reasons.
-"""
+"""Planning for any target: left-out tensors, engines' rules, reasons."""
 
 from __future__ import annotations
 
@@ -221,10 +218,7 @@ class Planner(ABC):
         return "engine" if self.options.dtype == "source" else self.options.dtype
 
     def decoded_as(self, tensor: Tensor) -> DType:
-        """The float type that blocks are decoded to.
-
-        FP32 holds the exact numbers; a flag may ask for another type.
-        """
+        """The float type of decoded blocks: FP32, exact, or as a flag asks."""
         from ckconv.quant.repack import library_type, rounds
 
         asked, library = self.options.dtype, library_type(tensor.dtype)
@@ -238,10 +232,7 @@ class Planner(ABC):
 
     @abstractmethod
     def plan(self, *, only_reasons: bool = False) -> Plan:
-        """Make the plan, without files where there are reasons to refuse.
-
-        Nor with ``only_reasons``.
-        """
+        """Make the plan, without files where refused or ``only_reasons``."""
 
     def refuse_headless(self, text: str, word: str) -> None:
         """Refuse a model without a head that the key ``word`` does not tie."""
@@ -308,10 +299,7 @@ class Planner(ABC):
         )
 
     def dropped(self, *names: str) -> bool:
-        """Whether a flag or the target leaves out the tensor with these names.
-
-        A target may have no place for a layer that predicts further tokens.
-        """
+        """Whether a flag or the target leaves out the tensor."""
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop) or any(
             map(self._is_left, names)
         )
@@ -330,10 +318,7 @@ class Planner(ABC):
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
     def refuse_parted(self) -> None:
-        """Refuse to leave out some linear layers behind the model.
-
-        One takes what another makes.
-        """
+        """Refuse to leave out some linear layers behind a model, not all."""
         there = layers_behind(self.index).values()
         kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
         if kept and len(kept) < len(there):
@@ -358,10 +343,7 @@ class Planner(ABC):
         return layer is not None and layer >= self._last and canonical.startswith("layers.")
 
     def note_unread(self) -> None:
-        """Name the source's keys that llama.cpp does not read.
-
-        They are nowhere in the output.
-        """
+        """Name keys that llama.cpp does not read, and no output has."""
         config = self.index.config
         if config is not None and config.unread and self.index.metadata_kind is MetadataKind.TYPED:
             shown = config.unread[:_SHOWN_KEYS]
@@ -444,10 +426,7 @@ class Planner(ABC):
         return bool(kept)
 
     def head_is_loaders(self) -> bool:
-        """Whether the head is a copy only because the engine ties none.
-
-        A flag leaves it so.
-        """
+        """Whether the head stays a copy because the engine ties none."""
         loader = OF_FORMAT.get(self.index.format)
         twice = loader is not None and self.doubles_head(loader) and self.options.tie != "untie"
         return twice and HEAD in self.index.tensors and self.source.head_is_embedding
@@ -503,10 +482,7 @@ class Planner(ABC):
             )
 
     def unsound(self, tensor: Tensor) -> str:
-        """Why scales that are no numbers are refused; empty where none is.
-
-        Each library makes something else of such scales.
-        """
+        """Why scales that are no numbers are refused; empty where none is."""
         if tensor.packed:
             count = self.source.no_number.get(tensor.name, 0)
         else:
@@ -681,10 +657,7 @@ def _condition(
 
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
-    """Whether the engine's format or class has no place for a parameter.
-
-    The source may say it.
-    """
+    """Whether the engine's format or class has no place for a parameter."""
     if (
         parameter.value is not None
         or name in LEFT_OUT
@@ -756,10 +729,7 @@ def _shown(value: Any) -> str:
 
 
 def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
-    """Reasons for tensors that the class of a checkpoint has no place for.
-
-    The class is as the configuration sets its switches.
-    """
+    """Reasons for tensors that the configured class has no place for."""
     config, consumer = index.config, CONSUMERS.get(index.format)
     if config is None or consumer is None or not FAMILIES[config.family].known_classes:
         return

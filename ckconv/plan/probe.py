@@ -1,7 +1,4 @@
-"""Facts about a source that only its bytes tell.
-
-They are gathered before the plan is made.
-"""
+"""Facts about a source that only its bytes tell, for the plan."""
 
 from __future__ import annotations
 
@@ -72,10 +69,7 @@ class SourceFacts(NamedTuple):
 
 
 class _Looked(Mapping[str, T]):
-    """Looks at a tensor when a planner asks about it.
-
-    Not every target wants to know.
-    """
+    """Looks at a tensor, only when a planner asks about it."""
 
     def __init__(self, index: TensorIndex, tensors: Mapping[str, Tensor], look: Callable[[Tensor, Files], T]) -> None:
         self._index, self._tensors, self._look = index, tensors, look
@@ -227,10 +221,7 @@ def no_exponentials(index: TensorIndex) -> Iterator[tuple[str, float]]:
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
-    """Compare whole tensors of an adapter with those of the base.
-
-    peft saves an embedding and a head unasked.
-    """
+    """Compare whole tensors of an adapter, which peft saves, with the base's."""
     adapter = index.adapter
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
@@ -259,10 +250,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def numberless(index: TensorIndex) -> str:
-    """A sentence about scales that are not finite; empty where none is.
-
-    Reads the scales of all quantized matrices.
-    """
+    """A sentence about any quantized matrix's infinite scales, or empty."""
     tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}
     with Files(index.identities) as files:
         found = {
@@ -431,10 +419,7 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
 
 
 def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
-    """Count groups of some rows that do not fit a type.
-
-    Their numbers alone decide.
-    """
+    """Count groups of some rows that do not fit, by their numbers alone."""
     from ckconv.quant.affine import unfit
     from ckconv.quant.repack import beyond_bf16, find, is_wide_fp8, no_numbers, numbers_of, products, scale_bytes
 

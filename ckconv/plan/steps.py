@@ -1,7 +1,4 @@
-"""The plan as data: steps in order, with exact sizes.
-
-Also the bytes around the tensors, losses and refusals.
-"""
+"""The plan as data: exact steps, other bytes, losses and refusals."""
 
 from __future__ import annotations
 
@@ -153,10 +150,7 @@ def joined(hints: Iterable[str]) -> list[str]:
 
 
 def _globs(names: Collection[str]) -> Iterator[list[str]]:
-    """Globs that match all of ``names``.
-
-    First one for each name without its layer, then one for all.
-    """
+    """Globs for all of ``names``: one for each without layer, then one."""
     yield sorted({parse(name).pattern.replace("{n}", "*").replace("{e}", "*") for name in names})
     roots = {name.partition(".")[0] for name in names}
     if len(roots) == 1:
@@ -230,10 +224,7 @@ class Step(NamedTuple):
 
     @property
     def copied(self) -> tuple[Extent, ...] | None:
-        """Byte ranges of the source that are the step's bytes, in order.
-
-        ``None`` where rows change.
-        """
+        """The step's bytes as source ranges in order; ``None`` if rows change."""
         if self.one_run:
             assert self.source is not None
             return self.source.extents
@@ -349,10 +340,7 @@ class Beside(Protocol):
         """The file in pieces, once the SHA-256 of the payload is known."""
 
     def hashing(self) -> AbstractContextManager[object]:
-        """Hash files of the source while the block runs.
-
-        Other work goes on beside it.
-        """
+        """Hash files of the source while the block runs."""
 
 
 class Restored(NamedTuple):
@@ -510,10 +498,7 @@ class Piece(NamedTuple):
 
 
 def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
-    """Why blocks of parts cannot be moved between layouts.
-
-    Empty where they can, or are decoded.
-    """
+    """Why blocks of parts cannot move between layouts; empty if they can."""
     if dtype.block == 1:
         return ""
     reasons = []

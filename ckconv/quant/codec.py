@@ -51,10 +51,7 @@ def _lanes(bits: int) -> tuple[np.dtype[Any], int, tuple[tuple[int, Any, Any, An
 
 
 def unpack(weight: Bytes, bits: int) -> Bytes:
-    """Packed rows -> codes uint8 ``[rows, bytes * 8 / bits]``.
-
-    With 8 bits the result may be ``weight`` itself.
-    """
+    """Packed rows -> uint8 ``[rows, bytes * 8 / bits]``; of 8 a view."""
     weight = np.ascontiguousarray(weight)
     if bits == 8:
         return weight
@@ -237,10 +234,7 @@ def to_bytes(blocks: Blocks) -> Bytes:
 
 
 def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
-    """Set the codes of all blocks, uint8 ``[rows, columns]``.
-
-    Those of Q8_0 are its signed numbers plus 128.
-    """
+    """Set all blocks' codes, uint8 ``[rows, columns]``; Q8_0's plus 128."""
     if dtype.name == "TQ2_0":
         first, second, third, fourth = np.moveaxis(codes.reshape(*blocks.shape, 2, 4, 32), -2, 0)
         blocks["qs"] = first | second << np.uint8(2) | third << np.uint8(4) | fourth << np.uint8(6)
@@ -390,10 +384,7 @@ def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
 
 @cache
 def _float16_values() -> Floats:
-    """Values of the 65,536 float16 numbers.
-
-    Looking them up is twice as fast as numpy's own widening.
-    """
+    """All 65,536 float16 values: twice as fast as numpy's widening."""
     halves = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         values = halves.view(np.float16).astype(np.float32)
@@ -558,10 +549,7 @@ def _grid(name: str) -> NDArray[Any]:
 
 @cache
 def _negative(*, seven: bool = False) -> NDArray[np.uint64]:
-    """A byte of signs -> eight bytes, all ones for a minus.
-
-    Of seven signs the eighth makes their count even.
-    """
+    """A byte of seven signs -> eight bytes; the eighth makes minuses even."""
     signs = np.unpackbits(np.arange(128 if seven else 256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     if seven:
         signs[:, 7] = signs.sum(axis=1) & 1

@@ -94,10 +94,7 @@ _aside = _thread._local()
 
 @contextmanager
 def noted_aside() -> Iterator[list[Callable[[], None]]]:
-    """Keep this thread's notes of the block apart instead of summing them.
-
-    Sums of floats depend on their order.
-    """
+    """Keep a thread's notes apart: sums of floats depend on order."""
     notes: list[Callable[[], None]] = []
     _aside.notes = notes
     try:
@@ -224,10 +221,7 @@ def quantize(floats: Floats, dtype: DType, importance: Floats | None = None, num
 
 
 def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
-    """Quantize to MLX's codes, scales and biases, each an array of its own.
-
-    ``codes=False`` leaves the first empty.
-    """
+    """Quantize to MLX's three arrays, the first empty without ``codes``."""
     _largest(floats)
     if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before
         floats, number = floats.copy(), triple.number
@@ -371,10 +365,7 @@ def _at(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int:
 
 @cache
 def _ggml_python() -> Callable[..., int] | None:
-    """Load ``ggml_quantize_chunk`` of ``ggml.h`` by ctypes.
-
-    The package's own module takes longer to import.
-    """
+    """``ggml_quantize_chunk`` by ctypes, faster than the package's import."""
     spec = find_spec("ggml")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else Path()
     return c_function(folder, "ggml-base", "ggml_quantize_chunk", "iPPqqqP")
@@ -408,10 +399,7 @@ def shifted(floats: Floats, shift: float) -> Floats:
 
 
 def _shortest(exact: NDArray[np.float64], floats: Floats, shift: float) -> Floats:
-    """Shortest float32 that becomes ``floats`` when it is shifted.
-
-    A bfloat16 is found again.
-    """
+    """Shortest float32, a bfloat16 if so, that shifted is ``floats``."""
     mantissa, exponent = np.frexp(exact)
     found = exact.astype(np.float32)
     for digits in range(_MOST - 1, _FEWEST - 1, -1):
@@ -520,10 +508,7 @@ class Conversion(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether no value can change: a copy, a widening, a re-packing.
-
-        Or a block's own value as float32.
-        """
+        """Whether values stay: copied, widened, packed again, block's float32."""
         return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
             self.action is Action.DECODE and self.target is F32
         )
@@ -747,10 +732,7 @@ def _differ(floats: Floats, doubles: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
-    """Multiply every value by ``factor`` and round once to the target's type.
-
-    A power of two rounds nothing.
-    """
+    """Values times ``factor``, rounded once (by powers of two never)."""
     with np.errstate(all="ignore"):
         products = floats.astype(np.float64) * factor
         made, _ = narrowed(products.astype(np.float32), target)

@@ -83,10 +83,7 @@ _TYPES: dict[DType, DType] = {}
 
 @cache
 def packed_type(scheme: Scheme, columns: int) -> DType:
-    """Return the block type of rows of this many columns.
-
-    A group is a block, or a whole row where groups are not alike.
-    """
+    """Block type of rows of so many columns: a group, or a whole row."""
     bits = f"int{scheme.bits}"
     of = {INT: bits, REAL: f"HQQ {bits}", SUM: f"{bits} and sum", E4M3: "FP8", E5M2: "FP8 E5M2", E2M1: "FP4"}.get(
         scheme.codes, scheme.codes

@@ -143,10 +143,7 @@ def _nl_codes(blocks: Blocks) -> Bytes:
 
 
 def _ternary_codes(blocks: Blocks) -> Bytes:
-    """Unpack five ternary digits of a byte, or four.
-
-    A byte is the fraction ``byte / 256`` in base 3.
-    """
+    """Unpack five ternary digits, or four, of a byte as ``byte / 256``."""
     powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
     runs = ((blocks["qs"][..., :32], 5), (blocks["qs"][..., 32:], 5), (blocks["qh"], 4))
     digits = [(run[..., None, :] * powers[:n]).reshape(*blocks.shape, -1) for run, n in runs]
@@ -226,10 +223,7 @@ class Recipe(NamedTuple):
         return self.block in affine.BLOCKS and self.offset is not None
 
     def takes(self, quantization: Quantization) -> bool:
-        """Whether triples of this kind can be asked for.
-
-        Whether one fits is in its numbers.
-        """
+        """Whether triples of this kind can be tried; the numbers decide."""
         return (
             quantization.mode == self.mode
             and quantization.bits <= self.bits
@@ -449,10 +443,7 @@ def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
 
 
 def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
-    """Whether all blocks of a group are the same bits.
-
-    ``[rows, blocks]`` float16 -> ``[rows, blocks / repeat]``.
-    """
+    """Whether blocks of a group are equal: float16 ``[rows, blocks]``."""
     bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)
     same: Flags = (bits == bits[..., :1]).all(axis=-1)
     return same
@@ -485,10 +476,7 @@ def with_zeros(dtype: DType) -> Scheme | None:
 
 
 def whole(dtype: DType, unit: int) -> bool:
-    """Whether groups of a packed type are all a multiple of ``unit`` long.
-
-    Else the last one of a row is smaller.
-    """
+    """Whether every group, a row's last included, is a multiple of ``unit``."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.groups(dtype.block) == 1 and dtype.block % unit == 0
 
@@ -523,10 +511,7 @@ def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = N
 
 
 def integer_parts(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
-    """Codes and numbers of rows of a type that :func:`with_zeros` knows.
-
-    Without ``codes`` the numbers alone.
-    """
+    """Codes, if asked for, and numbers of a type of ``with_zeros``."""
     triple = triple_of(dtype)
     if triple is not None:
         weight, scales, biases = split_planes(rows, triple)
@@ -780,10 +765,7 @@ def beyond_bf16(scales: Rows, *, wide: bool = False) -> Flags:
 
 
 def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
-    """E8M0 bytes of FP8's scales, and which scales are powers of two.
-
-    Both ``[rows, groups]``.
-    """
+    """E8M0 of FP8's scales ``[rows, groups]``, and which are powers of two."""
     bits = packed.numbers(rows, dtype).scales.view(np.uint32)
     exponent = bits >> np.uint32(23)
     # 2**-127 is a subnormal float32, of exponent 0; a sign makes the exponent 256 or more.
@@ -822,10 +804,7 @@ def none_of(blocks: Sequence[DType]) -> str:
 
 
 def triple_for(source: DType, number: DType) -> Triple | None:
-    """Return the triple that holds blocks of a type exactly, or ``None``.
-
-    ``number`` is the type of affine scales and biases.
-    """
+    """Triple with ``number`` scales that holds blocks exactly, or ``None``."""
     recipe = BY_BLOCK.get(source)
     if recipe is not None:
         return natural_triple(source, number if recipe.mode == "affine" else None)

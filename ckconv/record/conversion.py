@@ -57,10 +57,7 @@ class ConversionRecord(NamedTuple):
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """The document with its own digest behind everything else.
-
-    Where a name or an option is no text, all of them are escaped, and a field says so.
-    """
+    """Document with its digest at the end, escaped where not all is text."""
     if each_text(document, valid) != each_text(document, str):
         document = {**each_text(document, escaped), ESCAPED: True}
     text = json.dumps(document, indent=2)

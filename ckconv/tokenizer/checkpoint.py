@@ -146,10 +146,7 @@ def _piece(data: bytes) -> Piece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field.
-
-    An int of a varint, the bytes of the others.
-    """
+    """Number and value, int or bytes, of each protobuf field."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -485,10 +482,7 @@ def words_of_document(document: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def is_id(key: str) -> bool:
-    """Whether a key of ``added_tokens_decoder`` is the number of a row.
-
-    Of a row that an embedding could have.
-    """
+    """Whether a key of ``added_tokens_decoder`` can be an embedding's row."""
     return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
 
 
@@ -716,10 +710,7 @@ def _words(ranked: list[Any]) -> Iterator[bytes]:
 
 
 def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
-    """Merges that make words, by the rank of the result.
-
-    Then by the ranks of the two halves.
-    """
+    """Merges that make words, by ranks of the result, then the halves."""
     for word in bounded(words, "tekken.json"):
         halves = ((ranks.get(word[:cut]), ranks.get(word[cut:])) for cut in range(1, len(word)))
         yield from sorted((one, other) for one, other in halves if one is not None and other is not None)
@@ -814,10 +805,7 @@ def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
 
 
 def _versioned(root: Path) -> Path | None:
-    """Mistral's SentencePiece model with the version of its chats.
-
-    The version stands behind the name; of several the last counts.
-    """
+    """Mistral's SentencePiece model of the last version, as its name says."""
     return max((path for path in root.glob("*.model.v*") if _VERSIONED.fullmatch(path.name)), default=None)
 
 
@@ -862,10 +850,7 @@ def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -
 
 
 def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
-    """The chat template: a text, or a list of named ones.
-
-    The files count before the settings, as in transformers.
-    """
+    """Chat template or named ones: files first, as in transformers."""
     texts = {}
     if (root / _TEMPLATE).is_file():
         texts["default"] = _text(root / _TEMPLATE)

@@ -1,7 +1,4 @@
-"""The ``tokenizer.*`` keys of a GGUF, made of a checkpoint's files.
-
-Only where llama.cpp then does the same.
-"""
+"""A checkpoint's tokenizer as GGUF's keys, where llama.cpp agrees."""
 
 from __future__ import annotations
 

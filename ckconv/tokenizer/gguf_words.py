@@ -1,7 +1,4 @@
-"""Words and special tokens of a tokenizer, for a GGUF.
-
-Byte pairs, SentencePiece, unigram.
-"""
+"""Words and special tokens for a GGUF: BPE, SentencePiece, unigram."""
 
 from __future__ import annotations
 
@@ -105,10 +102,7 @@ def _is_named(files: TokenizerFiles, role: str) -> bool:
 def special_ids(
     files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Ids of special tokens, and notes.
-
-    By the words of the settings, else by ``config.json``, else the model's ``own``.
-    """
+    """Special tokens' ids by settings, ``config.json``, ``own``; notes."""
     found = _numbers(files, ids, own, vocab_size)
     made = {f"tokenizer.ggml.{SPECIAL[name]}": scalar("u32", number) for name, number in found.items()}
     more, left = _other_ends(files, ids, found.get("eos"), vocab_size)
@@ -322,10 +316,7 @@ def words_of(
 
 
 def placeable(added: Iterable[Added], vocab_size: int) -> Iterator[Added]:
-    """Tokens that have a row of the embedding.
-
-    The settings may name others.
-    """
+    """Tokens with a row of the embedding; the settings may name others."""
     return (token for token in added if token.listed is not None or token.number < vocab_size)
 
 
@@ -488,10 +479,7 @@ def _moved(model: SentencePiece) -> SentencePiece:
 
 
 def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
-    """Words of a unigram model, and its rules for text.
-
-    The likeliest pieces are taken; llama.cpp applies the rules before.
-    """
+    """Words of a unigram model, and the rules that llama.cpp applies before."""
     rules = {
         "model": scalar("str", "t5"),
         "remove_extra_whitespaces": scalar("bool", one_space),
@@ -506,10 +494,7 @@ def _prefix(prefix: bool) -> dict[str, Value]:
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """Whether a ``tokenizer.json`` holds BPE of characters.
-
-    Characters without a piece become their bytes.
-    """
+    """Whether ``tokenizer.json`` is BPE of characters, bytes if unknown."""
     model = document.get("model")
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 

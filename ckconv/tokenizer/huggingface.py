@@ -176,10 +176,7 @@ def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence
 
 
 def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
-    """Whether a token of this id can be named as a special one.
-
-    A text is searched for it anyway.
-    """
+    """Whether a token can be named as special; texts are searched anyway."""
     return number < len(tokens) and types[number] in ADDED and not fills(tokens[number], types[number], number)
 
 
@@ -292,10 +289,7 @@ def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[
 
 
 def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The post-processor that puts special tokens around texts.
-
-    The beginning and the end, around a text or each of two.
-    """
+    """Post-processor: special tokens around one text, or each of two."""
     ends = [tokens[vocabulary.special[what]] if adds else "" for what, adds in vocabulary.around]
     if ends == ["", ""]:
         return otherwise
@@ -571,10 +565,7 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
 
 
 def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
-    """``generation_config.json`` with further end tokens.
-
-    llama.cpp takes these control tokens for an end by their text.
-    """
+    """``generation_config.json`` with tokens that end texts in llama.cpp."""
     found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
     said = generation.get("eos_token_id", [])
     ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
@@ -582,10 +573,7 @@ def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Seq
 
 
 def model_pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:
-    """Pieces of ``tokenizer.model``, up to the last that is one.
-
-    SentencePiece wants an unknown one.
-    """
+    """Pieces of ``tokenizer.model`` to the last, an unknown one included."""
     count = len(tokens)
     while count and fills(tokens[count - 1], types[count - 1], count - 1):
         count -= 1

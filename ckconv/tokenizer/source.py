@@ -1,7 +1,4 @@
-"""A source's tokenizer, whatever the format.
-
-Entries, special tokens, chat template.
-"""
+"""A source's tokenizer in any format: entries, specials, template."""
 
 from __future__ import annotations
 

@@ -79,10 +79,7 @@ def pre_tokenizers() -> Mapping[str, PreTokenizer]:
 
 
 def of_class(name: str) -> PreTokenizer | None:
-    """The pre-tokenizer of a class of slow tokenizers, else ``None``.
-
-    Or of the models of a type whose class it is.
-    """
+    """Pre-tokenizer of a slow class, or of its type's models, or ``None``."""
     known = _table()["class"].get(name.removesuffix("Fast"))
     return None if known is None else pre_tokenizers()[known]
 
@@ -275,10 +272,7 @@ class NotFaithful(Exception):
 
 
 class Rules(NamedTuple):
-    """Rules of a unigram model for text.
-
-    SentencePiece's map of characters, and one space for many.
-    """
+    """Unigram model's rules for text: map of characters, one space for many."""
 
     charsmap: Any
     one_space: bool
@@ -317,10 +311,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def around(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """Roles of the tokens around a text, and whether they are added.
-
-        BERT's separator need not be its end token.
-        """
+        """Roles of the tokens around a text, and whether they are added."""
         return ("bos", self.adds_bos), ("eos" if self.lowers is None else "sep", self.adds_eos)
 
 
@@ -409,10 +400,7 @@ def token_ids(metadata: Mapping[str, Any], texts: Iterable[str]) -> dict[str, in
 
 
 def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids of tokens after which generation ends.
-
-    The end token, and what the file says besides.
-    """
+    """Ids that end generation: the end token, and the file's others."""
     ids = [special_ids(metadata).get("eos"), *(_number(metadata, key) for key in _ALSO_END)]
     return list(dict.fromkeys(number for number in ids if number is not None))
 
@@ -574,10 +562,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _halves(merge: bytes) -> tuple[bytes, bytes] | None:
-    """Cut a merge at the first space that is not the first byte.
-
-    As llama.cpp does: a token may begin with a space.
-    """
+    """Cut a merge, as llama.cpp, at a space that is not the first byte."""
     at = merge.find(b" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else None
 

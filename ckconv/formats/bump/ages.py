@@ -247,10 +247,7 @@ def read_template(path: Path, architecture: str) -> dict[str, Any]:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``other`` over ``one``, objects key by key.
-
-    As the engine's builder merges.
-    """
+    """Merge ``other`` over ``one`` key by key, as the engine's builder does."""
     made = dict(one)
     for key, value in other.items():
         both = isinstance(value, dict) and isinstance(made.get(key), dict)
@@ -259,10 +256,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
-    """First key of ``fragment`` that ``template`` lacks, in words, or empty.
-
-    Or has otherwise.
-    """
+    """First key that ``template`` lacks or has otherwise, in words, or empty."""
     for key, value in fragment.items():
         found = template.get(key)
         if isinstance(value, dict):
@@ -275,10 +269,7 @@ def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
 
 
 def template_interleaves(template: dict[str, Any], default: bool) -> bool:
-    """Whether the template's engine rotates neighboring rows.
-
-    By its attention contract, else by the name of its RoPE kernel.
-    """
+    """Whether the engine rotates neighbors, by contract, else RoPE kernel."""
     contract = template.get("contract")
     attention = contract.get("attention_contract") if isinstance(contract, dict) else None
     word = attention.get("rope_layout") if isinstance(attention, dict) else None
@@ -403,10 +394,7 @@ def doubled_biases(age: Age, made: Made) -> list[str]:
 
 
 def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
-    """Types that an age does not compute beside each other.
-
-    Of the template's own files, else of the age.
-    """
+    """Types that an age, or the template there, does not compute together."""
     found = age.circuits.get(circuit)
     return found.mixes if found and found.mixes else age.mixes
 
@@ -439,10 +427,7 @@ def _fragments(age: Age, made: Made) -> Iterator[Fragment]:
 
 
 def needed_template(made: Made) -> dict[str, Any]:
-    """Keys that the manifest's template needs for an age.
-
-    What another age needs changes nothing for one that does not.
-    """
+    """Keys that a manifest's template needs for this age alone."""
     template: dict[str, Any] = {}
     for age in ages().values():
         for fragment in _fragments(age, made):
@@ -464,10 +449,7 @@ def later_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def remains_wrong(age: Age, made: Made) -> bool:
-    """Whether widening leaves the model wrong for an age.
-
-    Floats that it has no kernel for would be widened for it.
-    """
+    """Whether the model stays wrong for an age though types are widened."""
     return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
 
 
@@ -506,10 +488,7 @@ def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
-    """Ages that compute a bump 3 file with matrices of these types.
-
-    Its dtype table is numbered so.
-    """
+    """Ages that compute a bump 3 file of these types and numbers."""
     floats = set(types) <= {"F32"}
     return tuple(
         age.name
@@ -527,10 +506,7 @@ def said(names: Collection[str]) -> str:
 
 
 def table_of_types() -> dict[str, dict[str, str]]:
-    """Age -> type -> where its engine computes it, in words.
-
-    Of bump 5, or of bump 3 where that is all it loads.
-    """
+    """Age -> type -> where its engine computes bump 5, or 3 if that is all."""
     return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
 
 
@@ -556,10 +532,7 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def table_of_mixes() -> list[tuple[str, str, str]]:
-    """Age, template and types that are not computed beside each other.
-
-    An empty template stands for all others.
-    """
+    """Age, template (empty: any other) and types not computed together."""
     return [
         (age.name, circuit, _mix_in_words(mix))
         for age in ages().values()

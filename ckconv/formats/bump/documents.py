@@ -255,10 +255,7 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
 
 
 def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
-    """Differences of a part of the manifest from the metadata.
-
-    Further keys are no fault.
-    """
+    """Differences of the manifest from the metadata but further keys."""
     if not isinstance(inside, dict):
         return
     stated = stated if isinstance(stated, dict) else {}
@@ -281,10 +278,7 @@ def _digest(manifest: Document, metadata: Document) -> str:
 
 
 def _config_faults(config: Document, described: Document, header: HeaderV4) -> list[str]:
-    """Keys that ``config.json`` lacks, or that contradict the documents.
-
-    Those that ckconv wrote with it.
-    """
+    """Keys of ckconv's that ``config.json`` lacks or contradicts."""
     faults = list(_unnamed(config, own=True))
     known = described.get("config")
     if not isinstance(known, dict):

@@ -65,10 +65,7 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """Manifest whose entries lie in the payload and do not overlap.
-
-    ``entries`` are by the slot's own name.
-    """
+    """Manifest with entries by slot name, in the payload, without overlap."""
 
     document: Mapping[str, Any]
     entries: Mapping[str, Entry]
@@ -152,10 +149,7 @@ def _entry(item: object) -> Entry | None:
 
 
 def slots_named(manifest: Manifest, table: SlotTable, num_layers: int) -> tuple[SlotTable, list[str]]:
-    """Slots of ``table`` that a manifest names, and faults as sentences.
-
-    A slot that zeros may stand for need not have an entry.
-    """
+    """Slots of ``table`` that a manifest names, and faults as sentences."""
     names = manifest.entries.keys()
     present = {key_of(slot) for group in table for slot in group if slot.optional and with_layer(slot.name, 0) in names}
     resolved = with_optional(table, present)
@@ -240,10 +234,7 @@ HUGGINGFACE_KEYS: dict[str, str] = {
 
 
 class Metadata(NamedTuple):
-    """Document of the metadata, its first byte in the file, its checksum.
-
-    The payload ends there.
-    """
+    """Metadata's document, first byte (the payload's end) and checksum."""
 
     document: Mapping[str, Any]
     offset: int
@@ -356,10 +347,7 @@ def read_table(
 
 
 def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
-    """Slot name -> type; ``None`` where a code has no meaning at its place.
-
-    Slots without a code are FP32.
-    """
+    """Slot name -> type, FP32 without a code; ``None`` for a wrong code."""
     known = BUMP_CODES[numbering]
     types: dict[str, DType] = {}
     remaining = iter(codes)
@@ -372,10 +360,7 @@ def types_of(table: SlotTable, codes: bytes, num_layers: int, numbering: str) ->
 
 
 def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, start: int) -> InputError:
-    """Error for a table of codes that no numbering explains.
-
-    Its first code is at byte ``start``.
-    """
+    """Error for codes, from byte ``start`` on, that no numbering explains."""
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
@@ -396,10 +381,7 @@ def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, star
 
 
 def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> None:
-    """Check that the vectors of all layers fit into the file.
-
-    The index must not grow beyond what the bytes can justify.
-    """
+    """Check that all layers' vectors fit, before the index grows by them."""
     layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != CANONICAL)
     least = place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     need = g.num_layers * sum(item.nbytes for item in least)
@@ -652,10 +634,7 @@ def table_lengths(flavour: Flavour, num_layers: int) -> set[int]:
 
 
 def _extended(path: Path, between: bytes, num_layers: int, version: int) -> bool:
-    """Whether the dtype table is behind the 24 zero bytes of newer layouts.
-
-    Else it is at once behind the header.
-    """
+    """Whether the dtype table is behind the 24 zeros of newer layouts."""
     zeros, counted = between[: -TABLE_LENGTH.size], between[-TABLE_LENGTH.size :]
     if len(between) < EXTENDED_HEADER_BYTES - HEADER_BYTES + TABLE_LENGTH.size or not any(zeros):
         return True

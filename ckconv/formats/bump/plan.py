@@ -51,10 +51,7 @@ _UNREAD = "if its blocks hold the numbers of every quantized group: convert --dr
 
 
 def types_of(planner: BumpPlanner) -> dict[str, DType]:
-    """Slot name -> type.
-
-    A refused one stands for itself so that planning goes on to find every reason.
-    """
+    """Slot name -> type; a refused one stands, so that all reasons are found."""
     types: dict[str, DType] = {}
     refused: dict[str, list[Tensor]] = {}
     mixed: dict[str, list[list[tuple[Tensor, DType]]]] = {}
@@ -129,10 +126,7 @@ def _refuse_blocks(
 
 
 def _requantizing(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
-    """Flag that gives matrices of floats Q8_0; empty for none.
-
-    Instead of what ``--quantize`` asks for.
-    """
+    """Flag that gives floats Q8_0 instead of ``--quantize``'s; empty for none."""
     names = {
         parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantized_as
     }
@@ -166,10 +160,7 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
 
 
 def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
-    """Smallest type in the output that holds a packed matrix, or a reason.
-
-    A matrix that none of GGUF's types is.
-    """
+    """Smallest type in the output that holds a packed matrix, or a reason."""
     from ckconv.quant.repack import blocks_for, no_block, none_of
 
     columns = tensors[0].layout.cols
@@ -284,10 +275,7 @@ class BumpPlanner(Planner):
 
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:
-        """Reason why the engine has no correct kernel for a type in a slot.
-
-        Empty if it has one.
-        """
+        """Why the engine has no correct kernel for a type in a slot, or empty."""
 
     def keeps(self, source: DType) -> bool:
         """The engine computes matrices of these floats as they are."""
@@ -306,10 +294,7 @@ class BumpPlanner(Planner):
 
     @abstractmethod
     def _rotates_pairs(self) -> bool:
-        """Whether the engine rotates interleaved rows.
-
-        That is how they have to be stored.
-        """
+        """Whether the engine rotates interleaved rows, which are stored so."""
 
     @abstractmethod
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
@@ -354,10 +339,7 @@ class BumpPlanner(Planner):
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))
 
     def _quantize(self) -> None:
-        """Types that ``--quantize`` gives.
-
-        Those of a GGUF of the same model, whose names llama-quantize goes by.
-        """
+        """Types that ``--quantize`` gives: those of a GGUF of the same model."""
         written = names_of(self.family, GGUF).written
         parts: dict[str, list[Tensor]] = {}
         for tensor in self.tensors.values() if self.options.quantize else ():

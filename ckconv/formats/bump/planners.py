@@ -1,7 +1,4 @@
-"""Planning each version of bump, and the version that holds a model best.
-
-Flags give types which the engine computes.
-"""
+"""Planning each version of bump, and flags for types engines compute."""
 
 from __future__ import annotations
 
@@ -86,10 +83,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
 
 
 def _unless_k_quants(plan: Plan) -> Plan:
-    """Refuse bump 3 with K-quants unless it is asked for.
-
-    At most one snapshot of the engine computes it.
-    """
+    """Refuse unasked bump 3 with K-quants: one snapshot at most computes it."""
     who = computed_by([step.target.dtype.name for step in plan.steps], numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
@@ -107,10 +101,7 @@ def _why(plan: Plan, refused: Sequence[Plan]) -> str:
 
 
 def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Plan:
-    """Reasons of each version, where none holds the model.
-
-    Reasons that they share are named once.
-    """
+    """Reasons of each version, shared ones once, if none holds the model."""
     shared = [reason for reason in plans[0].refusals if all(reason in plan.refusals for plan in plans)]
     reasons = list(shared)
     for plan in plans:
@@ -156,10 +147,7 @@ class Remedies:
         self._right, self._stand = right, stand
 
     def apart(self, layers: Sequence[tuple[str, ...]]) -> str:
-        """Flag that changes as few matrices of a layer as possible.
-
-        Of those that do not stand together.
-        """
+        """Flag that changes the fewest of matrices that do not stand together."""
         changed: dict[str, DType] = {}
         for places in layers:
             found = self._fewest([slot for slot in places if slot in self._types])
@@ -188,10 +176,7 @@ class Remedies:
         return any(tensor.name in self._quantized for tensor in self._held[slot])
 
     def _fewest(self, places: Sequence[str]) -> dict[str, DType] | None:
-        """Change the types of as few of these matrices as possible.
-
-        To the smallest of other types.
-        """
+        """Smallest types for as few of these matrices as possible."""
         here = {slot: self._types[slot] for slot in places}
         for count in range(1, len(places) + 1):
             choices = [
@@ -205,10 +190,7 @@ class Remedies:
         return None
 
     def _others(self, slot: str, here: Types) -> Iterator[DType]:
-        """Types that a flag can give a matrix.
-
-        Of floats those of its neighbors, and Q8_0; of blocks FP32.
-        """
+        """Types that a flag gives: of floats neighbors' and Q8_0, of blocks FP32."""
         if not self._is_quantized(slot):
             yield F32
             return
@@ -221,10 +203,7 @@ class Remedies:
         return sum(dtype.nbytes(math.prod(t.shape)) for slot, dtype in types.items() for t in self._held[slot])
 
     def _names(self, changed: Types) -> dict[str, DType]:
-        """Globs or names of the matrices, with their new types.
-
-        Globs over the layers where that is right, too.
-        """
+        """Globs, or names, of matrices with their new types."""
         globs: dict[str, DType] = {}
         exact: dict[str, DType] = {}
         for slot, dtype in changed.items():
@@ -313,10 +292,7 @@ class Bump3Planner(BumpPlanner):
         return False  # src/kernels/rope_kernels.c turns (i, i + D/2)
 
     def _check_types(self, types: Mapping[str, DType]) -> None:
-        """Refuse rows of blocks that the loader wants padded.
-
-        They cannot be padded element by element, and it wants more for K-quants.
-        """
+        """Refuse blocks whose rows the loader wants padded."""
         g = self.geometry
         if any(dtype.block == _K_QUANT_BLOCK for dtype in types.values()):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):

@@ -250,10 +250,7 @@ def _worded(table: SlotTable, num_layers: int, manifest: Manifest) -> dict[str, 
 
 
 def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterator[str]:
-    """Counts of the tokenizer in header and manifest that differ.
-
-    No checksum covers the header.
-    """
+    """Counts of the tokenizer in header (unhashed) and manifest that differ."""
     if not flavour.tokenizer_fields:
         return
     for name, nbytes in (
@@ -285,10 +282,7 @@ def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[t
 
 
 def _uniform(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
-    """Types of a layout whose matrices all have one type.
-
-    Its codes belong to no slots.
-    """
+    """Types where all matrices have one type and codes belong to no slots."""
     known = BUMP_CODES[numbering]
     kinds = {known.get(code) for code in codes} - {F32}
     matrix = kinds.pop() if kinds else F32
@@ -311,10 +305,7 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
 def _by_size(
     path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
-    """Layouts that the sizes leave possible, the likeliest first.
-
-    At least one for each numbering that explains the table.
-    """
+    """Layouts that the sizes allow, likeliest first, one or more a numbering."""
     keys = {key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
     if not expected.issuperset(_QK_NORM):
@@ -332,10 +323,7 @@ def _by_size(
 
 
 def _payload_bytes(table: SlotTable, g: Geometry, types: Mapping[str, DType]) -> int:
-    """Bytes of all slots but content, without placing every one.
-
-    The elements of a slot are the same in every layer.
-    """
+    """Bytes of all slots but content: every layer has as many elements."""
     one = place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:
@@ -374,10 +362,7 @@ def _contents(
 
 
 def _strings_bytes(source: ByteSource, at: int, room: int) -> int:
-    """Bytes of the token strings at byte ``at``, at most ``room``.
-
-    0 where they do not end.
-    """
+    """Bytes of the token strings, at most ``room``; 0 where they do not end."""
     last = int.from_bytes(source.read_at(at - 4, 4), "little", signed=True)
     while 0 <= last < room:
         piece = source.read_at(at + last, min(_PIECE, room - last))
@@ -449,10 +434,7 @@ def takes_along(plan: Plan, directory: Path) -> Along:
 
 
 def configured(directory: Path) -> list[str]:
-    """Bump files that ``config.json`` in the directory describes.
-
-    Files that have none of their own.
-    """
+    """Bump files in the directory that its ``config.json`` describes."""
     found = (path for path in directory.iterdir() if path.suffix == ".bump")
     return [path.name for path in found if document_beside(path, CONFIG_NAME).name == CONFIG_NAME]
 
@@ -690,10 +672,7 @@ def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
 def _merged(
     path: Path, config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None
 ) -> dict[str, Any]:
-    """Merge up to three documents under Hugging Face's keys.
-
-    ``config.json`` goes first.
-    """
+    """Merge documents under Hugging Face's keys, ``config.json`` first."""
     others = {
         "the file's metadata": huggingface_config(metadata.document if metadata else None),
         "the manifest": huggingface_config(manifest.document if manifest else None),

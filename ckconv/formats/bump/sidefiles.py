@@ -64,10 +64,7 @@ def place_beside(bump: Path, name: str, content: SideFile) -> Path:
 
 
 def other_bumps(bump: Path, name: str) -> bool:
-    """Whether another bump file in the directory reads ``name``.
-
-    It has no document of its own.
-    """
+    """Whether a bump file without an own ``name`` reads the shared one."""
     if not bump.parent.is_dir():
         return False
     others = (path for path in bump.parent.glob("*.bump") if path.name != bump.name)
@@ -147,10 +144,7 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
 
 
 def _as_transformers_reads(config: Mapping[str, Any], family: Family, path: Path) -> ModelConfig | None:
-    """Document of a checkpoint, whose RoPE may stand in a table.
-
-    ``None`` for the engine's.
-    """
+    """A checkpoint's document with RoPE in a table; ``None``: the engine's."""
     if not isinstance(config.get("rope_parameters"), dict) and not isinstance(config.get("rope_scaling"), dict):
         return None
     from ckconv.families.huggingface_config import huggingface_config

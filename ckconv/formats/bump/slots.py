@@ -1,7 +1,4 @@
-"""Tensors of a bump file in order: a table of slots a layout, and places.
-
-And where each slot lies.
-"""
+"""Tensors of a bump file in order: a table of slots a layout, and places."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ def local_theta_of(config: ModelConfig) -> float:
 
 
 def unusual(config: ModelConfig, format: str) -> Iterator[str]:
-    """Causality, caps and scales of attention that engines assume.
-
-    By the keys of the source's format.
-    """
+    """Causality, caps and scales that engines assume, by the source's keys."""
     family = catalog.FAMILIES[config.family]
     scope = scope_of(family, config)
 
@@ -203,10 +197,7 @@ def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
 
 
 def canonical_json(document: Any) -> bytes:
-    """Serialize JSON as the format hashes and embeds it.
-
-    Sorted keys, no spaces, ASCII escapes.
-    """
+    """JSON as the format hashes it: sorted keys, no spaces, ASCII."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
@@ -229,10 +220,7 @@ def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
 
 
 class Part(NamedTuple):
-    """Canonical rows inside a slot: tensor and row of the layout table.
-
-    The row places it.
-    """
+    """Canonical rows inside a slot, placed by a row of the layout table."""
 
     canonical: str
     layout: str
@@ -427,10 +415,7 @@ def key_of(slot: Slot) -> str:
 
 
 def with_optional(table: SlotTable, present: Collection[str]) -> SlotTable:
-    """Slot table of one model, with the optional slots that it has.
-
-    Those whose key (:func:`key_of`) is present.
-    """
+    """Slot table with those optional slots whose :func:`key_of` is present."""
     head, layer, tail = (
         tuple(slot for slot in group if not slot.optional or key_of(slot) in present) for group in table
     )
@@ -496,10 +481,7 @@ def computed_by(types: Collection[str], numbering: str) -> str:
 
 
 class Geometry(NamedTuple):
-    """Sizes of a bump layout in elements.
-
-    The aligned ones are what float rows and heads are padded to.
-    """
+    """Sizes in elements; aligned ones are of padded float rows and heads."""
 
     num_layers: int
     vocab: int
@@ -515,10 +497,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
-    """Geometry of a model, padded to multiples of ``step`` elements.
-
-    Float rows and heads are.
-    """
+    """Geometry with float rows and heads padded to ``step`` elements."""
     return Geometry(
         config.num_layers,
         config.vocab_size,
@@ -703,10 +682,7 @@ def engine_reasons(config: ModelConfig, context: int) -> Iterator[Reason]:
 
 
 def carried(config: ModelConfig, family: schema.Family) -> dict[str, Any]:
-    """Keys of the documents that only a reader needs, not the engine.
-
-    A reader who makes the model again.
-    """
+    """Keys that no engine needs, but a reader who makes the model again."""
     row = family.engines.get(TEMPLATED)
     if row is None or "window" not in row.reads:
         return {}

@@ -95,10 +95,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 def manifest_of(path: Path) -> Path:
-    """Path of a file's manifest, if any.
-
-    It is called after the file, or as the engine's runs call it.
-    """
+    """Path of a file's manifest, if any: its own, or as the runs call it."""
     own = path.with_name(f"{path.stem}_manifest.json")
     return own if own.exists() else document_beside(path, MANIFEST_NAME)
 
@@ -247,10 +244,7 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
 
 
 def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) -> None:
-    """Check that gaps between entries are short and zero.
-
-    Behind the last there is nothing.
-    """
+    """Check that gaps between entries are short and zero, with none behind."""
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
     ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
     for end, entry in zip(ends, ordered, strict=False):
@@ -274,10 +268,7 @@ def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) 
 
 
 def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[Placed]) -> None:
-    """Check a manifest's shapes against the model's sizes.
-
-    A matrix of as many bytes may be another.
-    """
+    """Check a manifest's shapes: as many bytes may be another matrix."""
     rows: dict[str, list[int]] = {}
     for item in placed:
         shape = rows.setdefault(item.slot_name, [0, *item.shape[1:]])
@@ -467,8 +458,5 @@ def _entries(steps: list[Step]) -> list[dict[str, Any]]:
 
 
 def _container(wrapper: bytes, document: Mapping[str, Any]) -> Container:
-    """Serialize a document as the runtime does.
-
-    Two spaces, and no line feed behind it.
-    """
+    """Serialize as the runtime: two spaces, no line feed at the end."""
     return Container((Frame(wrapper),), side_files={MANIFEST_NAME: json.dumps(document, indent=2).encode()})

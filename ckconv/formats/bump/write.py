@@ -79,10 +79,7 @@ class Facts(NamedTuple):
 
     @property
     def optional(self) -> dict[str, Any]:
-        """Keys that documents only have where there is something to say.
-
-        Of manifest and ``config.json``.
-        """
+        """Keys of manifest and ``config.json`` where there is something to say."""
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
         own = parameters.write(self.family, parameters.scope_of(self.family, self.config), "bump").entries
@@ -173,10 +170,7 @@ def _config(facts: Facts) -> dict[str, Any]:
 
 
 def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
-    """Types of the matrices; of a family with own entries those of all.
-
-    A tied head has the embedding's.
-    """
+    """Types of the matrices; a tied head has the embedding's."""
     words = {step.slot: TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
     summary: dict[str, Any] = {"token_emb": words["token_emb"]}
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
@@ -188,10 +182,7 @@ def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
 
 
 def _template(facts: Facts) -> dict[str, Any]:
-    """Template as embedded, with the head named a weight of its own.
-
-    That is written into the contract of a given one.
-    """
+    """Embedded template; a given one names a head that is not tied."""
     template = merged(facts.fragment, facts.template or {})
     if facts.tied or facts.template is None:
         return template
@@ -203,10 +194,7 @@ def _template(facts: Facts) -> dict[str, Any]:
 
 
 def config_json(facts: Facts) -> dict[str, Any]:
-    """Make ``config.json``: the engine's script's keys, and the head size.
-
-    No other key tells it.
-    """
+    """Make ``config.json``: the engine's script's keys, and the head size."""
     c, g = facts.config, facts.geometry
     return {
         "architectures": [facts.family.hf_class],
@@ -349,10 +337,7 @@ class Bump5(NamedTuple):
 
 
 def container5(bump: Bump5) -> Container:
-    """Everything in and beside the file but its tensors.
-
-    The digest begins at the dtype table.
-    """
+    """Everything but tensors; the digest begins at the dtype table."""
     frame = Frame(
         TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
         EXTENDED_HEADER_BYTES,
@@ -396,10 +381,7 @@ def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
 
 
 def manifest_map(manifest: Mapping[str, Any]) -> bytes:
-    """Make ``weights_manifest.map``: a line an entry, sorted by memory.
-
-    That is the order of the file.
-    """
+    """``weights_manifest.map``: a line an entry, in the file's order."""
     lines = ["# ck-bumpwgt5-manifest-map v1", "# name|dtype|file_offset|size|runtime_offset"]
     for entry in sorted(manifest["entries"], key=lambda entry: int(entry["file_offset"])):
         offset, size = entry["file_offset"], entry["size"]

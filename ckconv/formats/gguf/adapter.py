@@ -1,7 +1,4 @@
-"""GGUF adapters as llama.cpp loads them, read and planned.
-
-LoRA only, one alpha for all modules.
-"""
+"""GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all."""
 
 from __future__ import annotations
 
@@ -166,10 +163,7 @@ def _collect(
 def _regrouped(
     collected: Collected, names: list[str], family: Family, model: ModelConfig
 ) -> tuple[Collected, list[str]]:
-    """Put rows and columns of these modules into GGUF's order.
-
-    Returns the names of modules that it cannot.
-    """
+    """Put rows and columns into GGUF's order; return the names left over."""
     tensors, odd = dict(collected.tensors), []
     for name in names:
         outputs = placed_in_gguf(collected.modules[name].path, family, model)
@@ -186,10 +180,7 @@ def _regrouped(
 def _in_order(
     collected: Collected, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
 ) -> tuple[Collected, list[str]]:
-    """Put rows of q and k into the order of llama.cpp's converter.
-
-    Returns the names of modules that it cannot.
-    """
+    """Put q and k rows into llama.cpp's order; return the names left over."""
     tensors = dict(collected.tensors)
     lost: list[str] = []
     for name in collected.modules:
@@ -256,10 +247,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return gguf_name_of(module, FAMILIES[base.family]) is not None
 
     def check(self) -> None:
-        """Check that the base model is known.
-
-        The architecture, names and the order of rows follow from it.
-        """
+        """Check that the base model is known: names and row orders follow."""
         self.family = self._family()
         if self.family is None:
             return
@@ -343,10 +331,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return Entry(name, b, replace(layout, scale=scale), b.shape)
 
     def _alpha(self) -> float | None:
-        """The one alpha with which most scales are right.
-
-        As they are, or by a power of two.
-        """
+        """The alpha with which most scales are right, as is or by a power of 2."""
         modules = [module for module in self.modules if module.rank]
         if self.index.format == "gguf":
             return next((module.alpha for module in modules), None)
@@ -366,10 +351,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
-        """Metadata with the changes of flags.
-
-        The source's own keys if it is a GGUF, else those that llama.cpp needs.
-        """
+        """Metadata with flags' changes: a GGUF's own, or what llama.cpp needs."""
         architecture = self.family.gguf if self.family else self.index.architecture
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
         if self.family and interleaves(self.family):
@@ -395,10 +377,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         return found
 
     def _head_counts(self, architecture: str) -> dict[str, Value]:
-        """Numbers of heads, by which a reader puts rows of q and k in order.
-
-        llama.cpp does not look at them.
-        """
+        """Numbers of heads, by which readers order rows of q and k."""
         counts = {}
         for module in self.modules:
             field = _heads_field(module, self.family)
@@ -420,10 +399,7 @@ def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
-    """Alphas with which the scale of some module is right.
-
-    What the source says, scale times rank, and neighbors.
-    """
+    """Alphas that may make a scale right: said, scale times rank, neighbors."""
     found: dict[float, None] = {}
     for module in modules:
         product = float32(module.scale * module.rank)

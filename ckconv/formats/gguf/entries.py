@@ -1,7 +1,4 @@
-"""The tensors that a GGUF holds, and rules of llama.cpp.
-
-Which rows of the source each is made of, and what llama.cpp loads.
-"""
+"""Tensors of a GGUF: rows of the source, and what llama.cpp loads."""
 
 from __future__ import annotations
 
@@ -184,10 +181,7 @@ def known_patterns(config: ModelConfig) -> frozenset[str]:
 
 
 def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
-    """Required tensors: canonical pattern -> the layers that have them.
-
-    llama.cpp does not load a model without them.
-    """
+    """Pattern -> layers in which llama.cpp requires the tensor."""
     family = FAMILIES[config.family]
     found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
@@ -518,10 +512,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
 def _check_missing(
     planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor], zero_filled: frozenset[str]
 ) -> None:
-    """Count missing layers before walking through them.
-
-    A configuration may claim any number of them.
-    """
+    """Count missing layers before walking them: any number may be claimed."""
     bare = planner.bare_layers(config, tensors)
     if not tensors and planner.index.unknown:  # Ultravox as it is published
         hint = "ckconv.convert_tower writes what is there; the text model is a checkpoint of its own"
@@ -593,10 +584,7 @@ def entry_of(name: str, parts: list[Tensor], sizes: Sizes, *, fp32: bool) -> Ent
 
 
 def is_fp32(name: str) -> bool:
-    """Whether llama.cpp's converter writes the tensor in FP32 always.
-
-    However many axes it has.
-    """
+    """Whether llama.cpp's converter always writes a tensor as FP32."""
     module, _, kind = name.rpartition(".")
     if name.startswith(_FP32_STARTS):
         return True

@@ -1,7 +1,4 @@
-"""A GGUF's header -> the canonical index.
-
-With the hyper-parameters as llama.cpp reads them.
-"""
+"""A GGUF's header -> the index, hyper-parameters as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -85,10 +82,7 @@ def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
 
 
 def keys_of(architecture: str, name: str) -> tuple[str, str]:
-    """Keys of a hyper-parameter: with the architecture's prefix first.
-
-    Then without one (files of early converters).
-    """
+    """Keys with the architecture's prefix, then without (early files)."""
     return full_key(architecture, name), name.removeprefix("/")
 
 
@@ -200,10 +194,7 @@ def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fa
 
 
 def _window(family: Family, config: ModelConfig) -> ModelConfig:
-    """Leave out a window that llama.cpp does not read.
-
-    Unless the context never leaves it.
-    """
+    """Leave out a window that llama.cpp does not read and a context leaves."""
     row = family.parameters.get("window")
     read = row is not None and any(not cell.unread for cell in row.key_cells("gguf"))
     if read or not config.sliding_window or config.sliding_window >= config.context_length > 0:
@@ -216,10 +207,7 @@ def _fail(file: GgufFile) -> Fail:
 
 
 def _uniform(file: GgufFile, key: str, value: object) -> object:
-    """The one value of a per-layer array whose elements are equal.
-
-    No family here has others.
-    """
+    """The one value of a per-layer array; no family here has several."""
     if not isinstance(value, ArrayRef):
         return value
     layers = value_of(file.metadata, f"{key.partition('.')[0]}.block_count")
@@ -376,10 +364,7 @@ def _rope_scaling(
 
 
 def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of the scaling from rows of the family.
-
-    Besides its type, factor and original context.
-    """
+    """Scaling's numbers from rows of the family, but type, factor, context."""
     values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
     try:
@@ -394,10 +379,7 @@ def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: M
 
 
 class KeySource:
-    """Metadata as the rows of a family read it.
-
-    Every key behind the architecture's prefix, or without one.
-    """
+    """Metadata as rows read it: behind the architecture's prefix, or without."""
 
     format = "gguf"
 
@@ -552,10 +534,7 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
 
 
 def _original_shape(file: GgufFile, stored: StoredTensor) -> tuple[int, ...]:
-    """Shape of a tensor before its rows were cut anew.
-
-    Empty where no key says one.
-    """
+    """Shape of a tensor before its rows were cut anew; empty if unsaid."""
     key = f"{ORIGINAL_SHAPE}{stored.name}"
     found = value_of(file.metadata, key)
     if found is None:
@@ -587,10 +566,7 @@ def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[s
 
 
 def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
-    """The tower that an mmproj holds, where its names are known.
-
-    Any other is copied as it is.
-    """
+    """The tower of an mmproj of known names; others are copied."""
     with suppress(InputError, UnsupportedError):
         return _known_tower(path, file)
     return None, None

@@ -1,7 +1,4 @@
-"""Metadata of a GGUF that is written: copied, made, set or dropped.
-
-The names are those that people give them.
-"""
+"""Metadata of a GGUF that is written: copied, made, set or dropped."""
 
 from __future__ import annotations
 
@@ -80,10 +77,7 @@ def _by_type() -> Mapping[str, tuple[str, ...]]:
 
 
 def _known(architecture: str, family: str) -> Mapping[str, list[str]]:
-    """Key, or glob of keys, -> types.
-
-    Of an architecture, or of one family of those that share it.
-    """
+    """Key, or glob, -> types of an architecture or one of its families."""
     found: dict[str, list[str]] = {}
     for one in [FAMILIES[family]] if family else families_of_gguf(architecture):
         for cell in (cell for row in one.parameters.values() for cell in row.key_cells("gguf")):
@@ -142,10 +136,7 @@ def _text(kind: str, value: object) -> str:
 
 
 def unknown_note(key: str, architecture: str) -> str:
-    """A note about a key that no known reader reads; may be empty.
-
-    Empty for an unknown architecture, too.
-    """
+    """Note on a key that no known reader reads; may be empty."""
     families = families_of_gguf(architecture)
     if types_of(key, architecture) or (not families and key.startswith(f"{architecture}.")):
         return ""
@@ -203,10 +194,7 @@ _SHAPES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim",
 
 
 def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
-    """The model's keys of a file, in order.
-
-    Keys of a split set belong to its files.
-    """
+    """The model's keys of a file, in order, without those of its split set."""
     return {key: _value(value) for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
 
 
@@ -287,10 +275,7 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Ite
 def _with_set(
     metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str], architecture: str
 ) -> dict[str, Value]:
-    """Metadata with the values that a flag sets.
-
-    In the type of the key, there or in a table; or what the text looks like.
-    """
+    """Metadata with a flag's values, typed as the key, else as they look."""
     made = dict(metadata)
     for key, text in pairs:
         there = made.get(key)
@@ -385,10 +370,7 @@ def _parsed(key: str, kind: str, text: str) -> Value:
 
 
 def _try(kind: str, text: str) -> Value | None:
-    """Parse the text as a value of a type.
-
-    An array, or anything but a text, as JSON has it.
-    """
+    """Parse the text as a type; arrays, and all but texts, as JSON."""
     try:
         if kind.startswith("arr["):
             type = VALUE_TYPES_BY_NAME[kind[4:-1]]
@@ -517,10 +499,7 @@ def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
 
 
 def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:
-    """All bytes before the data section.
-
-    It begins where the first tensor lies.
-    """
+    """All bytes before the data section, where the first tensor lies."""
     start = file.steps[0].offset if file.steps else file.nbytes
 
     def record(at: int) -> Record:

@@ -1,7 +1,4 @@
-"""Plans of GGUFs: text models, towers, diffusion models.
-
-Whole or split.
-"""
+"""Plans of GGUFs, whole or split: text models, towers, diffusion."""
 
 from __future__ import annotations
 
@@ -245,10 +242,7 @@ def _table(planner: Planner, tensor: Tensor, ids: bool) -> _Choice:
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
-    """NVFP4 with a tensor scale, for families measured in llama.cpp.
-
-    Of these it was measured that llama.cpp multiplies by the scale beside it.
-    """
+    """NVFP4 with a tensor scale, where llama.cpp was seen to multiply by it."""
     config = planner.index.config
     row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
     if row is None or not row.scaled:
@@ -259,10 +253,7 @@ def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
 
 def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
-    """The smallest GGUF type that holds every number of all parts.
-
-    Of a matrix that no type of GGUF's is.
-    """
+    """Smallest GGUF type that holds every number of a packed matrix."""
     from ckconv.quant.repack import blocks_for, no_block, none_of
 
     blocks = blocks_for(source, entry.shape[-1])
@@ -278,10 +269,7 @@ def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
 
 def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
-    """``general.file_type``: the type of most matrices.
-
-    All-FP32 where there are none.
-    """
+    """``general.file_type``: the type of most matrices, all-FP32 for none."""
     counts: Mapping[DType, int] = Counter(
         dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
     )
@@ -360,10 +348,7 @@ class GgufPlanner(Planner):
         )
 
     def _quantized(self, entries: Sequence[Entry]) -> Quantized:
-        """The types that ``--quantize`` gives.
-
-        No file is made of a family that nobody knows how to quantize.
-        """
+        """Types that ``--quantize`` gives, for families known to be quantized."""
         asked = entries if self.options.quantize else ()
         if self.options.quantize and self._config is None and (model := diffusion_in(self.index)):
             self._placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries]
@@ -669,10 +654,7 @@ class GgufPlanner(Planner):
         return int(self.index.facts["alignment"]) if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
 
     def _dealt(self, entries: Sequence[Entry], types: Sequence[DType], alignment: int) -> list[range]:
-        """The entries of each file, filled as llama.cpp's gguf-split does.
-
-        In order, none above the limit but alone.
-        """
+        """The entries of each file in order, as llama.cpp's gguf-split."""
         limit = self.options.max_shard_bytes
         groups: list[range] = []
         first = filled = 0
@@ -687,10 +669,7 @@ class GgufPlanner(Planner):
     def _laid_out(
         self, entries: Sequence[Entry], types: Sequence[DType], groups: Sequence[range], metadata: Mapping[str, Value]
     ) -> tuple[tuple[OutputFile, ...], Callable[[], Container]]:
-        """Lay out all files.
-
-        Only the first file of a set has the model's metadata.
-        """
+        """Lay out all files; a set's first has the model's metadata."""
         files, own, alignments = [], [], []
         for number, group in enumerate(groups):
             keys = dict(metadata) if number == 0 else {}
@@ -934,10 +913,7 @@ class DiffusionPlanner(GgufPlanner):
 
 
 def planner_of(index: TensorIndex) -> type[Planner] | None:
-    """The planner of a tower or a diffusion model, else ``None``.
-
-    ``None`` for a text model, and for a GGUF: it is copied.
-    """
+    """The planner of a tower or a diffusion model; ``None`` for GGUFs, text."""
     if index.format == "gguf" or index.config is not None:
         return None
     if index.tower is not None:

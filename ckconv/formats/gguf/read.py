@@ -1,7 +1,4 @@
-"""A GGUF file or a split set: header and tensor records, checked.
-
-The header is parsed once, records are checked one by one and together.
-"""
+"""A GGUF or split set: header parsed once, all records checked."""
 
 from __future__ import annotations
 
@@ -154,10 +151,7 @@ class _Reader:
         self._forms: dict[bytes, Form] = {}
 
     def read_alike(self) -> bool:
-        """Read a record in the window whose form was seen before.
-
-        With a plain name; else nothing is read.
-        """
+        """Read a record of a form seen before and a plain name, or nothing."""
         cursor, width = self._cursor, self._length.size
         buffer, at = cursor.buffer, cursor.at
         try:
@@ -242,10 +236,7 @@ def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
 
 
 def check_offsets(path: Path, records: Records, alignment: int) -> None:
-    """Check that each tensor starts where the padded last one ends.
-
-    No hole, no overlap, as in gguf.cpp.
-    """
+    """Check that tensors follow each other as in gguf.cpp, padded."""
     faults = Faults(path)
     expected = 0
     for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
@@ -264,10 +255,7 @@ def check_offsets(path: Path, records: Records, alignment: int) -> None:
 
 
 def check_extents(path: Path, records: Records, data_offset: int, size: int | None) -> int:
-    """Check that the file holds every tensor; return the last end.
-
-    In bytes, 0 without tensors.
-    """
+    """Check that a file holds all tensors; return the last end in bytes."""
     faults = Faults(path)
     end = 0
     limit = MAX_BYTES if size is None else size
@@ -470,10 +458,7 @@ def _alignment(path: Path, value: MetaValue | None, offset: int | None) -> int:
 
 
 def _check_trailing(source: ByteSource, end: int) -> None:
-    """Check that only zeros follow the last tensor.
-
-    Some writers pad it like the others, some files a page.
-    """
+    """Check that only zeros, up to a page in some files, follow."""
     size = source.size or 0
     zeros = source.read_at(end, min(size - end, MAX_TRAILING_ZEROS))
     start = end + len(zeros) - len(zeros.lstrip(b"\0"))
@@ -536,18 +521,12 @@ class GgufFile(NamedTuple):
 
     @property
     def metadata(self) -> Mapping[str, MetaValue]:
-        """Key/value pairs of the first file, in file order.
-
-        Only that one carries the model's.
-        """
+        """Key/value pairs, in order, of the first file, which has the model's."""
         return self.shards[0].metadata
 
     @property
     def tensors(self) -> Sequence[StoredTensor]:
-        """All tensors in file order.
-
-        Absolute offsets in bytes, shapes outermost first.
-        """
+        """Tensors in order: absolute byte offsets, shapes outermost first."""
         return chained([shard.tensors for shard in self.shards])
 
     def vector(self, name: str) -> list[float] | None:
@@ -605,10 +584,7 @@ def _read_file(path: Path) -> GgufShard:
 
 
 def _split_count(shard: GgufShard) -> int:
-    """The number of shards in the set, 1 for a complete file.
-
-    gguf-split leaves ``split.count = 0`` in a merged file.
-    """
+    """Number of shards; 1 for a whole file and for a merged one (0)."""
     if SPLIT_COUNT not in shard.metadata:
         return 1
     count = _split_number(shard, SPLIT_COUNT)
@@ -619,10 +595,7 @@ def _split_count(shard: GgufShard) -> int:
 
 
 def _split_number(shard: GgufShard, key: str) -> int:
-    """A split key, of any integer type.
-
-    Writers disagree about its type (u16, i32).
-    """
+    """A split key, of any integer type: writers disagree (u16, i32)."""
     value = shard.metadata.get(key)
     if value is None:
         raise InputError("gguf.split", f"{key} is absent from a shard", path=shard.path)
@@ -636,10 +609,7 @@ def _split_number(shard: GgufShard, key: str) -> int:
 
 
 def _shard_name(shard: GgufShard, count: int) -> ShardName:
-    """Parse a shard's name, and check it against the header.
-
-    The other shards are found by the name.
-    """
+    """Parse a shard's name, which finds the others, against the header."""
     number = _split_number(shard, SPLIT_NO) + 1
     name = parse_shard_name(shard.path.name)
     if name is None:

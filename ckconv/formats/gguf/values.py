@@ -54,10 +54,7 @@ class Cursor:
 
     @property
     def left(self) -> int | None:
-        """Bytes up to the end of the input.
-
-        ``None`` for a pipe whose end has not been seen.
-        """
+        """Bytes up to the end of the input; ``None`` while a pipe's is unknown."""
         return None if self.source.size is None else max(self.source.size - self.offset, 0)
 
     def has(self, nbytes: int) -> bool:
@@ -77,10 +74,7 @@ class Cursor:
         return nbytes <= len(self.buffer)
 
     def reaches(self, offset: int) -> bool:
-        """Whether the input has every byte before the absolute ``offset``.
-
-        A pipe is read up to there.
-        """
+        """Whether the input has all before ``offset``; a pipe is read so far."""
         if self.source.size is None and offset > 0:
             self.source.read_at(offset - 1, 1)
         return self.source.size is None or offset <= self.source.size
@@ -102,10 +96,7 @@ class Cursor:
         return self.take(nbytes)
 
     def truncated(self, nbytes: int, what: str) -> InputError:
-        """The error for an input that ends inside ``what``.
-
-        ``what`` has ``nbytes`` bytes.
-        """
+        """The error for an input that ends inside ``nbytes`` of ``what``."""
         left = self.left or 0
         return InputError(
             "gguf.truncated",
@@ -204,10 +195,7 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 class Record(NamedTuple):
-    """Tensor as the header of a GGUF describes it.
-
-    ``shape`` outermost first, ``offset`` in bytes from the start of the data section.
-    """
+    """Tensor of a header: shape outermost first, offset in the data section."""
 
     name: str
     shape: tuple[int, ...]
@@ -216,10 +204,7 @@ class Record(NamedTuple):
 
 
 def header_bytes(metadata: Mapping[str, Value], tensors: Iterable[tuple[str, int]]) -> int:
-    """Bytes of a header before the padding.
-
-    ``tensors`` are names and numbers of dimensions.
-    """
+    """Bytes before the padding; ``tensors``: names and axis counts."""
     width = LENGTH[VERSION].size
     fixed = COUNTS_OFFSET + COUNTS[VERSION].size
     pairs = sum(len(string(key)) + value.nbytes for key, value in metadata.items())
@@ -306,24 +291,15 @@ class ArrayRef:
         return data
 
     def decode(self) -> list[Scalar]:
-        """All elements.
-
-        Strings are UTF-8; bytes that are not are kept as lone surrogates (``surrogateescape``).
-        """
+        """All elements; bytes that are not UTF-8 as ``surrogateescape``."""
         return self._decoded(self.raw(), self.count)
 
     def each(self) -> Iterator[str]:
-        """The strings of an array, one after the other.
-
-        Their bytes are read at once, decoded when asked for.
-        """
+        """Strings of an array, read at once, each decoded when asked for."""
         return self._texts(self.raw(), self.count)
 
     def head(self, count: int) -> list[Scalar]:
-        """The first ``count`` elements, or all where there are fewer.
-
-        Reads little more than those.
-        """
+        """The first ``count`` elements at most, reading little more."""
         count = min(max(count, 0), self.count)
         if self.type == STRING.name:
             return list(self._strings(count))
@@ -496,10 +472,7 @@ def _bad_array(cursor: Cursor, key: str, kind: ValueType, offset: int, count: in
 
 @cache
 def _short_strings(width: int) -> re.Pattern[bytes]:
-    """Forms of :data:`_RUN` short strings, the commonest lengths first.
-
-    Shorter than :data:`_SHORT` bytes.
-    """
+    """Forms of :data:`_RUN` strings below :data:`_SHORT`, common first."""
     lengths = sorted(range(_SHORT), key=lambda nbytes: abs(nbytes - 6))
     forms = (b"\\x%02x\\0{%d}.{%d}" % (nbytes, width - 1, nbytes) for nbytes in lengths)
     return re.compile(b"(?:%s){%d}+" % (b"|".join(forms), _RUN), re.DOTALL)

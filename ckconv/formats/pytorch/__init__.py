@@ -1,4 +1,1 @@
-"""Files of ``torch.save``: a pickle of tensors and their values.
-
-Values are beside it in a zip archive, or behind it.
-"""
+"""Files of ``torch.save``: a pickle, and values behind or beside it."""

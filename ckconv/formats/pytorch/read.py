@@ -134,10 +134,7 @@ class Named(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """Run of ``elements`` values of ``dtype``, or bytes without a type.
-
-    ``key`` says which run.
-    """
+    """Run ``key`` of ``elements`` values of ``dtype``, or untyped bytes."""
 
     key: str
     dtype: DType | None
@@ -145,10 +142,7 @@ class Storage(NamedTuple):
 
 
 class Record:
-    """Object of a permitted class: its arguments and its state.
-
-    It is known by its identity.
-    """
+    """Object of a permitted class: arguments and state, by identity."""
 
     def __init__(self, named: Named, made_of: Any = ()) -> None:
         self.named, self.made_of = named, made_of
@@ -308,10 +302,7 @@ class _Machine:
         return Named(module, name)
 
     def state(self) -> None:
-        """Take the attributes of a state dict: versions of its modules.
-
-        They say nothing of the tensors.
-        """
+        """Take a state dict's attributes: versions of modules, not tensors."""
         held, state = self.popped(2)
         if isinstance(held, Record):
             held.state = state

@@ -522,10 +522,7 @@ def source_document(index: TensorIndex) -> dict[str, Any]:
 
 
 def widest(names: frozenset[str]) -> str:
-    """Narrowest float type that holds all of these, in torch's words.
-
-    Empty for none.
-    """
+    """Narrowest float type that holds all, in torch's words; empty for none."""
     if {"F16", "BF16"} <= names:
         return _TORCH_NAMES["F64" if "F64" in names else "F32"]
     return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
@@ -655,10 +652,7 @@ def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
 
 
 def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, Any]:
-    """Keys of the context length, with this one.
-
-    RoBERTa counts the positions in front of the first, too.
-    """
+    """Keys of this context length; RoBERTa counts positions in front, too."""
     written = _written(family, replace(config, context_length=context))
     return {key: written.get(key, context) for key in _keys_of_context(family)}
 
@@ -849,10 +843,7 @@ def own_metadata(index: TensorIndex) -> dict[str, str]:
 
 
 def header_key(index: TensorIndex, key: str) -> str:
-    """Header key that a flag names (``__metadata__.KEY``), or empty.
-
-    Without a document, every key is one of the headers.
-    """
+    """Header key that a flag names (``__metadata__.KEY``), or empty."""
     bare = key.removeprefix(f"{METADATA}.")
     described = bool(source_document(index)) or index.config is not None
     return bare if bare != key or bare in own_metadata(index) or not described else ""

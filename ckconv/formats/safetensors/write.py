@@ -464,10 +464,7 @@ def _split(modules: Sequence[Module], limit: int) -> list[Sequence[Module]]:
 
 
 def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Order of tensors: wide types first, then by name.
-
-    So every tensor is aligned to its own type, as safetensors' writer has it.
-    """
+    """Order of tensors as in safetensors' writer: wide types first, by name."""
     names, sizes = list[str](), array("q")
     for piece in pieces:
         names.append(piece.name)

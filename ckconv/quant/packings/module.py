@@ -119,10 +119,7 @@ class Tile(NamedTuple):
         return array if per == 1 else self.cut(np.repeat(array, per, axis=0), per)
 
     def cut(self, rows: Any, per: int) -> Any:
-        """Return the tile's rows of ``rows``, made of whole rows of an array.
-
-        Each row of the array makes ``per`` of them.
-        """
+        """The tile's rows of ``rows``, of whole array rows, ``per`` of each."""
         first = self.start % per
         return rows[first : first + self.stop - self.start]
 
@@ -200,10 +197,7 @@ class Packing(NamedTuple):
 
 
 def in_rows(stored: StoredTensor, per: int = 1) -> Array:
-    """Array whose rows are stored one after the other.
-
-    Of a vector or a number, everything is one row.
-    """
+    """Array stored row after row; a vector or a number is one row."""
     *rows, columns = stored.shape if len(stored.shape) > 1 else (1, *(stored.shape or (1,)))
     return laid_out(stored, plain(math.prod(rows), columns), per=per)
 
