@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,8 @@ def use_adapter(llama: ctypes.CDLL, model: int, context: int, path: str) -> None
         raise ValueError("llama.cpp does not use the adapter")
 
 
-def fill(batch: Batch, prompt: tuple[int, ...]) -> None:
-    """One sequence, all of whose logits are wanted."""
+def fill(batch: Batch, prompt: Sequence[int], first: int = 0) -> None:
+    """One sequence from a position on, all of whose logits are wanted."""
 
     def array(address: int, kind: Any) -> Any:
         return ctypes.cast(address, ctypes.POINTER(kind))
@@ -227,7 +228,7 @@ def fill(batch: Batch, prompt: tuple[int, ...]) -> None:
     counts, sequences = array(batch.n_seq_id, ctypes.c_int32), array(batch.seq_id, ctypes.POINTER(ctypes.c_int32))
     wanted = array(batch.logits, ctypes.c_int8)
     for i, token in enumerate(prompt):
-        tokens[i], positions[i], counts[i], wanted[i] = token, i, 1, 1
+        tokens[i], positions[i], counts[i], wanted[i] = token, first + i, 1, 1
         sequences[i][0] = 0
     batch.n_tokens = len(prompt)
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from consumers import Consumer
-from tower_cases import recordings, with_tokens
+from tower_cases import recordings, tokens_of, with_tokens
 
+from ckconv import Options
 from ckconv.api import convert, convert_tower
 
 _WHEEL = importlib.util.find_spec("xllamacpp")
@@ -28,6 +31,19 @@ PICTURES = {
 }  # fmt: skip
 
 
+#: What stands around a picture, in the prompt and of libmtmd itself, with {} for the picture's tokens.
+BEFORE, BEHIND = "What is", " in this picture?"
+_PARTS = "<fake_token_around_image><row_1_col_1>{}\n\n<fake_token_around_image><global-img>{}<fake_token_around_image>"
+_QWEN = "<|vision_start|>{}<|vision_end|>"
+AROUND = {
+    "gemma3": "<start_of_image>{}<end_of_image>", "smolvlm": _PARTS, "idefics3": _PARTS, "pixtral": "{}[IMG_END]",
+    "mistral3": "{}[IMG_END]", "qwen2_vl": _QWEN, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN, "qwen3_5": _QWEN,
+    "lfm2_vl": "<|image_start|>{}<|image_end|>", "llama4": "<|image_start|>{}<|image_end|>",
+    "paddleocr_vl": "<|IMAGE_START|>{}<|IMAGE_END|>", "gemma4": "<|image>{}<image|>",
+    "gemma4_unified": "<|image>{}<image|>", "minicpmv4_6": "<image>{}</image>",
+}  # fmt: skip
+
+
 def made(name: str, root: Path) -> Path:
     """The checkpoint, with as many positions as libmtmd's smallest picture takes, and parts as large as a picture."""
     recorded = json.loads(json.dumps(recordings()[name]))
@@ -37,11 +53,13 @@ def made(name: str, root: Path) -> Path:
         recorded["tensors"]["model.vision_tower.patch_embedder.position_embedding_table"][1][1] = 840
     elif name.startswith(("smolvlm", "idefics3")):
         recorded["prepared"]["size"] = {"longest_edge": vision["image_size"]}
-    return with_tokens(recorded, root)
+    known = tokens_of(recorded["config"]).values()
+    around = re.findall(r"<[^<>]+>|\n\n", AROUND[name.rpartition("-")[0]])
+    return with_tokens(recorded, root, *(text for text in dict.fromkeys(around) if text not in known))
 
 
-def seen(root: Path, picture: np.ndarray) -> np.ndarray:
-    """Embeddings of the picture's tokens, as transformers computes them."""
+def looking(root: Path, picture: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    """The model, of transformers, and what its class gets of the picture."""
     import torch
     import transformers
 
@@ -55,8 +73,8 @@ def seen(root: Path, picture: np.ndarray) -> np.ndarray:
     patches = torch.tensor(pixels, dtype=torch.float32).reshape(rows, size, columns, size, 3)
     flat = patches.permute(0, 2, 1, 3, 4).reshape(1, rows * columns, -1)
     grid = {"image_grid_thw": torch.tensor([[1, rows, columns]])}
-    if kind in ("smolvlm", "idefics3"):
-        inputs: dict[str, Any] = {"pixel_values": whole[None]}
+    if kind in ("smolvlm", "idefics3"):  # once as a part, and once as the whole
+        inputs: dict[str, Any] = {"pixel_values": torch.stack([whole, whole], 1)}
     elif kind.startswith("gemma4"):
         places = [[n % columns, n // columns] for n in range(rows * columns)]
         inputs = {"pixel_values": flat, "image_position_ids": torch.tensor([places])}
@@ -75,49 +93,95 @@ def seen(root: Path, picture: np.ndarray) -> np.ndarray:
     else:
         sizes = {"image_sizes": torch.tensor([picture.shape[:2]])}
         inputs = {"pixel_values": whole, **(sizes if kind in ("llava", "mistral3") else {})}
+    if kind == "llama4":  # libmtmd has the tokens of a picture column by column
+        by_columns = lambda projector, read, found: found.unflatten(0, (rows // 2, -1)).transpose(0, 1).flatten(0, 1)  # noqa: E731
+        model.multi_modal_projector.register_forward_hook(by_columns)
+        model.language_model.register_forward_hook(lambda text, read, found: setattr(found, "image_outputs", None))
+    return model, inputs
+
+
+def seen(model: Any, inputs: dict[str, Any]) -> np.ndarray:
+    """Embeddings of the picture's tokens, as transformers computes them."""
+    import torch
+
     with torch.no_grad():
         found = model.get_image_features(**inputs)
-        if kind == "llama4":  # the projector is behind it there
-            found = model.multi_modal_projector(found.last_hidden_state)
+        if model.config.model_type == "llama4":  # the projector is behind it there
+            found = model.multi_modal_projector(found.last_hidden_state.flatten(0, 1))
         found = getattr(found, "pooler_output", found)
         parts = found if isinstance(found, list | tuple) else [found]
         return np.concatenate([part.reshape(-1, part.shape[-1]).numpy() for part in parts])
 
 
+def said(model: Any, inputs: dict[str, Any], ids: list[int], picture: np.ndarray) -> np.ndarray:
+    """Logits of a prompt, as transformers computes them."""
+    import torch
+
+    kinds = torch.from_numpy(picture).long()[None]
+    named = {
+        key: kinds for key in ("mm_token_type_ids", "token_type_ids") if key in signature(model.forward).parameters
+    }
+    words = torch.tensor([ids])
+    if model.config.model_type == "gemma4_unified":  # as generate() asks it; by itself every layer attends both ways
+        shaped, places = torch.zeros(1, len(ids), 1), torch.arange(len(ids))[None]
+        masks = model.create_masks_for_generate(model.config, shaped, None, None, places, kinds)
+        named["attention_mask"] = masks
+    with torch.no_grad():
+        found = model(input_ids=words, **inputs, **named, use_cache=False)
+    return np.asarray(found.logits[0].numpy())
+
+
+def prompt(name: str, root: Path, picture: np.ndarray, count: int) -> tuple[list[int], np.ndarray]:
+    """Ids that transformers computes with, and which of them stand for the picture's tokens."""
+    from tokenizers import Tokenizer
+
+    document = json.loads((root / "config.json").read_text())
+    words = Tokenizer.from_file(str(root / "tokenizer.json"))
+    image = next(text for key, text in tokens_of(document).items() if key.startswith("image_token"))
+    around = AROUND[name.rpartition("-")[0]]
+    row = image * (count // around.count("{}"))
+    if "[IMG_END]" in around:  # a token behind each row but the last
+        size = document["vision_config"]["patch_size"] * document.get("spatial_merge_size", 1)
+        row = "[IMG_BREAK]".join(picture.shape[0] // size * [picture.shape[1] // size * image])
+    ids = words.encode(BEFORE + around.replace("{}", row) + BEHIND, add_special_tokens=False).ids
+    return ids, np.isin(ids, [words.token_to_id(image), words.token_to_id("[IMG_BREAK]") or -1])
+
+
 def tokens(name: str, found: np.ndarray, root: Path, picture: np.ndarray) -> np.ndarray:
     """Rows of the picture alone, in transformers' order."""
     document = json.loads((root / "config.json").read_text())
-    if name.startswith("llama4"):  # column by column
-        side = int(len(found) ** 0.5)
-        return found.reshape(side, side, -1).swapaxes(0, 1).reshape(len(found), -1)
     if name.startswith(("pixtral", "mistral3")):  # a token behind each row of the picture but the last
         width = picture.shape[1] // document["vision_config"]["patch_size"] // document.get("spatial_merge_size", 1)
         return np.delete(found, np.s_[width :: width + 1], axis=0)
-    if name.startswith(("smolvlm", "idefics3")):  # once as a part, and once as the whole
-        part, whole = np.split(found, 2)
-        assert np.array_equal(part, whole)
-        return part
     return found[:, : document["text_config"]["hidden_size"]]  # what further layers get stands behind it
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.skipif(not _WHEEL, reason="xllamacpp is not installed")
-def test_libmtmd_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
+def test_libmtmd_sees_what_transformers_sees_and_says_what_it_says(name: str, tmp_path: Path) -> None:
     assert _WHEEL is not None
     assert _WHEEL.origin is not None
     source = made(name, tmp_path / "source")
     picture = np.random.default_rng(1).integers(0, 256, (*PICTURES[name], 3), dtype=np.uint8)
     files = {key: tmp_path / file for key, file in (("model", "t.gguf"), ("mmproj", "m.gguf"), ("picture", "p.npy"))}
     np.save(files["picture"], picture)
-    convert(source, files["model"])
+    convert(source, files["model"], options=Options(dtype="f32"))
     convert_tower(source, files["mmproj"])
 
     library = next(Path(_WHEEL.origin).parent.glob("xllamacpp*.so"))
+    answers = {key: tmp_path / f"{key}.npy" for key in ("rows", "ids", "logits")}
     with Consumer("llama_cpp_pictures.py", str(library)) as libmtmd:
-        asked = {key: str(file) for key, file in files.items()}
-        assert libmtmd.ask({**asked, "rows": str(tmp_path / "rows.npy")}) == ""
+        asked = {key: str(file) for key, file in (files | answers).items()}
+        assert libmtmd.ask({**asked, "text": BEFORE + "{}" + BEHIND}) == ""
+    rows, ids, logits = (np.load(file) for file in answers.values())
 
-    found, wanted = tokens(name, np.load(tmp_path / "rows.npy"), source, picture), seen(source, picture)
+    model, inputs = looking(source, picture)
+    found, wanted = tokens(name, rows, source, picture), seen(model, inputs)
     assert found.shape == wanted.shape
     assert np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max()  # ggml's GELU is a table of 16-bit floats
+
+    words, places = prompt(name, source, picture, len(wanted))
+    assert ids.tolist() == np.where(places, -1, words).tolist()
+    said_there = said(model, inputs, words, places)[~places]
+    assert np.abs(logits - said_there).max() < 2e-3 * np.abs(said_there).max()

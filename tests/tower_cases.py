@@ -28,11 +28,11 @@ def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
     return root
 
 
-def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
-    """The same with a tokenizer that has the tokens of pictures, and their numbers in config.json."""
+def with_tokens(recorded: Mapping[str, Any], root: Path, *more: str) -> Path:
+    """The same with a tokenizer that has the tokens of pictures, and more, and their numbers in config.json."""
     recorded = json.loads(json.dumps(recorded))
     config = recorded["config"]
-    tokens = tokens_of(config)
+    tokens = {**tokens_of(config), **{text: text for text in more}}
     plain_checkpoint(recorded, root)
     document = json.loads((root / "tokenizer.json").read_text())
     first = 1 + max([*document["model"]["vocab"].values(), *(added["id"] for added in document["added_tokens"])])
