@@ -69,9 +69,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_free": (None, [ctypes.c_void_p]),
 }  # fmt: skip
 
-#: ``enum ggml_type``; of ``llama_pooling_type``: as the file says.
+#: ``enum ggml_type``; of ``llama_pooling_type``: as the file says; of ``llama_context_type``: layers behind the last.
 F32, F16 = 0, 1
 UNSPECIFIED = -1
+DRAFTS = 1
 
 QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, user: None)
 
@@ -91,8 +92,8 @@ def load(folder: Path) -> ctypes.CDLL:
     return library
 
 
-def context_parameters(llama: ctypes.CDLL, positions: int, pooling: int = 0) -> Opaque:
-    """The defaults but for sizes, pooling, flash attention and the types of the cache.
+def context_parameters(llama: ctypes.CDLL, positions: int, pooling: int = 0, kind: int = 0) -> Opaque:
+    """The defaults but for sizes, pooling, flash attention, the types of the cache, and what is computed.
 
     Releases put fields in between, so two places are found by their neighbors: the four enumerations that are -1 at
     first (the last is flash attention), and the types of the cache, both F16, behind two null pointers.
@@ -102,6 +103,7 @@ def context_parameters(llama: ctypes.CDLL, positions: int, pooling: int = 0) -> 
     unspecified = raw.index(struct.pack("<4i", -1, -1, -1, -1))
     cache = raw.index(bytes(16) + struct.pack("<2i", F16, F16), unspecified) + 16
     struct.pack_into("<3I", made, 0, positions, positions, positions)
+    struct.pack_into("<i", made, unspecified - 4, kind)
     struct.pack_into("<i", made, unspecified + 4, pooling)  # how embeddings are pooled
     struct.pack_into("<i", made, unspecified + 12, 0)
     struct.pack_into("<2i", made, cache, F32, F32)
@@ -114,13 +116,17 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
     Raises:
         ValueError: the library does not load or compute the model.
     """
-    model = llama.llama_model_load_from_file(request.model.encode(), llama.llama_model_default_params())
+    parameters = llama.llama_model_default_params()
+    if request.states:  # load_mtp, third behind the only switch that is on
+        parameters.bytes[bytes(parameters).index(b"\1", 40) + 3] = 1
+    model = llama.llama_model_load_from_file(request.model.encode(), parameters)
     if not model:
         raise ValueError("llama.cpp does not load the model")
     count = len(request.prompt)
     if said_by(llama, model, b"pooling_type") == b"4":
         return np.stack([scores(llama, model, request.prompt[:stop]) for stop in range(1, count + 1)])
-    context = llama.llama_init_from_model(model, context_parameters(llama, max(count, 64)))
+    drafts = DRAFTS if request.states and said_by(llama, model, b"nextn_predict_layers") else 0
+    context = llama.llama_init_from_model(model, context_parameters(llama, max(count, 64), kind=drafts))
     batch = llama.llama_batch_init(count, 0, 1)
     try:
         if not context:
@@ -161,12 +167,13 @@ def logits(llama: ctypes.CDLL, model: int, context: int, count: int) -> np.ndarr
 def drafted(llama: ctypes.CDLL, model: int, context: int, batch: Batch, states: np.ndarray) -> np.ndarray:
     """What a drafter says of tokens beside states of its model, as common/speculative.cpp asks it."""
     count, width, tokens = len(states), llama.llama_model_n_embd(model), batch.token
-    getattr(llama, SET_NEXTN)(context, True, False)
-    batch.token, batch.embd = None, states.ctypes.data
-    if llama.llama_encode(context, batch):
-        raise ValueError("llama.cpp does not encode")
-    fused = np.ctypeslib.as_array(getattr(llama, GET_NEXTN)(context), (count, width)).copy()
-    batch.token, batch.embd = tokens, fused.ctypes.data
+    if llama.llama_model_has_encoder(model):
+        getattr(llama, SET_NEXTN)(context, True, False)
+        batch.token, batch.embd = None, states.ctypes.data
+        if llama.llama_encode(context, batch):
+            raise ValueError("llama.cpp does not encode")
+        states = np.ctypeslib.as_array(getattr(llama, GET_NEXTN)(context), (count, width)).copy()
+    batch.token, batch.embd = tokens, states.ctypes.data
     failed = llama.llama_decode(context, batch)
     batch.embd = None  # else llama_batch_free would free it
     if failed:
