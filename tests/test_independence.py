@@ -180,20 +180,6 @@ def swapped_rows(made: Any) -> Any:
     return changed(made, lambda array: array.__setitem__(slice(0, 2), array[1::-1].copy())) if len(made) > 1 else made
 
 
-def other_order(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The first two rows of every head change places."""
-
-    def wrong(*args: Any) -> Any:
-        order = real(*args)
-        return (order[1], order[0], *order[2:]) if order else order
-
-    return wrong
-
-
-def moved_otherwise(real: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda source, order, files: real(source, (order[1], order[0], *order[2:]), files)
-
-
 def from_too_far(real: Callable[..., Any]) -> Callable[..., Any]:
     """What is copied is copied from 64 bytes behind where it is."""
 
@@ -380,8 +366,8 @@ LONG = {
 }
 
 TENSORS = [
-    Case("rows of a head in another order", "row_order", other_order, HF, GGUF),
-    Case("rows of a head moved to other places", "moved_rows", moved_otherwise, HF, GGUF),
+    Case("rows of a head in another order", "io.stored:_box", of_first(swapped_rows), HF, GGUF),
+    Case("rows of a head moved to other places", "io.stored:_chunk", of_first(one_up), HF, GGUF),
     Case("copied from 64 bytes too far", "Step.copied", from_too_far, HF, GGUF),
     Case("v taken for k", "make_plan", exchanged(QKV[1], QKV[2]), HF, GGUF),
     Case("k of another layer", "make_plan", exchanged(QKV[1], "layers.1.attention.k.weight"), HF, GGUF),

@@ -16,7 +16,7 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.late import NamedTuple
-from ckconv.core.tensors import Extent, Tensor, TensorIndex, identity
+from ckconv.core.tensors import Extent, TensorIndex, identity
 from ckconv.errors import (
     CkconvError,
     OutputError,
@@ -451,19 +451,13 @@ class Losses:
         )
 
 
-# The bytes of a file: its frame first, then those of its steps, copied, rows in another order, or converted.
+# The bytes of a file: its frame first, then those of its steps, copied or converted.
 
 #: What a digest is before anything is written.
 NO_DIGEST = bytes(32)
 
 #: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
 SMALLEST_HOLE = 64 << 10
-
-#: A head with more bytes is moved piece by piece, by what computes with rows.
-MAX_HEAD_BYTES = CHUNK
-
-#: Rows that are moved at once: where each of them goes is worked out before.
-MAX_ROWS = 1 << 14
 
 _ZEROS = memoryview(bytes(CHUNK))
 
@@ -568,8 +562,6 @@ def _pieces(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> It
     try:
         if extents is not None:
             yield from _copied(extents, step.offset, files)
-        elif step.action is Action.COPY and not step.runs and (order := row_order(step.source, step.target)):
-            yield from moved_rows(step.source, order, files)
         else:
             yield from _convert(step, files, losses, tiles)
     except CkconvError as error:  # bytes and rows do not know whose they are
@@ -600,7 +592,7 @@ def _copied(extents: Iterable[Extent], place: int, files: Files) -> Iterator[mem
 
 
 def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
-    """Rows that are put together or converted, several pieces at once."""
+    """Rows that move, are joined or converted, several pieces at once."""
     from ckconv.io.stored import JoinedRows, reader_of, stored_pieces
 
     assert step.conversion is not None
@@ -623,59 +615,6 @@ def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> I
     if joined:
         losses.add(step, joined.changed)
     losses.merge(step.target.name, max(reader.max_change for reader in rows.readers))
-
-
-def row_order(source: Tensor, target: Tensor) -> tuple[int, ...]:
-    """For each stored row of the target's head, the source's stored row.
-
-    Of split and interleaved RoPE order.
-
-    Returns:
-        one number a row of a head; none where more happens to the bytes, or nothing.
-    """
-    one, other = source.layout, target.layout
-    same = source.dtype is target.dtype and (one.shift, one.scale) == (other.shift, other.scale)
-    same = same and (one.rows, one.cols) == (other.rows, other.cols)
-    same = same and one.elements == other.elements == one.rows * one.cols
-    plain = all(len(layout.strips) == 1 and layout.whole_rows for layout in (one, other))
-    stored = source.as_stored and target.as_stored
-    if not (same and plain and stored) or one.strips == other.strips:
-        return ()
-    size = max(one.period, other.period)
-    if size % one.period or size % other.period:
-        return ()
-    if size > MAX_ROWS or size * source.dtype.nbytes(one.cols) > MAX_HEAD_BYTES:
-        return ()
-    (mine,), (theirs,) = one.strips, other.strips
-    order = {theirs.start(row) // one.cols: mine.start(row) // one.cols for row in range(size)}
-    return tuple(order[row] for row in range(size))
-
-
-def moved_rows(source: Tensor, order: tuple[int, ...], files: Files) -> Iterator[memoryview]:
-    """The rows of ``source`` in the order of :func:`row_order`.
-
-    Whole heads are moved at a time.
-
-    Rows move as slices of a buffer: that takes no longer than the copying around it, and the most common conversion
-    has not to wait for numpy to be imported.
-
-    Yields:
-        about ``CHUNK`` bytes each time, in a buffer that is used again.
-    """
-    row_bytes = source.dtype.nbytes(source.layout.cols)
-    head_bytes, total = len(order) * row_bytes, source.nbytes
-    heads = min(CHUNK // head_bytes, total // head_bytes, max(1, MAX_ROWS // len(order)))
-    stored, moved = memoryview(bytearray(heads * head_bytes)), memoryview(bytearray(heads * head_bytes))
-    places = [
-        (n * row_bytes, (n - n % len(order) + order[n % len(order)]) * row_bytes) for n in range(heads * len(order))
-    ]
-    slices = [(slice(to, to + row_bytes), slice(at, at + row_bytes)) for to, at in places]
-    for start in range(0, total, heads * head_bytes):
-        nbytes = min(heads * head_bytes, total - start)
-        files.read_run(source.extents, start, stored[:nbytes])
-        for here, there in slices[: nbytes // row_bytes]:
-            moved[here] = stored[there]
-        yield moved[:nbytes]
 
 
 def in_one_run(
