@@ -309,6 +309,27 @@ def test_checksums_that_lie_beside_a_model_are_read(tmp_path: Path, ckconv) -> N
     assert (result.code, "another.gguf is listed and missing" in result.err) == (5, True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--to", "bump"], "weights.bump"),
+        (["--to", "gguf", "--record"], "model.gguf"),
+        (["--to", "gguf", "--source-record"], "model.gguf"),
+        (["--to", "mlx", "--record"], "model.safetensors"),
+    ],
+)
+def test_a_directory_lacks_the_file_that_a_record_in_it_is_of(
+    flags: list[str], name: str, tmp_path: Path, ckconv
+) -> None:
+    out = tmp_path / "out"
+    assert ckconv("convert", QWEN2, f"{out}/", *flags, "-q").code == 0
+    assert ckconv("verify", out).code == 0
+    other = (out / name).rename(out / f"other-{name}")
+    result = ckconv("verify", out)
+    assert (result.code, f"{name} is listed and missing" in result.err) == (5, True), result.err
+    assert ckconv("verify", other).code == 0, "a file that is named is another model"
+
+
 def test_checksums_of_a_directory_cover_every_file(tmp_path: Path, ckconv) -> None:
     out = tmp_path / "out"
     assert ckconv("convert", QWEN2, f"{out}/", "--to", "mlx", "--checksums", "-q").code == 0

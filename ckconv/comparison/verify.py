@@ -46,7 +46,7 @@ from ckconv.options import Options, asked
 from ckconv.plan.steps import Container, Frame, OutputFile, Plan, Written
 from ckconv.publish.files import holds, opened_regular, pieces_of, there
 from ckconv.record import CONVERSION_NAME, record_path
-from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, recorded_options, records_of
+from ckconv.record.conversion import DOCUMENT, ConversionRecord, as_meant, of_files_gone, recorded_options, records_of
 from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
@@ -300,6 +300,9 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         VerifyError: ``verify.checksum``, a file has another digest.
         InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
     """
+    if opened.is_dir() and (gone := [*of_files_gone(opened, out)]):
+        texts = [*dict.fromkeys(f"{name} is listed and missing" for _, name in gone)]
+        raise VerifyError("verify.checksum", texts[0], path=gone[0][0], details=listed(texts[1:]))
     digest_of = cache(file_digest)
     kept = None
     if format_of(out.format).keeps_source:

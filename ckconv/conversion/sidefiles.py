@@ -31,7 +31,7 @@ from ckconv.options import Records, asked
 from ckconv.plan.steps import Along, Beside, Container, Late, Plan, Written
 from ckconv.publish.files import SideFile, check_target, digest_of, failing, followed, holds, opened_regular, there
 from ckconv.publish.staging import Room, Small
-from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, conversion, named_after, record_path
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUMS_SUFFIX, conversion, named_after, record_path
 from ckconv.system import sync, write_at
 
 # -- Files beside a model: places, checksum lists, the conversion record -----------------------------------------------
@@ -201,13 +201,12 @@ def _place_of(place: Destination, message: str) -> Path:
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
 IN_DIRECTORY = "SHA256SUMS"
-SUFFIX = ".sha256"
 
 
 def checksum_file(target: Destination) -> Late:
     """``DST.sha256``, or ``SHA256SUMS`` in a directory, of all other files."""
     parent = _place_of(target, "--checksums writes a file beside the model, and stdout has no place for it")
-    name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUFFIX}"
+    name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUMS_SUFFIX}"
     return Late(
         parent / name,
         lambda files: sum(map(len, _lines(files, parent))),
@@ -274,7 +273,7 @@ def check_sums(index: tensors.TensorIndex, opened: Path, digest_of_file: Digest)
         InputError: ``checksum.line``, a line is none; the list cannot be read.
     """
     found = None
-    for path in (*named_after(index, opened, SUFFIX), index.files[0].parent / IN_DIRECTORY):
+    for path in (*named_after(index, opened, SUMS_SUFFIX), index.files[0].parent / IN_DIRECTORY):
         pairs = list(_pairs(path)) if there(path) else []
         if not pairs:
             continue
@@ -306,7 +305,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
         elif found := re.fullmatch(_BSD, line):
             yield found[1], found[2].lower()
         elif found := re.fullmatch(_ALONE, line):
-            yield path.name.removesuffix(SUFFIX), found[1].lower()
+            yield path.name.removesuffix(SUMS_SUFFIX), found[1].lower()
         else:
             message = f"line {number:,} is {quoted(line, 60)}, a SHA-256 and a file name expected"
             raise InputError("checksum.line", message, path=path)
@@ -538,7 +537,7 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
     assert target.parent is not None
     names = (IN_DIRECTORY, CONVERSION_NAME)
     if not target.directory:
-        names = (f"{target.file_name}{SUFFIX}", f"{target.file_name}{CONVERSION_SUFFIX}")
+        names = (f"{target.file_name}{SUMS_SUFFIX}", f"{target.file_name}{CONVERSION_SUFFIX}")
     left = [path for path in (target.parent / name for name in names) if path not in written and os.path.lexists(path)]
     return [f"{path.name} is already there and is not part of this output: remove it" for path in left]
 
@@ -565,7 +564,7 @@ def check_in_place(index: tensors.TensorIndex, place: Destination) -> bool:
             speaking.append(f"{name} beside it may describe its present bytes: {error.message}")
     if speaking:
         raise UsageError("usage.in-place", speaking[0], path=Path(path), hint=hint)
-    return os.path.lexists(path.with_name(f"{path.name}{SUFFIX}"))
+    return os.path.lexists(path.with_name(f"{path.name}{SUMS_SUFFIX}"))
 
 
 def check_tower(tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[Late], *, force: bool) -> None:

@@ -16,6 +16,9 @@ CONVERSION_NAME = "ckconv.json"
 #: What its name ends in beside a model that is one file.
 CONVERSION_SUFFIX = f".{CONVERSION_NAME}"
 
+#: What the list of a file's digest is called, behind the name of that.
+SUMS_SUFFIX = ".sha256"
+
 
 def named_after(index: TensorIndex, opened: Path, suffix: str) -> list[Path]:
     """Return the paths of documents beside a model, by suffix.

@@ -21,7 +21,7 @@ from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.quantizing import check_values
 from ckconv.publish.files import there
-from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, named_after
+from ckconv.record import CONVERSION_NAME, CONVERSION_SUFFIX, SUFFIX, SUMS_SUFFIX, named_after
 
 if TYPE_CHECKING:
     from ckconv.record.read import OpenRecord
@@ -93,6 +93,18 @@ def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Ite
         record = read_record(path)
         if _lists(record, first):  # else it is about another model there
             yield record
+
+
+def of_files_gone(place: Path, index: TensorIndex) -> Iterator[tuple[Path, str]]:
+    """Records in a directory of a model, each with a file that it is of and that is not there."""
+    path = place / CONVERSION_NAME
+    if there(path):
+        yield from ((path, name) for name, _ in read_record(path).outputs if not there(place / name))
+    kind = index.files[0].suffix
+    for suffix in (SUFFIX, CONVERSION_SUFFIX, SUMS_SUFFIX):
+        others = sorted({*place.glob(f"*{kind}{suffix}")} - {*named_after(index, place, suffix)})
+        names = ((path, path.name.removesuffix(suffix)) for path in others)
+        yield from ((path, name) for path, name in names if not there(place / name))
 
 
 def _listing(index: TensorIndex, record: ConversionRecord) -> ConversionRecord:
