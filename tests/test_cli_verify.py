@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -306,6 +307,38 @@ def test_a_quantized_output_of_floats_names_the_flag(
     assert "general.file_type" not in result.err
     assert result.err.splitlines()[-1].startswith(f"hint: --quantize {said} asks for that")
     assert ckconv("verify", tmp_path / name, call[0], "--quantize", quantize).code == 0
+
+
+@pytest.mark.parametrize(("to", "said"), [("gguf", "q8_0 "), ("bump", "q8_0 "), ("mlx", "TYPE,")])
+def test_an_output_of_other_blocks_names_both_flags(to: str, said: str, fixtures: Path, tmp_path: Path, ckconv) -> None:
+    source, out = fixtures / "kquants" / "llama64.Q4_K_M.gguf", tmp_path / "m"
+    quantize = "affine:4:32" if to == "mlx" else "q8_0"
+    flags = ["--dequantize", "--quantize", quantize]
+    more = ["--no-source-record"] if to == "bump" else []
+    assert ckconv("convert", source, f"{out}/", "--to", to, *flags, *more).code == 0
+    result = ckconv("verify", out, source)
+    first, last = result.err.splitlines()
+    assert re.search(r"verify.content\]: .*: 1[36] tensors that are of another type in the source, quantized \(", first)
+    assert last.startswith(f"hint: --dequantize --quantize {said}")
+    assert (result.code, ckconv("verify", out, source, *flags).code) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "quoted"),
+    [
+        ("tokenizer.ggml.add_space_prefix=false", "tokenizer.ggml.add_space_prefix=false"),
+        ("qwen3.context_length=100", "qwen3.context_length=100"),
+        ("general.name=A name", "'general.name=A name'"),
+    ],
+)
+def test_keys_that_were_set_are_named_by_the_flag(
+    key: str, quoted: str, fixtures: Path, tmp_path: Path, ckconv
+) -> None:
+    source, out, flags = fixtures / "hf" / "qwen3-tied-bf16", tmp_path / "m.gguf", ["--set-meta", key]
+    assert ckconv("convert", source, out, *flags).code == 0
+    result = ckconv("verify", out, source)
+    assert result.err.splitlines()[-1].startswith(f"hint: repeat the options of the conversion: --set-meta {quoted};")
+    assert (result.code, ckconv("verify", out, source, *flags).code) == (5, 0)
 
 
 def test_rope_order_is_undone_and_a_wrong_record_of_it_is_found(plain: Case, tmp_path: Path, ckconv) -> None:

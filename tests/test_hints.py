@@ -138,6 +138,12 @@ def _quantized(folder: Path) -> Path:
     return folder / "q.gguf"
 
 
+def _with_a_name(folder: Path) -> Path:
+    """A GGUF of the Llama."""
+    api.convert(LLAMA, folder / "n.gguf", options=Options(set_meta=(("general.name", "A model"),)))
+    return folder / "n.gguf"
+
+
 def _linked(folder: Path) -> Path:
     copy = _llama(folder)
     (copy / "model.safetensors").rename(folder / "elsewhere.safetensors")
@@ -163,6 +169,9 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "quantized by a flag that is not given": (
         _quantized, ["verify", "SRC", str(LLAMA)], "--quantize q8_0 asks for that",
+    ),
+    "a key that a flag sets that is not given": (
+        _with_a_name, ["verify", "SRC", str(LLAMA)], "conversion: --set-meta 'general.name=A model'; or",
     ),
     "a head where the class has none": (
         _gemma_with_a_head, ["convert", "SRC", "DST/", "--to", "mlx"], "--tie leaves it out",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,7 +22,7 @@ from ckconv.core import __version__
 from ckconv.core.late import Floats
 from ckconv.core.layouts import Kind
 from ckconv.core.metadata import CONFIG_NAME, METADATA, Content, beside, document_of, scalar
-from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described
+from ckconv.core.tensors import HEAD, MetadataKind, Tensor, TensorIndex, require_described, stored_value
 from ckconv.errors import (
     CkconvError,
     InputError,
@@ -51,13 +52,13 @@ from ckconv.record.read import OpenRecord, open_record, record_beside
 from ckconv.system import read_at
 from ckconv.tokenizer.vocabulary import adds_by_default
 from ckconv.verification.content import (
-    FILE_TYPE,
     Fact,
     check_documents,
     check_json,
     content_of_index,
     differences,
     made_by,
+    needed,
 )
 from ckconv.verification.documents import sees
 from ckconv.verification.statements import ENOUGH, HINT, faults_of, taken_by_default
@@ -214,6 +215,9 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
 # Verify an output: checksums, structure, every tensor against its source, and everything that it says besides.
 
 CODE = "verify.content"
+
+#: Characters of values that a hint repeats.
+_SHORT = 40
 
 
 class Verified(NamedTuple):
@@ -495,16 +499,37 @@ def verify_whole(
         if not (of_the_place or null or lacked or fact.name in idle):
             texts.setdefault(fact.name, str(fact))
     faults = [*texts.values()]
-    if faults and not options.quantize and (blocks := _blocks_of_floats(out, source)):
-        many = counted(blocks.total(), "tensor that is floats in the source", "tensors that are floats in the source")
-        text = f"{many}, quantized ({', '.join(sorted(blocks))})"
-        texts.pop(FILE_TYPE, None)  # which is of the types that nobody asked for
-        word = made_by(out, blocks) or "TYPE, the type or recipe that made them,"
-        hint = f"--quantize {word} asks for that; --weights compares the tensors alone"
-        raise VerifyError(CODE, text, path=out.path, details=listed([*texts.values()]), hint=hint)
+    if faults and not options.quantize and (blocks := _blocks_of_others(out, source)):
+        first, types = "--dequantize " * any(again for _, again in blocks), sorted({name for name, _ in blocks})
+        what = "of another type" if first else "floats"
+        many = counted(blocks.total(), f"tensor that is {what}", f"tensors that are {what}")
+        text = f"{many} in the source, quantized ({', '.join(types)})"
+        follow = needed()["file_types"]["follow"]  # from types that nobody asked for
+        details = [said for name, said in texts.items() if not any(word in name for word in follow)]
+        word = made_by(out, types) or "TYPE, the type or recipe that made them,"
+        hint = f"{first}--quantize {word} asks for that; --weights compares the tensors alone"
+        raise VerifyError(CODE, text, path=out.path, details=listed(details), hint=hint)
     if faults:
-        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
+        flags = _flags_of_keys(out, source, asked, texts)
+        hint = HINT.replace(", or", f": {flags}; or") if flags else HINT
+        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=hint)
     return found
+
+
+def _flags_of_keys(out: TensorIndex, source: TensorIndex, asked: Request, names: Iterable[str]) -> str:
+    """Flags that ask for what keys of a header say; empty where none do."""
+    keys = {key if key in out.metadata else f"{out.architecture}.{key}" for key in names}
+    values = {key: stored_value(out, key) for key in sorted(keys)}
+    plain = all(isinstance(value, (str, int, float)) for value in values.values())
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items() if plain}
+    if out.metadata_kind is not MetadataKind.TYPED or not 0 < sum(map(len, texts.values())) <= _SHORT:
+        return ""
+    options = replace(asked.options, set_meta=(*asked.options.set_meta, *texts.items()))
+    try:
+        _plan(out, source, asked._replace(options=options))
+    except CkconvError:
+        return ""
+    return " ".join(f"--set-meta {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
 
 
 def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
@@ -524,12 +549,12 @@ def _but_of_shards(facts: Iterator[Fact], out: TensorIndex) -> Iterator[Fact]:
             yield fact
 
 
-def _blocks_of_floats(out: TensorIndex, source: TensorIndex) -> Counter[str]:
-    """Types of an output's blocks whose source is floats, with their number."""
+def _blocks_of_others(out: TensorIndex, source: TensorIndex) -> Counter[tuple[str, bool]]:
+    """Number of blocks made of others, by type and whether of blocks."""
     both = (
         (out.everything[name].dtype, twin.dtype) for name, twin in source.everything.items() if name in out.everything
     )
-    return Counter(mine.name for mine, theirs in both if mine.kind is Kind.BLOCK and theirs.kind is not Kind.BLOCK)
+    return Counter((a.name, b.kind is Kind.BLOCK) for a, b in both if a.kind is Kind.BLOCK and a.name != b.name)
 
 
 def _of_its_place(

@@ -96,7 +96,7 @@ def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Ite
 
 
 def of_files_gone(place: Path, index: TensorIndex) -> Iterator[tuple[Path, str]]:
-    """Records in a directory of a model, each with a file that it is of and that is not there."""
+    """Records in a directory, each with a file of its own that is gone."""
     path = place / CONVERSION_NAME
     if there(path):
         yield from ((path, name) for name, _ in read_record(path).outputs if not there(place / name))

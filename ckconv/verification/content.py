@@ -482,13 +482,13 @@ def _file_type(out: TensorIndex, options: Options) -> Iterator[Fact]:
 
 
 def made_by(index: TensorIndex, blocks: Collection[str]) -> str:
-    """Type or recipe of a GGUF's blocks; empty if it does not say.
+    """Type or recipe of blocks, as far as an output shows it; else empty.
 
     Args:
         blocks: types of the blocks.
     """
     table, said = needed()["file_types"], stored_value(index, FILE_TYPE)
-    plain = [name for name in blocks if len(blocks) == 1 and table["plain"].get(name, -1) == said]
+    plain = [name for name, number in table["plain"].items() if [name] == [*blocks] and said in (None, number)]
     return next(iter(plain or (name for name, number in table["recipes"].items() if number == said)), "").lower()
 
 
