@@ -201,7 +201,10 @@ class Description:
     def lines(self, *, only_metadata: bool, only_tensors: bool) -> Iterator[str]:
         """Tab-separated lines for a pipe; the first field says what a line is."""
         for row in self._rows(only_metadata=only_metadata, only_tensors=only_tensors):
-            yield "\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row)
+            line = "\t".join(map(str, row))
+            if "\n" in line or line.count("\t") >= len(row):  # of few lines among a million
+                line = "\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row)
+            yield line
 
     def markdown(self) -> Iterator[str]:
         """Lines for a model card: headline, types and targets."""

@@ -178,7 +178,12 @@ def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = 
 
 def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Write lines to stdout, or to stderr; tabs between fields stay."""
-    _write(("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines), err=err)
+    _write((_between_tabs(line) + "\n" for line in lines), err=err)
+
+
+def _between_tabs(line: str) -> str:
+    plain = line.replace("\t", " ").isprintable()  # in one step, as nearly every line is
+    return line if plain else "\t".join(map(printable, line.split("\t")))
 
 
 def print_report_lines(lines: Iterable[str], settings: Settings, *, err: bool = False) -> None:

@@ -211,8 +211,10 @@ def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -
 
     MLX's objects name no ``quant_method``, without which transformers does not load a model.
     """
-    dense = all(tensor.dtype.kind is Kind.FLOAT for tensor in stored if len(tensor.shape) > 1)
-    return unquantized(document, by="quant_method") if dense else dict(document)
+    without = unquantized(document, by="quant_method")
+    if without != document and all(tensor.dtype.kind is Kind.FLOAT for tensor in stored if len(tensor.shape) > 1):
+        return without
+    return dict(document)
 
 
 # What a model card says of a model: the front matter of a README.md, or the ``general.*`` keys of typed metadata.

@@ -791,16 +791,19 @@ class TensorIndex:
         """The same files without the rules of a family: names of the file."""
         return replace(self, config=None, tensors={}, canonical_of={}, dropped=(), unknown=self.stored)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of all tensors, unpacked, without padding and copies."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())
-        alone = sum(math.prod(stored.shape) for stored in self.unknown if stored.name not in self.packed)
-        packed = {whole.name: whole for stored in self.unknown if (whole := self.packed.get(stored.name))}
-        beside = sum(math.prod(item.stored.shape) for item in self.dropped if item.copied)
-        return canonical + alone + beside + sum(whole.elements for whole in packed.values())
+        beside, packed = sum(math.prod(item.stored.shape) for item in self.dropped if item.copied), dict[str, Tensor]()
+        for stored in self.unknown:
+            if whole := self.packed.get(stored.name):
+                packed[whole.name] = whole
+            else:
+                beside += math.prod(stored.shape)
+        return canonical + beside + sum(whole.elements for whole in packed.values())
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all stored tensors."""
         return sum(t.extent.nbytes for t in self.stored)

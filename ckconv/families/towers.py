@@ -427,39 +427,64 @@ def _asked() -> frozenset[str]:
     return frozenset(name for row in rows for each in (*row["holds"], row.get("lacks", ())) for name in each)
 
 
-def diffusion_of(stored: Collection[StoredTensor]) -> Diffusion | None:
-    """Diffusion architecture of these (maybe a million) names, or ``None``."""
-    prefix = _prefix(stored)
-    own = (one.name.removeprefix(prefix) for one in stored if one.name.startswith(prefix))
-    there = _asked().intersection(own)
+class _Names(NamedTuple):
+    """What the names of tensors say of diffusion.
+
+    Attributes:
+        prefix: of the names of the model itself.
+        own: names behind the prefix that some architecture has, or lacks.
+        parts: whether any is one of such models, known or not.
+    """
+
+    prefix: str
+    own: frozenset[str]
+    parts: bool
+
+
+def _names_of(stored: Iterable[StoredTensor]) -> _Names:
+    """Go through names once and keep few: there may be a million."""
+    prefixes, whole, parts = tuple(_table()["prefixes"]), str(_table()["whole_prefix"]), tuple(_table()["parts"])
+    behind = {prefix + name: (prefix, name) for prefix in (*prefixes, whole, "") for name in _asked()}
+    found, there, everywhere, of_parts = set[str](), set[tuple[str, str]](), True, False
+    for one in stored:
+        name = one.name
+        if name in behind:
+            there.add(behind[name])
+        if name.startswith(prefixes):
+            found.update(filter(name.startswith, prefixes))
+        everywhere = everywhere and name.startswith(whole)
+        of_parts = of_parts or name.startswith(parts)
+    prefix = next(filter(found.__contains__, prefixes), whole if everywhere else "")
+    return _Names(prefix, frozenset(name for before, name in there if before == prefix), of_parts)
+
+
+def diffusion_of(stored: Iterable[StoredTensor]) -> Diffusion | None:
+    """Diffusion architecture with these tensors, or ``None``."""
+    return _diffusion(_names_of(stored))
+
+
+def _diffusion(names: _Names) -> Diffusion | None:
     for name, row in _table()["architectures"].items():
-        if any(there.issuperset(each) for each in row["holds"]) and there.isdisjoint(row.get("lacks", ())):
+        if any(names.own.issuperset(each) for each in row["holds"]) and names.own.isdisjoint(row.get("lacks", ())):
             parts = {key: tuple(row.get(key, ())) for key in ("full", "ignored", "stays", "ends")}
-            return Diffusion(name, prefix, in_blocks="in_blocks" in row, five="five" in row, **parts)
+            return Diffusion(name, names.prefix, in_blocks="in_blocks" in row, five="five" in row, **parts)
     return None
+
+
+def _names_in(index: TensorIndex) -> _Names:
+    return _names_of(index.stored)
 
 
 def diffusion_in(index: TensorIndex) -> Diffusion | None:
     """Diffusion architecture that a file has, or a GGUF says, or ``None``."""
     asked = index.metadata_kind is not MetadataKind.TYPED or diffuses(index.architecture)
-    return diffusion_of(index.stored) if asked else None
+    return _diffusion(index.once(_names_in)) if asked else None
 
 
-def _prefix(stored: Collection[StoredTensor]) -> str:
-    """Prefix of the names of the model itself."""
-    prefixes, whole = tuple(_table()["prefixes"]), str(_table()["whole_prefix"])
-    found, everywhere = set[str](), bool(stored)
-    for one in stored:
-        if one.name.startswith(prefixes):
-            found.update(filter(one.name.startswith, prefixes))
-        everywhere = everywhere and one.name.startswith(whole)
-    return next(filter(found.__contains__, prefixes), whole if everywhere else "")
-
-
-def is_of_diffusion(stored: Collection[StoredTensor]) -> bool:
+def is_of_diffusion(index: TensorIndex) -> bool:
     """Whether tensors are a diffusion model's, known or not."""
-    parts = tuple(_table()["parts"])
-    return diffusion_of(stored) is not None or any(one.name.startswith(parts) for one in stored)
+    names = index.once(_names_in)
+    return names.parts or _diffusion(names) is not None
 
 
 def has_names_of_diffusers(stored: Collection[StoredTensor]) -> bool:

@@ -129,11 +129,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
             hint,
         )
     configured = any(path.name == _CONFIG for path in index.side_files)
-    if (
-        _DIFFUSERS in index.metadata
-        or diffuses(index.architecture)
-        or (not configured and is_of_diffusion(index.stored))
-    ):
+    if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(index)):
         called = index.metadata.get(_DIFFUSERS)
         what = f"a model of diffusers ({called})" if isinstance(called, str) else "a diffusion model"
         why = f"it is {what}, not a language model"

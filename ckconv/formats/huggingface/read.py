@@ -704,7 +704,7 @@ def index_checkpoint(
     elif not (mlx or found.unread) and (diffusing := diffusion_of(checkpoint.tensors)):
         architecture = architecture or diffusing.name
         canonical = canonical_diffusion(diffusing, found.items or map(plain_item, checkpoint.tensors))
-    of_whole = [one for one in canonical.unknown if whole and one.name.startswith(_SPEAKING)]
+    of_whole = [one for one in canonical.unknown if one.name.startswith(_SPEAKING)] if whole else []
     speaking = [Dropped(one, _SPEAKS, copied=True, name=one.name) for one in of_whole] if model else []
     gone = {item.stored.name for item in speaking}
     unknown = [one for one in canonical.unknown if one.name not in gone] if gone else canonical.unknown

@@ -348,10 +348,12 @@ def check_extents(
         InputError: ``st.size`` or ``st.offsets``.
     """
     needs: dict[tuple[DType, tuple[int, ...]], int | None] = {}
+    ordered, before = True, -1
     for tensor in tensors:
         _check_size(tensor, needs, faults)
+        ordered, before = ordered and before < tensor.extent.offset, tensor.extent.offset
     faults.check()
-    if any(one.extent.offset >= other.extent.offset for one, other in pairwise(tensors)):
+    if not ordered:
         tensors = reordered(tensors, sorted(range(len(tensors)), key=lambda at: tensors[at].extent[1:]))
     _check_cover(tensors, data_offset, source, faults)
     faults.check()

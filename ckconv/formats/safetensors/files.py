@@ -184,7 +184,7 @@ def parts_of(name: str, names: Sequence[str]) -> list[str]:
 def put_together(files: Sequence[SafetensorsFile]) -> tuple[SafetensorsFile, ...]:
     """The files, none of which holds a tensor of another."""
     holders: dict[str, Path] = {}
-    for file in files:
+    for file in files if len(files) > 1 else ():
         for stored in file.tensors:
             other = holders.setdefault(stored.name, file.path)
             if other != file.path:
