@@ -428,7 +428,7 @@ def _asked() -> frozenset[str]:
 
 
 class _Names(NamedTuple):
-    """What the names of tensors say of diffusion.
+    """Names of tensors, as they speak of diffusion.
 
     Attributes:
         prefix: of the names of the model itself.
