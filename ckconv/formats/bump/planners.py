@@ -66,13 +66,13 @@ class PlanOf(Protocol):
 def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
     """Plan of the version that is asked for, or the first that fits the model."""
     if options.trainable:
-        return plan_of(0)
+        return _leading(plan_of(0))
     version = options.bump_version or (age_of(options).versions[0] if options.engine else 0)
     if version:
         plan = plan_of(version)
         if plan.refusals and version == 3 and not options.engine and not plan_of(5, only_reasons=True).refusals:
             return replace(plan, alternative="--bump-version 5 holds it")
-        return plan
+        return _leading(plan)
     plans: list[Plan] = []
     for version in _AUTO:
         plan = _unless_k_quants(plan_of(version))
@@ -80,6 +80,13 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
             return plan.with_notes(_why(plan, plans))
         plans.append(plan)
     return _refused(index, options, plans)
+
+
+def _leading(plan: Plan) -> Plan:
+    """A plan without hints where a reason has none: nothing leads on."""
+    if all(reason.hint for reason in plan.refusals):
+        return plan
+    return replace(plan, refusals=tuple(Reason(reason.text) for reason in plan.refusals))
 
 
 def _unless_k_quants(plan: Plan) -> Plan:
@@ -102,10 +109,12 @@ def _why(plan: Plan, refused: Sequence[Plan]) -> str:
 
 def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Plan:
     """Reasons of each version, shared ones once, if none holds the model."""
-    shared = [reason for reason in plans[0].refusals if all(reason in plan.refusals for plan in plans)]
-    reasons = list(shared)
-    for plan in plans:
-        reasons += [r._replace(text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
+    texts = [{reason.text for reason in plan.refusals} for plan in plans]
+    led = sorted(map(_leading, plans), key=lambda plan: not plan.refusals[0].hint)
+    reasons = [reason for reason in led[0].refusals if all(reason.text in found for found in texts)]
+    shared = {reason.text for reason in reasons}
+    for plan in sorted(led, key=lambda plan: plan.version):
+        reasons += [r._replace(text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r.text not in shared]
     out = next(filter(None, (plan.way_out for plan in plans)), "")
     if out:  # it leads out of the reasons of one version
         reasons = [reason._replace(hint="") for reason in reasons]
