@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ckconv.cli import render
 from ckconv.cli.flags import (
     MAP_NAME,
     FormatName,
@@ -23,18 +24,6 @@ from ckconv.cli.flags import (
     options_of,
     where_it_counts,
     writing_options,
-)
-from ckconv.cli.render import (
-    NARROWEST,
-    Lines,
-    ProgressLine,
-    as_error,
-    error_facts,
-    print_error,
-    print_lines,
-    shortened,
-    size,
-    width,
 )
 from ckconv.cli.settings import CONTEXT, PATH, Sections, Settings, common_options, origins, settings_of, told
 from ckconv.core import __version__
@@ -122,7 +111,7 @@ def command(
                 batch.run(models)
         finally:
             if sys.stdout.isatty() and not (settings.json or settings.quiet):
-                print_lines([_counts(models)])
+                render.print_lines([_counts(models)])
     found = {model.exit_status for model in models}
     return next((status for status in _GRAVITY if status in found), 0)
 
@@ -154,10 +143,10 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
 
 def _line(model: Model, longest: int) -> str:
     """Line for people about a model, as wide as the terminal."""
-    what = f"[{model.error['code']}]" if model.error else size(model.bytes or 0)
+    what = f"[{model.error['code']}]" if model.error else render.size(model.bytes or 0)
     end = f"  {what:>9}  {model.seconds:>7.1f} s"
-    room = max((width(err=False) or sys.maxsize) - 13 - len(end), NARROWEST // 3)
-    return f"{model.status:<11}  {shortened(model.target, room):<{min(longest, room)}}{end}"
+    room = max((render.width(err=False) or sys.maxsize) - 13 - len(end), render.NARROWEST // 3)
+    return f"{model.status:<11}  {render.shortened(model.target, room):<{min(longest, room)}}{end}"
 
 
 def _counts(models: Sequence[Model]) -> str:
@@ -222,7 +211,7 @@ class Batch:
         self._defaults = defaults
         self._flags, self._options, self._adapters, self._settings = flags, options, adapters, settings
         self._longest = longest
-        self._lines = Lines(shown=settings.json or not settings.quiet)
+        self._lines = render.Lines(shown=settings.json or not settings.quiet)
 
     def run(self, models: Sequence[Model]) -> None:
         """Convert all; a failure is the model's own.
@@ -275,14 +264,14 @@ class Batch:
                         setattr(model, name, value)
                 self._print(model)
                 if error is not None:
-                    print_error(error, self._settings)
+                    render.print_error(error, self._settings)
         except Interrupted as error:
             raise _interrupted(error, models) from error
         self._lines.check()
 
     def _print(self, model: Model) -> None:
         if sys.stdout.isatty() and not (self._settings.json or self._settings.quiet):
-            print_lines([_line(model, self._longest)])
+            render.print_lines([_line(model, self._longest)])
         else:
             self._lines.print({"schema": SCHEMA, **asdict(model), "source": shown(model.source)})
 
@@ -290,9 +279,9 @@ class Batch:
         check()  # a signal's exception may come out of an import as an ImportError
         if self._settings.debug:
             raise error
-        known = as_error(error)
+        known = render.as_error(error)
         _fail(model, known, "failed")
-        print_error(known, self._settings)
+        render.print_error(known, self._settings)
 
 
 class Job(NamedTuple):
@@ -324,7 +313,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
             try:
                 convert(model, job.flags, job.options, job.defaults, adapters)
             except Exception as error:
-                failure = as_error(error)
+                failure = render.as_error(error)
                 if again and failure.code == "output.exists":  # somebody who was taken for dead may have made it
                     continue
                 _fail(model, failure, "failed")
@@ -394,7 +383,7 @@ def convert(
     if flags["dry_run"]:
         model.status = "planned"
         return
-    with ProgressLine(settings or Settings(quiet=True), model.target) as line:
+    with render.ProgressLine(settings or Settings(quiet=True), model.target) as line:
         report = run(
             plan,
             place,
@@ -415,7 +404,7 @@ def _interrupted(error: Interrupted, models: Sequence[Model]) -> Interrupted:
 
 
 def _fail(model: Model, error: CkconvError, status: str) -> None:
-    model.status, model.exit_status, model.error = status, error.exit_code, error_facts(error)
+    model.status, model.exit_status, model.error = status, error.exit_code, render.error_facts(error)
 
 
 def _files(files: Iterable[Written]) -> list[dict[str, Any]]:

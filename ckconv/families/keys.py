@@ -40,18 +40,8 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.late import NamedTuple
+from ckconv.families import merge
 from ckconv.families.expressions import Expression
-from ckconv.families.merge import (
-    EVERY,
-    FOLDER,
-    KEY_FIELDS,
-    NOBODY,
-    PARAMETER_CELLS,
-    PARAMETER_FIELDS,
-    Fields,
-    is_carried,
-    listed,
-)
 
 # -- Role of each configuration and metadata key for its readers -------------------------------------------------------
 
@@ -110,7 +100,7 @@ class Key(NamedTuple):
 
 
 #: Words of ``seen`` in place of a value: any, and none.
-ANY, NONE = EVERY, "absent"
+ANY, NONE = merge.EVERY, "absent"
 
 
 class Keys(NamedTuple):
@@ -327,7 +317,7 @@ def unread_by(reader: str | None, rows: Iterable[Parameter]) -> frozenset[str]:
     return frozenset(cell.key for cell in cells) - {cell.key for cell in cells if reader in cell.readers}
 
 
-class ParameterRows(Fields):
+class ParameterRows(merge.Fields):
     """Reads the section."""
 
     def row(self, name: str, row: object) -> Parameter:
@@ -335,9 +325,10 @@ class ParameterRows(Fields):
         self.where = f"parameters.{name}"
         if not isinstance(row, dict):
             return Parameter(name, value=self.expression(row))
-        fields = self.fields(row, PARAMETER_FIELDS.keys())
+        fields = self.fields(row, merge.PARAMETER_FIELDS.keys())
         cells = {
-            format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in PARAMETER_CELLS
+            format: tuple(self._cell(cell) for cell in merge.listed(fields.get(format, [])))
+            for format in merge.PARAMETER_CELLS
         }
         value = self.expression(fields.get("value"))
         flags = (bool(fields.get(name)) for name in ("optional", "aid"))
@@ -381,18 +372,18 @@ class ParameterRows(Fields):
         return {who: expression for who, expression in found.items() if expression}
 
     def _cell(self, cell: object) -> ParameterCell:
-        row = self.fields({"key": cell} if isinstance(cell, str) else cell, KEY_FIELDS.keys())
+        row = self.fields({"key": cell} if isinstance(cell, str) else cell, merge.KEY_FIELDS.keys())
         common: dict[str, Any] = {
             "read": self.expression(row.get("read")),
             "write": self.expression(row.get("write")),
             "when": self.expression(row.get("when")),
             "alias": bool(row.get("alias", row.get("instead"))),
             "instead": bool(row.get("instead")),
-            "unread": row.get("only") == NOBODY,
+            "unread": row.get("only") == merge.NOBODY,
             "folded": bool(row.get("folded")),
             "sentence": str(row.get("else", "")),
             "words": row.get("map", {}),
-            "readers": self.word(row, "only", {**READERS, NOBODY: BOTH}, "both"),
+            "readers": self.word(row, "only", {**READERS, merge.NOBODY: BOTH}, "both"),
         }
         kinds = [kind for kind in _KINDS if kind in row]
         if len(kinds) != 1:
@@ -476,7 +467,7 @@ class Document(NamedTuple):
     closed: bool = False
 
 
-class KeyRows(Fields):
+class KeyRows(merge.Fields):
     """Reads the two sections."""
 
     def document(
@@ -500,7 +491,10 @@ class KeyRows(Fields):
             tables.get("text_config", {}),
             rope,
             self.word(
-                row, "unknown", {"refused": True, "noted": False}, "noted" if self.path.parent == FOLDER else "refused"
+                row,
+                "unknown",
+                {"refused": True, "noted": False},
+                "noted" if self.path.parent == merge.FOLDER else "refused",
             ),
         )
 
@@ -515,12 +509,12 @@ class KeyRows(Fields):
         return Keys(name, {**found, **derived}, self._seen(row))
 
     def _seen(self, row: Mapping[str, Any]) -> dict[str, list[Any]]:
-        return {key: listed(values) for key, values in row.get("seen", {}).items()}
+        return {key: merge.listed(values) for key, values in row.get("seen", {}).items()}
 
     def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
         found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}
         for key, value in row.get("modifiers", {}).items():
-            if is_carried(value):
+            if merge.is_carried(value):
                 also = found[key].readers if key in found else ()
                 who = self.word(value, "only", READERS, "both")
                 found[key] = Key(key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *who)))
@@ -542,7 +536,7 @@ class KeyRows(Fields):
         table = value if isinstance(value, dict) else {"neutral": value}
         self.fields(table, frozenset({"neutral", "only", "written"}))
         readers = READERS["both"] if expressions else self.word(table, "only", READERS, "transformers")
-        neutral = tuple(listed(table.get("neutral", [])))
+        neutral = tuple(merge.listed(table.get("neutral", [])))
         return Key(
             key,
             Kind.MODIFIER,

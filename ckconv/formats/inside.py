@@ -30,22 +30,7 @@ from ckconv.core.layouts import DTYPES, DType, Kind, of_ggml
 from ckconv.core.metadata import ARRAY, CONFIG_NAME, STRING, VALUE_TYPES
 from ckconv.core.tensors import Extent
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.gguf.values import (
-    ALIGNMENT_KEY,
-    DEFAULT_ALIGNMENT,
-    LENGTH,
-    MAGIC,
-    MAX_ALIGNMENT,
-    MAX_ARRAY_ELEMENTS,
-    MAX_DIMS,
-    MAX_KEYS,
-    MAX_STRING_BYTES,
-    MAX_TENSORS,
-    VERSIONS,
-    Cursor,
-    align_up,
-    parse_shard_name,
-)
+from ckconv.formats.gguf import values
 from ckconv.formats.locate import standing
 from ckconv.formats.pytorch.distributed import is_deepspeed, is_distributed, read_deepspeed, read_distributed
 from ckconv.formats.pytorch.read import Malformed, member_extent, members_of
@@ -287,7 +272,7 @@ def _array(head: bytes) -> tuple[DType, tuple[int, ...], int]:
 
 
 def _big_endian(path: Path, source: FileSource) -> Path:
-    shard, names = parse_shard_name(path.name), [path.name]
+    shard, names = values.parse_shard_name(path.name), [path.name]
     if shard:
         names = [str(replace(shard, number=number)) for number in range(1, shard.count + 1)]
         names = [name for name in names if (path.parent / name).is_file()]
@@ -362,32 +347,32 @@ class _Header:
     """Walks along a header, and makes the little-endian one."""
 
     def __init__(self, source: ByteSource) -> None:
-        self._cursor = Cursor(source)
+        self._cursor = values.Cursor(source)
         self.made = bytearray()
 
     def turned(self) -> tuple[int, list[tuple[str, DType, int, int]]]:
         """Offset of the data; name, type, offset and bytes of every tensor."""
-        self._bytes(len(MAGIC))
+        self._bytes(len(values.MAGIC))
         version = self._number(4)
-        if version not in VERSIONS:
+        if version not in values.VERSIONS:
             raise _Malformed
-        length = LENGTH[version].size
-        count, pairs = self._number(length, MAX_TENSORS), self._number(length, MAX_KEYS)
-        alignment = DEFAULT_ALIGNMENT
+        length = values.LENGTH[version].size
+        count, pairs = self._number(length, values.MAX_TENSORS), self._number(length, values.MAX_KEYS)
+        alignment = values.DEFAULT_ALIGNMENT
         for _ in range(pairs):
             key = self._string(length)
             value = self._value(self._number(4), length)
-            if key == ALIGNMENT_KEY.encode() and value:
+            if key == values.ALIGNMENT_KEY.encode() and value:
                 alignment = value
-        if not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        if not 1 <= alignment <= values.MAX_ALIGNMENT or alignment & (alignment - 1):
             raise _Malformed
         tensors = list(self._tensors(count, length))
-        return align_up(len(self.made), alignment), tensors
+        return values.align_up(len(self.made), alignment), tensors
 
     def _tensors(self, count: int, length: int) -> Iterator[tuple[str, DType, int, int]]:
         for _ in range(count):
             name = self._string(length).decode("utf-8", "replace")
-            shape = [self._number(length, 1 << 62) for _ in range(self._number(4, MAX_DIMS))]
+            shape = [self._number(length, 1 << 62) for _ in range(self._number(4, values.MAX_DIMS))]
             dtype, offset = of_ggml(self._number(4), shape[0] if shape else 0), self._number(8, 1 << 62)
             if dtype is None:
                 raise _Malformed
@@ -411,7 +396,7 @@ class _Header:
         return number
 
     def _string(self, length: int) -> bytes:
-        return self._bytes(self._number(length, MAX_STRING_BYTES))
+        return self._bytes(self._number(length, values.MAX_STRING_BYTES))
 
     def _value(self, type_id: int, length: int) -> int:
         """A value of 32 bits; zero for any other."""
@@ -422,7 +407,7 @@ class _Header:
             size = self._size(type_id)
             number = self._number(size)
             return number if size == 4 else 0
-        of, count = self._number(4), self._number(length, MAX_ARRAY_ELEMENTS)
+        of, count = self._number(4), self._number(length, values.MAX_ARRAY_ELEMENTS)
         size = length if of == STRING.id else self._size(of)
         if not self._cursor.reaches(self._cursor.offset + count * size):
             raise _Malformed

@@ -16,37 +16,8 @@ from ckconv.core.layouts import DTYPES, F32, DType
 from ckconv.core.metadata import QUANTIZATION_KEYS, document_of, text_key
 from ckconv.core.tensors import HEAD, MetadataKind, StoredTensor, Tensor, TensorIndex, Tower, is_bias, parse, with_layer
 from ckconv.errors import an, counted, quoted, shown
-from ckconv.families.catalog import (
-    FAMILIES,
-    alike_in_gguf,
-    asks_target,
-    classes_of,
-    document_words,
-    drafter_of,
-    drafts_for,
-    families_of_gguf,
-    families_of_model_type,
-    keys_said,
-    known_by,
-    layers_behind,
-    layers_said,
-    said,
-    tie_word,
-    window_words,
-    without_rules,
-)
+from ckconv.families import catalog, huggingface_classes
 from ckconv.families.expressions import SLIDING, ExpressionError
-from ckconv.families.huggingface_classes import (
-    UNREAD,
-    default_of,
-    defaults_of_mlx,
-    expected_layers_of,
-    expected_of,
-    fit,
-    is_on,
-    switches_of,
-    tying_key,
-)
 from ckconv.families.keys import CONSUMERS, MLX_LM, READERS, TRANSFORMERS, Parameter
 from ckconv.families.names import BESIDE_TEXT, beside_text, is_beside_text, names_of
 from ckconv.families.parameters import differ, own_document, scope_of
@@ -138,10 +109,11 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
         decoded = any(stored.dtype.block > 1 for stored in index.stored)
         return Reason(why, f"--to safetensors {'--dequantize decodes' if decoded else 'copies'} its values")
     document = document_of(index.metadata) if index.metadata_kind is MetadataKind.DOCUMENT else {}
-    if why := drafts_for(document, index.architecture):
-        known = any(map(asks_target, classes_of(document)))
+    if why := catalog.drafts_for(document, index.architecture):
+        known = any(map(catalog.asks_target, catalog.classes_of(document)))
         base = "--to gguf --base DIR, the directory of that model, converts it; " if known else ""
-        lacks = f", and ckconv has no rules for such a drafter{without_rules(drafter_of(document, index.architecture))}"
+        drafter = catalog.drafter_of(document, index.architecture)
+        lacks = f", and ckconv has no rules for such a drafter{catalog.without_rules(drafter)}"
         why += ", and has that model's tokenizer" if known else lacks
         return Reason(why, f"{base}--to safetensors copies it as it is" if document else "")
     if (seeing := tower_of_document(document)) and seeing.in_huggingface.text[0] and not text_key(document):
@@ -157,7 +129,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     )
     if index.metadata_kind is MetadataKind.DOCUMENT:
         what += " (model_type)"
-    if index.metadata_kind is MetadataKind.TYPED and families_of_gguf(index.architecture):
+    if index.metadata_kind is MetadataKind.TYPED and catalog.families_of_gguf(index.architecture):
         what = f"no known {index.architecture} has that many experts ({index.architecture}.expert_count)"
     if index.metadata_kind is MetadataKind.DOCUMENT and not configured:
         missing = shown(index.files[0].parent / _CONFIG)
@@ -168,7 +140,7 @@ def unknown_architecture(index: TensorIndex, options: Options) -> Reason:
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
     elif index.architecture and "expert_count" not in what:
-        what += f"; {known_by(index.architecture, classes_of(index.metadata))}"
+        what += f"; {catalog.known_by(index.architecture, catalog.classes_of(index.metadata))}"
     copied = _COPIED.get(index.metadata_kind, "")
     pair = _PAIR.get(index.metadata_kind, "")
     learned = (
@@ -197,8 +169,13 @@ class Planner(ABC):
         self.notes: list[str] = [*index.notes, *filter(None, [index.once(zeroed_biases)])]
         if self._last and MTP not in options.drop:
             self.notes.append(f"the layers that predict further tokens are left out: {self._no_drafts}")
-        self._scoring = next((name for name in classes_of(index.metadata) if re.search(_SCORING, name)), "")
-        if self._scoring and config and not index.unknown and "labels" not in FAMILIES[config.family].parameters:
+        self._scoring = next((name for name in catalog.classes_of(index.metadata) if re.search(_SCORING, name)), "")
+        if (
+            self._scoring
+            and config
+            and not index.unknown
+            and "labels" not in catalog.FAMILIES[config.family].parameters
+        ):
             self.notes.append(
                 f"{self._scoring} scores, and no tensor of its scores is there: this is the model without them"
             )
@@ -238,7 +215,7 @@ class Planner(ABC):
         else:
             config = self.index.config
             if word == "tie_word_embeddings" and config is not None and text_key(config.raw):
-                word = tying_key(config.raw)
+                word = huggingface_classes.tying_key(config.raw)
             self.refuse(text, word and f'"{word}": true in config.json says that it is')
 
     def refuse_crossed(self, tensors: Mapping[str, Tensor]) -> None:
@@ -309,13 +286,15 @@ class Planner(ABC):
     def sizes_left_out(self, config: ModelConfig) -> list[str]:
         """Parameters of the linear layers behind the model that a flag leaves out."""
         gone = [
-            name.removesuffix("weight") for name in FAMILIES[config.family].in_huggingface.modules if self.dropped(name)
+            name.removesuffix("weight")
+            for name in catalog.FAMILIES[config.family].in_huggingface.modules
+            if self.dropped(name)
         ]
         return [name for name in config.own if name.startswith(tuple(name.replace(".", "_") for name in gone))]
 
     def refuse_parted(self) -> None:
         """Refuse to leave out some linear layers behind a model, not all."""
-        there = layers_behind(self.index).values()
+        there = catalog.layers_behind(self.index).values()
         kept = [tensor.name for tensor in there if not self.dropped(tensor.name, tensor.source)]
         if kept and len(kept) < len(there):
             gone = ", ".join(tensor.name for tensor in there if tensor.name not in kept)
@@ -330,7 +309,7 @@ class Planner(ABC):
         if self.format not in DRAFT_FORMATS:
             return "the target has no place for them"
         loader = OF_FORMAT.get(self.format) if self.format != index.format and index.config else None
-        row = engine_of(FAMILIES[index.config.family], loader) if loader and index.config else None
+        row = engine_of(catalog.FAMILIES[index.config.family], loader) if loader and index.config else None
         return row.drafts if row is not None else ""
 
     def _is_left(self, canonical: str) -> bool:
@@ -377,7 +356,7 @@ class Planner(ABC):
                 continue
             if layers:
                 flag = f"--drop '{pattern.replace('{n}', '*')}' makes a model without them"
-            also = layers_said(config, pattern, self.index.format) if config is not None else []
+            also = catalog.layers_said(config, pattern, self.index.format) if config is not None else []
             found = missing_tensors({pattern: count}, keys, dropped=dropped, of_layers={pattern: also}.__getitem__)
             self.reasons += [one._replace(hint=flag or hint or one.hint) for one in found]
 
@@ -390,7 +369,7 @@ class Planner(ABC):
     def bare_layers(self, config: ModelConfig, tensors: Iterable[str]) -> int:
         """How many layers have no tensor, where the family has one for them."""
         bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
-        return bare - layers_of_nothing(FAMILIES[config.family], config.scope) if bare > 0 else 0
+        return bare - layers_of_nothing(catalog.FAMILIES[config.family], config.scope) if bare > 0 else 0
 
     def refuse_bare(self, layers: int, bare: int, keys: str) -> None:
         """Note layers that are ``bare``: without tensors.
@@ -415,7 +394,10 @@ class Planner(ABC):
         """
         index = self.index
         tied = index.config is not None and index.config.tied and HEAD in index.tensors and not index.merged
-        own = index.config is not None and tie_word(index.config) not in ("", "tie_word_embeddings")  # class of its own
+        own = index.config is not None and catalog.tie_word(index.config) not in (
+            "",
+            "tie_word_embeddings",
+        )  # class of its own
         kept = tied and not own and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
         if kept and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
             self.notes.append(_OWN_HEAD)
@@ -443,14 +425,14 @@ class Planner(ABC):
         config = self.index.config
         if self.options.tie != "untie" or config is None:
             return self.options.tie == "untie"
-        if HEAD in names_of(FAMILIES[config.family], format).written:
+        if HEAD in names_of(catalog.FAMILIES[config.family], format).written:
             return True
         self.refuse(f"--untie: {an(config.family)} has no output head", "leave out --untie")
         return False
 
     def doubles_head(self, loader: Loader) -> bool:
         """Whether the engine loads the embedding twice, as it ties no heads."""
-        row = engine_of(FAMILIES[self.index.config.family], loader) if self.index.config else None
+        row = engine_of(catalog.FAMILIES[self.index.config.family], loader) if self.index.config else None
         return row is not None and row.head == "written"
 
     def note_growth(self, types: Iterable[tuple[DType, DType]]) -> None:
@@ -541,13 +523,15 @@ def modifier_reason(modifier: Modifier, config: ModelConfig | None, engine: str,
             f"{key} declares a quantization, and no tensor is quantized", _WITHOUT_QUANTIZATION.format(key=key)
         )
     own = own_document(config) if config is not None else {}
-    read = key in defaults_of_mlx(own)
+    read = key in huggingface_classes.defaults_of_mlx(own)
     known = "reads it, and is not known to compute the same" if read and engine == MLX_LM else "does not know it"
     otherwise = otherwise or f"; {engine} {known}"
     if modifier.cause is Cause.TWO_NUMBERS:
         return Reason(f"{modifier}, changes the computation{otherwise}", _ONE_NUMBER)
     top = re.fullmatch(r"\w+", key)  # of a document; edit takes no keys out of tables of RoPE
-    stray = modifier.cause is Cause.STRAY or (not read and default_of(own, key) is UNREAD)  # no class computes with it
+    stray = modifier.cause is Cause.STRAY or (
+        not read and huggingface_classes.default_of(own, key) is huggingface_classes.UNREAD
+    )  # no class computes with it
     hint = _WITHOUT_VALUE.format(key=key) if top and stray else ""
     return Reason(f"{modifier} changes the computation{otherwise}", hint)
 
@@ -559,7 +543,7 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
 
 def text_alone(config: ModelConfig | None, loader: Loader, way: str = "--drop tower writes") -> str:
     """Hint at the text model without its tower; empty if that is refused."""
-    row = engine_of(FAMILIES[config.family], loader) if config else None
+    row = engine_of(catalog.FAMILIES[config.family], loader) if config else None
     if config is not None and row is not None:
         alone = row_reasons(config, loader, context=config.context_length, tied=bool(config.tied), equal=True)
         if row.absent or not all(reason.hint for reason in alone):
@@ -580,7 +564,7 @@ def row_reasons(
         within: ``model_type`` of the document of which the model's is the text part: a tower's file names the families
             that its class has within it.
     """
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     row = engine_of(family, loader)
     if row is None or (row.absent and not within):
         hint = f'a family file of your own says so by a row: [engines] {loader.row} = {{unmeasured = "why"}}'
@@ -590,13 +574,15 @@ def row_reasons(
         yield Reason(_unknown(family, loader, row, format), hint)
         return
     if row.head == "none" and not tied:
-        text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
+        text = (
+            f"{loader.name}'s {family.name} has no output head of its own{catalog.said(config, 'tied', format=format)}"
+        )
         yield Reason(text, "--tie leaves it out" if equal else "")
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": equal}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
     if SLIDING in (config.layer_types or ()) and not config.sliding_window:
-        keys = said(config, "layer_types", "sliding_window", format=format)
+        keys = catalog.said(config, "layer_types", "sliding_window", format=format)
         yield Reason(f"layers slide, and the source names no window{keys}")
     for name, parameter in family.parameters.items():
         value = scope[name] if name in FIELD_OF or name in family.own else None
@@ -615,7 +601,7 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
         context: context length in the output.
         tied: the output has no head of its own.
     """
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     row = engine_of(family, loader)
     scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
     if row and row.unmeasured:
@@ -626,7 +612,7 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
 
 def _unknown(family: Family, loader: Loader, row: Engine | None, format: str) -> str:
     if row is not None:
-        alike = alike_in_gguf(family) if OF_FORMAT.get(format) is LLAMA_CPP else []
+        alike = catalog.alike_in_gguf(family) if OF_FORMAT.get(format) is LLAMA_CPP else []
         names = f"{' or '.join(alike)}, whose GGUFs are the same" if len(alike) > 1 else f"{family.name} (model_type)"
         return f"{loader.name} has no {loader.has} for {names}{row.why and f': {row.why}'}"
     return f"ckconv does not know what {loader.name} computes of {an(family.name)} (model_type)"
@@ -639,9 +625,8 @@ def _condition(
         if condition.expression.value(scope):
             return
     except ExpressionError as error:
-        yield Reason(
-            f"what {loader.name} computes of {an(config.family)} is not known{said(config, *sorted(error.names))}"
-        )
+        of = catalog.said(config, *sorted(error.names))
+        yield Reason(f"what {loader.name} computes of {an(config.family)} is not known{of}")
         return
     names = condition.of
     sentence = condition.said(scope)
@@ -649,7 +634,7 @@ def _condition(
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
         sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
-    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.way_out(scope))
+    yield Reason(f"{sentence}{catalog.said(config, *names, format=format)}", condition.way_out(scope))
 
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
@@ -683,7 +668,7 @@ def _ignored(
     if name == _WINDOW:
         if value and value < context:
             yield Reason(
-                f"attention slides over {value:,} tokens ({window_words(config)}), "
+                f"attention slides over {value:,} tokens ({catalog.window_words(config)}), "
                 f"{loader.name} attends to all {context:,}",
                 f"--context {value} makes them the same",
             )
@@ -710,9 +695,9 @@ def _assumed(
 
 def _key(name: str, config: ModelConfig, format: str) -> str:
     """Key that says a parameter, of the source where it has one."""
-    family = FAMILIES[config.family]
-    theirs = (*document_words(family, name), *(cell.key for cell in family.parameters[name].key_cells("hf")))
-    return next(iter((*keys_said(config, name, format), *theirs)), name)
+    family = catalog.FAMILIES[config.family]
+    theirs = (*catalog.document_words(family, name), *(cell.key for cell in family.parameters[name].key_cells("hf")))
+    return next(iter((*catalog.keys_said(config, name, format), *theirs)), name)
 
 
 def _shown(value: Any) -> str:
@@ -727,12 +712,14 @@ def _shown(value: Any) -> str:
 def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
     """Reasons for tensors that the configured class has no place for."""
     config, consumer = index.config, CONSUMERS.get(index.format)
-    if config is None or consumer is None or not FAMILIES[config.family].known_classes:
+    if config is None or consumer is None or not catalog.FAMILIES[config.family].known_classes:
         return
-    document, switches = own_document(config), switches_of(config, consumer)
-    expected = expected_of(config, {key: is_on(config, key, document, consumer) for key in switches}, consumer)
+    document, switches = own_document(config), huggingface_classes.switches_of(config, consumer)
+    expected = huggingface_classes.expected_of(
+        config, {key: huggingface_classes.is_on(config, key, document, consumer) for key in switches}, consumer
+    )
     found: dict[str, list[str]] = defaultdict(list)
-    free = {HEAD, *FAMILIES[config.family].rows}
+    free = {HEAD, *catalog.FAMILIES[config.family].rows}
     for tensor in index.tensors.values():
         surplus = tensor.name not in free and parse(tensor.name).pattern not in expected
         if surplus and not dropped(tensor.name, tensor.source):
@@ -765,13 +752,13 @@ def lost_tensors(index: TensorIndex) -> Mapping[str, Sequence[int]]:
     there are biases, and none is there, they are zeros that nothing has trained.
     """
     config = index.config
-    if config is None or index.metadata_kind is MetadataKind.TYPED or not FAMILIES[config.family].known_classes:
+    if config is None or index.metadata_kind is MetadataKind.TYPED or not catalog.FAMILIES[config.family].known_classes:
         return {}
     consumer, document = CONSUMERS.get(index.format, TRANSFORMERS), own_document(config)
-    there = fit(config, index.tensors, consumer).switches
-    on = {key: found and is_on(config, key, document, consumer) for key, found in there.items()}
+    there = huggingface_classes.fit(config, index.tensors, consumer).switches
+    on = {key: found and huggingface_classes.is_on(config, key, document, consumer) for key, found in there.items()}
     counts = Counter(parse(name).pattern for name in index.tensors)
-    wanted = expected_layers_of(config, on, consumer)
+    wanted = huggingface_classes.expected_layers_of(config, on, consumer)
     return {
         pattern: [layer for layer in layers if with_layer(pattern, layer) not in index.tensors]
         for pattern, layers in wanted.items()
@@ -787,7 +774,7 @@ def zeroed_biases(index: TensorIndex) -> str:
     config = index.config
     if config is None or index.metadata_kind is not MetadataKind.OWN or not index.version:
         return ""
-    biases = always(FAMILIES[config.family], "hf")
+    biases = always(catalog.FAMILIES[config.family], "hf")
     held = [one for one in index.tensors.values() if one.may_be_absent and parse(one.name).pattern in biases]
     empty = zeros(index, held)
     there = {parse(one.name).pattern for one in held if one.name not in empty}
@@ -842,7 +829,7 @@ def drop_hint(index: TensorIndex, family: Family, pattern: str, *, unruled: bool
         alike = max(missed, key=lambda name: SequenceMatcher(None, name, pattern).ratio())
         return f"if it is {alike} by another name, rename it in the file"
     more = ""
-    for one in families_of_model_type(index.config.model_type) if index.config else ():
+    for one in catalog.families_of_model_type(index.config.model_type) if index.config else ():
         stored = names_of(one, "hf").stored if "labels" in one.parameters else {}
         if ruled <= stored.keys() and any(fnmatchcase(name, pattern) for name in stored):
             more = f", and makes {an(family.name)} of what may be {an(one.name)}"
@@ -869,7 +856,7 @@ def _missed(index: TensorIndex) -> dict[frozenset[int | None], list[str]]:
     """Layers -> tensors that a family has in them, and the source lacks."""
     found: dict[frozenset[int | None], list[str]] = defaultdict(list)
     if index.config is not None:
-        family = FAMILIES[index.config.family]
+        family = catalog.FAMILIES[index.config.family]
         written, wanted = names_of(family, "hf").written, expected_layers(family, "hf", index.config.scope)
         for pattern, layers in ((one, layers) for one, layers in wanted.items() if not is_bias(one)):
             named = [(layer, with_layer(pattern, layer)) for layer in layers] if "{n}" in pattern else [(None, pattern)]
@@ -927,6 +914,6 @@ def _wrapper(raw: Mapping[str, Any], config: ModelConfig) -> Reason | None:
         return None
     return Reason(
         f"ckconv does not know the architecture {outer!r} (model_type), whose text part is {an(config.family)}; "
-        f"{known_by(outer, classes_of(raw))}",
+        f"{catalog.known_by(outer, catalog.classes_of(raw))}",
         "--to safetensors copies it as it is",
     )

@@ -9,23 +9,8 @@ from typing import Any
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import Value, array, as_read, scalar
 from ckconv.core.tensors import TensorIndex
+from ckconv.tokenizer import gguf_words
 from ckconv.tokenizer.checkpoint import BYTE, UNUSED, Row, content_of, tokenizer_files, unmade
-from ckconv.tokenizer.gguf_words import (
-    Words,
-    chat_templates,
-    check_text,
-    ended,
-    filled,
-    from_json,
-    from_model,
-    from_unigram,
-    is_sentencepiece,
-    model_of_same_words,
-    numbers_of,
-    put_around,
-    special_ids,
-    words_of,
-)
 from ckconv.tokenizer.huggingface import from_wordpiece
 from ckconv.tokenizer.vocabulary import SPECIAL, LeftOut, TokenizerFiles, equal_tokens, recognized
 
@@ -71,7 +56,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
 
 
 #: ``type`` of the model of a ``tokenizer.json`` -> what makes words of it; all else is BPE, of two kinds.
-_KINDS = {"Unigram": from_unigram, "WordPiece": from_wordpiece}
+_KINDS = {"Unigram": gguf_words.from_unigram, "WordPiece": from_wordpiece}
 
 
 def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
@@ -80,8 +65,8 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     Raises:
         LeftOut: there are none, or none that can be said faithfully.
     """
-    if (pieces := model_of_same_words(files, vocab_size)) is not None:
-        return _made(files, from_model(files, pieces, vocab_size), vocab_size)
+    if (pieces := gguf_words.model_of_same_words(files, vocab_size)) is not None:
+        return _made(files, gguf_words.from_model(files, pieces, vocab_size), vocab_size)
     files = files._replace(model=None)  # of other words
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
@@ -89,22 +74,22 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     kind = str(model.get("type")) if isinstance(model, dict) else ""
     if kind in _OF_ROWS:
         return _OF_ROWS[kind](files, files.tokenizer["model"]["rows"], vocab_size)
-    made = from_json if is_sentencepiece(files.tokenizer) else _KINDS.get(kind, _bpe)
+    made = gguf_words.from_json if gguf_words.is_sentencepiece(files.tokenizer) else _KINDS.get(kind, _bpe)
     return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
 
-def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
+def _made(files: TokenizerFiles, words: gguf_words.Words, vocab_size: int) -> TokenizerKeys:
     """The keys of a tokenizer's words and of every kind of tokenizer."""
-    files, end_notes = ended(files, words.ids)
-    special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
+    files, end_notes = gguf_words.ended(files, words.ids)
+    special, ends_notes = gguf_words.special_ids(files, words.ids, words.own, vocab_size)
     tokens = words.metadata["tokenizer.ggml.tokens"]
     if same := equal_tokens(as_read({"tokens": tokens})["tokens"].value.each()):
         raise LeftOut(
             f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}, and llama.cpp loads no two of one text"
         )
     unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
-    adds_bos, adds_eos, notes = put_around(files, words, vocab_size, unigram=unigram)
-    templates, template_notes = chat_templates(files.chat_template)
+    adds_bos, adds_eos, notes = gguf_words.put_around(files, words, vocab_size, unigram=unigram)
+    templates, template_notes = gguf_words.chat_templates(files.chat_template)
     metadata = {
         **words.metadata,
         **special,
@@ -174,7 +159,7 @@ def _of_rows(
         raise LeftOut(f"it has {len(rows):,} tokens, the embedding {vocab_size:,} rows")
     if same := equal_tokens(row.text for row in rows):
         raise LeftOut(f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}")
-    templates, notes = chat_templates(files.chat_template)
+    templates, notes = gguf_words.chat_templates(files.chat_template)
     if not templates and kind == "rwkv":
         notes = (
             "the checkpoint has no chat template; that of llama.cpp's converter is llama.cpp's own: put a\
@@ -185,7 +170,7 @@ def _of_rows(
     said = files.generation.get("eos_token_id")
     said = files.config.get("eos_token_id") if said is None else said
     ends = [special[key] for key in ("eos_token_id", "eot_token_id") if key in special]
-    if more := [number for number in numbers_of(said) if number not in ends and 0 <= number < vocab_size]:
+    if more := [number for number in gguf_words.numbers_of(said) if number not in ends and 0 <= number < vocab_size]:
         free = [key for key in ("eom_token_id", "eot_token_id") if key not in special]
         flags = [f"--set-meta tokenizer.ggml.{key}={number}" for key, number in zip(free, more, strict=False)]
         ways = f"{' '.join(flags)} {'do' if flags[1:] else 'does'}"
@@ -228,14 +213,14 @@ _BESIDE = {
 _HARMLESS = frozenset({"NFC"})
 
 
-def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> gguf_words.Words:
     notes = _normalized(document.get("normalizer"))
     known, why = recognized(document, nfc=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
-    by_id, ids, said = words_of(files, document["model"].get("vocab"), vocab_size)
+    by_id, ids, said = gguf_words.words_of(files, document["model"].get("vocab"), vocab_size)
     notes += said
-    tokens = filled(by_id, vocab_size)
+    tokens = gguf_words.filled(by_id, vocab_size)
     merges = _merges(document["model"].get("merges"))
     if known.ignore_merges != (document["model"].get("ignore_merges") is True):
         word = unmade((token for token in document["model"]["vocab"] if token not in ids), merges)
@@ -254,7 +239,7 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
     if known.otherwise:
         notes += (f"llama.cpp splits {known.otherwise} differently from this tokenizer ({known.name})",)
     words = frozenset(token for token, _ in by_id.values())
-    return Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
+    return gguf_words.Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
 
 
 def _normalized(normalizer: object) -> tuple[str, ...]:
@@ -287,7 +272,7 @@ def _merges(merges: object) -> list[str]:
         if not whole or not all(isinstance(half, str) and half and " " not in half for half in halves):
             raise LeftOut("a merge is not two byte-level tokens (tokenizer.json)")
         made.append(" ".join(halves))
-        check_text(made[-1])
+        gguf_words.check_text(made[-1])
     if not made:
         raise LeftOut("tokenizer.json has no merges")
     return made

@@ -11,16 +11,7 @@ from ckconv.core.config import MAX_FLOAT32, behind_note, modifiers_of, scaled, s
 from ckconv.core.layouts import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, Extent, Tensor, TensorIndex, is_bias, parse, with_layer
 from ckconv.errors import an, and_more
-from ckconv.families.catalog import (
-    FAMILIES,
-    HEAD_SIZE,
-    of_class,
-    said,
-    tensors_said,
-    told_by_architecture,
-    window_words,
-    written_as,
-)
+from ckconv.families import catalog
 from ckconv.families.names import GGUF, names_of, part_hint
 from ckconv.formats.bump.slots import (
     TABLE_LENGTH,
@@ -224,12 +215,12 @@ class BumpPlanner(Planner):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         assert index.config is not None
-        self.own = FAMILIES[index.config.family]
+        self.own = catalog.FAMILIES[index.config.family]
         self.own_row = self.own.engines.get(self.engine)
         # Its documents name the architecture, as a GGUF does.
-        told = written_as(self.own, self.engine) or told_by_architecture(self.own.name)
+        told = catalog.written_as(self.own, self.engine) or catalog.told_by_architecture(self.own.name)
         self.config = config = replace(self.index.config or index.config, family=told)
-        self.family = FAMILIES[told]
+        self.family = catalog.FAMILIES[told]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
         self.quantized_as: dict[str, DType] = {}
@@ -246,7 +237,9 @@ class BumpPlanner(Planner):
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.bare_layers(self.config, self.tensors)
         if bare > 0:
-            self.refuse_bare(self.config.num_layers, bare, said(self.config, "num_layers", format=self.index.format))
+            self.refuse_bare(
+                self.config.num_layers, bare, catalog.said(self.config, "num_layers", format=self.index.format)
+            )
             return self.refused()
         self._quantize()
         types = types_of(self)
@@ -269,7 +262,7 @@ class BumpPlanner(Planner):
 
     def unknown_to_us(self, engine: str) -> str:
         """Why a family without a row is refused."""
-        kind = said(self.config, "family", format=self.index.format)
+        kind = catalog.said(self.config, "family", format=self.index.format)
         what = f"{an(self.family.name)}{kind} correctly: the family file has no row {engine}"
         return f"ckconv does not know whether the engine computes {what}"
 
@@ -336,7 +329,7 @@ class BumpPlanner(Planner):
                 unmapped[self.part(stored.name)] += 1
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
-            self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))
+            self.refuse(f"no slot for {pattern}{more}{catalog.of_class(self.config)}", part_hint(self.own, pattern))
 
     def _quantize(self) -> None:
         """Types that ``--quantize`` gives: those of a GGUF of the same model."""
@@ -364,12 +357,12 @@ class BumpPlanner(Planner):
         c, g = self.config, self.geometry
         self._check_engine()
         if self.family.rope and c.head_dim % 2:
-            keys = said(c, *HEAD_SIZE, format=self.index.format)
+            keys = catalog.said(c, *catalog.HEAD_SIZE, format=self.index.format)
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         part = self.family.parameters.get("rope_dim")
         if part and c.rotary_dim != c.head_dim and not part.cells.get("bump"):
             what = f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all"
-            self.refuse(what + said(c, "rotary_dim", format=self.index.format))
+            self.refuse(what + catalog.said(c, "rotary_dim", format=self.index.format))
         if c.rope_scaling and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
@@ -380,7 +373,7 @@ class BumpPlanner(Planner):
                 self._refuse_scaling(scaled(kind, c), without_sections(kind, c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
-                f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "
+                f"attention slides over {c.sliding_window:,} tokens ({catalog.window_words(c)}), "
                 f"the engine attends to all {g.context:,}",
                 f"--context {c.sliding_window} makes them the same",
             )
@@ -397,12 +390,12 @@ class BumpPlanner(Planner):
         for modifier in modifiers_of((*c.modifiers, *unusual(c, self.index.format))):
             self.reasons.append(modifier_reason(modifier, c, "the engine"))
         if not c.norm_eps:
-            self.reasons.append(no_epsilon(said(c, "norm_eps", format=self.index.format)))
+            self.reasons.append(no_epsilon(catalog.said(c, "norm_eps", format=self.index.format)))
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
             if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
                 self.refuse(f"the {what} is {number:g}, which float32 cannot hold")
         if not g.context:
-            keys = said(c, "context_length", format=self.index.format)
+            keys = catalog.said(c, "context_length", format=self.index.format)
             self.refuse(f"the source names no context length{keys}", "--context N sets one")
         elif g.context > _MOST_POSITIONS:
             self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
@@ -435,7 +428,7 @@ class BumpPlanner(Planner):
         # zeros would stand there
         lost = {pattern: layers for pattern, layers in self.lost().items() if is_bias(pattern)}
         counts = {**missing, **{pattern: len(layers) for pattern, layers in lost.items()}}
-        self.refuse_missing(counts, tensors_said(self.config, format=self.index.format), lost=lost)
+        self.refuse_missing(counts, catalog.tensors_said(self.config, format=self.index.format), lost=lost)
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

@@ -25,6 +25,7 @@ from ckconv.families.catalog import (
 )
 from ckconv.families.schema import Family
 from ckconv.families.sizes import used
+from ckconv.formats.bump import sidefiles, slots
 from ckconv.formats.bump.ages import (
     FAMILY_KEY,
     KEY,
@@ -62,42 +63,6 @@ from ckconv.formats.bump.header import (
     tensor_of,
     types_of,
 )
-from ckconv.formats.bump.sidefiles import (
-    MAP_NAME,
-    completed,
-    document_beside,
-    load_config,
-    model_config,
-    other_bumps,
-    without_config,
-)
-from ckconv.formats.bump.slots import (
-    ALIGN_ELEMENTS,
-    CONTENT,
-    FOOTER_NAME,
-    FOR_V7_AND_V8,
-    HEADER_BYTES,
-    MAGIC,
-    SLOTS_V3,
-    TABLE_LENGTH,
-    TEMPLATED,
-    TYPE_WORDS,
-    VERSIONS,
-    Geometry,
-    HeaderV3,
-    HeaderV4,
-    Placed,
-    SlotTable,
-    align,
-    computed_by,
-    fields_of,
-    geometry,
-    key_of,
-    place,
-    slots_of,
-    table_entries,
-    with_optional,
-)
 from ckconv.formats.bump.trained import index_trained, is_wrapped, manifest_of, trained_manifest
 from ckconv.io.files import ByteSource, open_source
 from ckconv.plan.steps import Along, Plan
@@ -113,7 +78,7 @@ _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_nor
 _HEAD = "output.weight"
 
 #: The type of each of the manifest's words.
-_TYPES = {word: DTYPES[name] for name, word in TYPE_WORDS.items()}
+_TYPES = {word: DTYPES[name] for name, word in slots.TYPE_WORDS.items()}
 
 #: Token strings are searched for their last NUL in pieces of this many bytes.
 _PIECE = 1 << 16
@@ -130,8 +95,8 @@ class Resolved(NamedTuple):
     path: Path
     flavour: Flavour
     numbering: str
-    table: SlotTable
-    geometry: Geometry
+    table: slots.SlotTable
+    geometry: slots.Geometry
     types: Mapping[str, DType]
     content: Mapping[str, int]
     start: int
@@ -141,17 +106,17 @@ class Resolved(NamedTuple):
     @property
     def present(self) -> set[str]:
         """Keys of the slots that are there."""
-        return {key_of(slot) for group in self.table for slot in group}
+        return {slots.key_of(slot) for group in self.table for slot in group}
 
     def place(
         self, *, interleaved: bool = False, family: Family | None = None, parameters: Mapping[str, Any] | None = None
-    ) -> list[Placed]:
+    ) -> list[slots.Placed]:
         """Every stored slot.
 
         Raises:
             InputError: ``bump.metadata``, the manifest says otherwise.
         """
-        placed = place(
+        placed = slots.place(
             self.table,
             self.geometry,
             by_slot(self.types),
@@ -175,7 +140,9 @@ def resolve(
     Raises:
         InputError: ``bump.metadata``, the manifest does not fit; ``bump.dtype-table`` or ``bump.extent``.
     """
-    check_room(path, min((f.slots for f in file.flavours), key=lambda t: table_entries(t, 1)), file.geometry, file.size)
+    check_room(
+        path, min((f.slots for f in file.flavours), key=lambda t: slots.table_entries(t, 1)), file.geometry, file.size
+    )
     if manifest is not None:
         return _by_names(path, file, manifest)
     if any(slot.layers is not None for flavour in file.flavours for slot in flavour.slots[1]):
@@ -196,7 +163,7 @@ def resolve(
             raise extent_error(path, placed, file.end) if item is None else misfit_error(path, item)
         return closest
     flavour = file.flavours[0]
-    table = with_optional(flavour.slots, next(iter(_coded(flavour, file)), set()))
+    table = slots.with_optional(flavour.slots, next(iter(_coded(flavour, file)), set()))
     raise code_error(path, table, file.codes, file.header.num_layers, file.start - len(file.codes))
 
 
@@ -206,19 +173,21 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
     for flavour in file.flavours:
         table, sentences = slots_named(manifest, flavour.slots, layers)
         worded = None
-        if flavour.table_by_slot and table_entries(table, layers) != len(file.codes):
+        if flavour.table_by_slot and slots.table_entries(table, layers) != len(file.codes):
             worded = _worded(table, layers, manifest)
             if worded is None:
                 sentences.append(
                     f"the dtype table has {len(file.codes):,} codes, the manifest's slots "
-                    f"{table_entries(table, layers):,}"
+                    f"{slots.table_entries(table, layers):,}"
                 )
         else:
             sentences += _miscounted(flavour, file, manifest)
         if sentences:
             refused.append(sentences)
             continue
-        content = {slot.name: manifest.entries[slot.name].nbytes for slot in CONTENT if slot.name in manifest.entries}
+        content = {
+            slot.name: manifest.entries[slot.name].nbytes for slot in slots.CONTENT if slot.name in manifest.entries
+        }
         choices = [
             Resolved(path, flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
             for numbering, types in ([(flavour.numberings[0], worded)] if worded else _numbered(flavour, table, file))
@@ -233,13 +202,13 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
     raise mismatch_error(min(refused, key=len), path)
 
 
-def _worded(table: SlotTable, num_layers: int, manifest: Manifest) -> dict[str, DType] | None:
+def _worded(table: slots.SlotTable, num_layers: int, manifest: Manifest) -> dict[str, DType] | None:
     """Types that the manifest names; ``None`` for no types.
 
     Of a file whose dtype table belongs to other slots.
     """
     types: dict[str, DType] = {}
-    for slot, layer in slots_of(table, num_layers):
+    for slot, layer in slots.slots_of(table, num_layers):
         name = with_layer(slot.name, layer)
         entry = None if slot.content else manifest.entries.get(name)
         dtype = F32 if entry is None else _TYPES.get(entry.dtype)
@@ -265,10 +234,10 @@ def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterat
 def _agrees(choice: Resolved, slot: str) -> bool:
     assert choice.manifest is not None
     entry = choice.manifest.entries.get(slot)
-    return entry is None or slot in choice.content or entry.dtype == TYPE_WORDS.get(choice.types[slot].name)
+    return entry is None or slot in choice.content or entry.dtype == slots.TYPE_WORDS.get(choice.types[slot].name)
 
 
-def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[tuple[str, dict[str, DType]]]:
+def _numbered(flavour: Flavour, table: slots.SlotTable, file: Bump5File) -> Iterator[tuple[str, dict[str, DType]]]:
     """Types that the dtype table means in each numbering that explains it."""
     layers = file.header.num_layers
     for numbering in flavour.numberings:
@@ -281,14 +250,14 @@ def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[t
             yield numbering, types
 
 
-def _uniform(table: SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
+def _uniform(table: slots.SlotTable, codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
     """Types where all matrices have one type and codes belong to no slots."""
     known = BUMP_CODES[numbering]
     kinds = {known.get(code) for code in codes} - {F32}
     matrix = kinds.pop() if kinds else F32
     if matrix is None or kinds:
         return None
-    return {with_layer(slot.name, n): F32 if slot.fp32 else matrix for slot, n in slots_of(table, num_layers)}
+    return {with_layer(slot.name, n): F32 if slot.fp32 else matrix for slot, n in slots.slots_of(table, num_layers)}
 
 
 def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
@@ -297,7 +266,9 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
         yield from (set(), {_HEAD})
         return
     for norms, head in product((set[str](), set(_POST_NORMS)), (set[str](), {_HEAD})):
-        if table_entries(with_optional(flavour.slots, norms | head), file.header.num_layers) == len(file.codes):
+        if slots.table_entries(slots.with_optional(flavour.slots, norms | head), file.header.num_layers) == len(
+            file.codes
+        ):
             yield norms | head
             return
 
@@ -306,29 +277,31 @@ def _by_size(
     path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
     """Layouts that the sizes allow, likeliest first, one or more a numbering."""
-    keys = {key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
+    keys = {slots.key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
     if not expected.issuperset(_QK_NORM):
         norms.reverse()
-    for numbering, types in _numbered(flavour, with_optional(flavour.slots, coded | keys), file):
+    for numbering, types in _numbered(flavour, slots.with_optional(flavour.slots, coded | keys), file):
         made: list[Resolved] = []
         for present in norms:
-            nbytes = _payload_bytes(with_optional(flavour.slots, coded | present), file.geometry, types)
+            nbytes = _payload_bytes(slots.with_optional(flavour.slots, coded | present), file.geometry, types)
             room = file.end - file.start - nbytes
             for content in _contents(source, file, flavour, keys, types, room):
-                table = with_optional(flavour.slots, coded | present | content.keys())
+                table = slots.with_optional(flavour.slots, coded | present | content.keys())
                 total = nbytes + sum(content.values())
                 made.append(Resolved(path, flavour, numbering, table, file.geometry, types, content, file.start, total))
         yield next((choice for choice in made if choice.nbytes == file.end - file.start), made[0])
 
 
-def _payload_bytes(table: SlotTable, g: Geometry, types: Mapping[str, DType]) -> int:
+def _payload_bytes(table: slots.SlotTable, g: slots.Geometry, types: Mapping[str, DType]) -> int:
     """Bytes of all slots but content: every layer has as many elements."""
-    one = place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    one = slots.place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:
         elements[item.slot.name] += item.nbytes // F32.size
-    return sum(types[with_layer(slot.name, n)].nbytes(elements[slot.name]) for slot, n in slots_of(table, g.num_layers))
+    return sum(
+        types[with_layer(slot.name, n)].nbytes(elements[slot.name]) for slot, n in slots.slots_of(table, g.num_layers)
+    )
 
 
 def _contents(
@@ -387,14 +360,14 @@ def content(index: TensorIndex, named: Mapping[str, Path]) -> Content:
     path = index.path
     if not index.version:  # its manifest is all that it says
         return Content({}, {}, {MANIFEST_NAME: named.get(MANIFEST_NAME) or manifest_of(path)})
-    keys = {**fields_of(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
+    keys = {**slots.fields_of(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
     with open_source(path) as source:
         for stored in index.facts.get("tokenizer") or ():
             keys[stored.name] = source.read_at(stored.extent.offset, stored.extent.nbytes)
         metadata = [checksum.extent for checksum in index.checksums if checksum.what == "metadata"]
-        files = {FOOTER_NAME: source.read_at(metadata[0].offset, metadata[0].nbytes)} if metadata else {}
-    names = (CONFIG_NAME,) if index.version == 3 else (CONFIG_NAME, MANIFEST_NAME, MAP_NAME)
-    paths = {name: named.get(name) or document_beside(path, name) for name in names}
+        files = {slots.FOOTER_NAME: source.read_at(metadata[0].offset, metadata[0].nbytes)} if metadata else {}
+    names = (CONFIG_NAME,) if index.version == 3 else (CONFIG_NAME, MANIFEST_NAME, sidefiles.MAP_NAME)
+    paths = {name: named.get(name) or sidefiles.document_beside(path, name) for name in names}
     return Content(keys, files, {name: place for name, place in paths.items() if place.exists()})
 
 
@@ -430,13 +403,13 @@ def takes_along(plan: Plan, directory: Path) -> Along:
     if not plan.files:  # refused
         return Along()
     name = directory / plan.files[0].name
-    return Along(documents=tuple(d for d in (MANIFEST_NAME, MAP_NAME) if not other_bumps(name, d)))
+    return Along(documents=tuple(d for d in (MANIFEST_NAME, sidefiles.MAP_NAME) if not sidefiles.other_bumps(name, d)))
 
 
 def configured(directory: Path) -> list[str]:
     """Bump files in the directory that its ``config.json`` describes."""
     found = (path for path in directory.iterdir() if path.suffix == ".bump")
-    return [path.name for path in found if document_beside(path, CONFIG_NAME).name == CONFIG_NAME]
+    return [path.name for path in found if sidefiles.document_beside(path, CONFIG_NAME).name == CONFIG_NAME]
 
 
 # -- Bump files of any version -> the canonical index ------------------------------------------------------------------
@@ -447,7 +420,7 @@ def configured(directory: Path) -> list[str]:
 class Bump3File(NamedTuple):
     """Contents of a version 3 file without a configuration."""
 
-    header: HeaderV3
+    header: slots.HeaderV3
     codes: bytes
     size: int | None
 
@@ -458,11 +431,11 @@ def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
     Raises:
         InputError: ``bump.header`` or ``bump.dtype-table``.
     """
-    header = HeaderV3.unpack(head)
+    header = slots.HeaderV3.unpack(head)
     check_reserved(path, header.reserved, 0x60)
     check_numbers(path, header, _faults(header))
     layers = header.num_layers
-    codes = read_table(path, source, HEADER_BYTES, {table_entries(SLOTS_V3, layers)}, layers)
+    codes = read_table(path, source, slots.HEADER_BYTES, {slots.table_entries(slots.SLOTS_V3, layers)}, layers)
     return Bump3File(header, codes, source.size)
 
 
@@ -477,11 +450,13 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     """
     header, codes, size = file.header, file.codes, file.size
     facts = {"header": header, "codes": codes, "size": size}
-    payload = Extent(path, HEADER_BYTES, (size or HEADER_BYTES) - HEADER_BYTES)
+    payload = Extent(path, slots.HEADER_BYTES, (size or slots.HEADER_BYTES) - slots.HEADER_BYTES)
     checksums = (Checksum("payload", payload, header.sha256),)
     if config is None:
-        if all(types_of(SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
-            raise code_error(path, SLOTS_V3, codes, header.num_layers, HEADER_BYTES + TABLE_LENGTH.size)
+        if all(types_of(slots.SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
+            raise code_error(
+                path, slots.SLOTS_V3, codes, header.num_layers, slots.HEADER_BYTES + slots.TABLE_LENGTH.size
+            )
         return TensorIndex(
             "bump",
             3,
@@ -492,15 +467,15 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
             (),
             {},
             facts=facts,
-            incomplete=without_config(path),
+            incomplete=sidefiles.without_config(path),
             checksums=checksums,
         )
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
-    model = model_config(path, config, {field: getattr(header, field) for field in fields})
+    model = sidefiles.model_config(path, config, {field: getattr(header, field) for field in fields})
     layout = _rope_layout(path, config)
-    g = geometry(model, context=header.context_length, step=ALIGN_ELEMENTS)
+    g = slots.geometry(model, context=header.context_length, step=slots.ALIGN_ELEMENTS)
     numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
-    who = computed_by([item.dtype.name for item in placed], numbering)
+    who = slots.computed_by([item.dtype.name for item in placed], numbering)
     note = {"note": who} if who else {}
     kinds = {item.dtype.name for item in placed if item.slot.parts and not item.slot.fp32}
     right = () if layout == "interleaved" else right_of_bump3(kinds, numbering)
@@ -520,13 +495,13 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     )
 
 
-def _faults(h: HeaderV3) -> Iterator[str]:
+def _faults(h: slots.HeaderV3) -> Iterator[str]:
     """Where a file is not what the loader's own arithmetic gives."""
     if h.num_heads * h.head_dim != h.hidden_size:
         yield f"num_heads {h.num_heads} x head_dim {h.head_dim} is not embed_dim {h.hidden_size}"
     said = h._asdict()
     for field, (name, rounded) in ROUNDED.items():
-        if field in said and said[field] <= said[rounded] != align(said[field]):
+        if field in said and said[field] <= said[rounded] != slots.align(said[field]):
             yield f"aligned_{name} {said[rounded]} is not {name} {said[field]} rounded up to 16"
 
 
@@ -542,23 +517,23 @@ def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def _resolve_codes(
-    path: Path, codes: bytes, g: Geometry, size: int | None, *, interleaved: bool
-) -> tuple[str, list[Placed]]:
+    path: Path, codes: bytes, g: slots.Geometry, size: int | None, *, interleaved: bool
+) -> tuple[str, list[slots.Placed]]:
     """Which of the two numberings the table is in, and what it places.
 
     Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
     rest, because a block of 144 bytes and one of 210 never give the same total for one model.
     """
-    check_room(path, SLOTS_V3, g, size)
-    start = HEADER_BYTES + TABLE_LENGTH.size
-    fitting: dict[str, list[Placed]] = {}
-    plausible: dict[str, list[Placed]] = {}
-    cut: Placed | None = None
+    check_room(path, slots.SLOTS_V3, g, size)
+    start = slots.HEADER_BYTES + slots.TABLE_LENGTH.size
+    fitting: dict[str, list[slots.Placed]] = {}
+    plausible: dict[str, list[slots.Placed]] = {}
+    cut: slots.Placed | None = None
     for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
-        types = types_of(SLOTS_V3, codes, g.num_layers, numbering)
+        types = types_of(slots.SLOTS_V3, codes, g.num_layers, numbering)
         if types is None:
             continue
-        placed = place(SLOTS_V3, g, by_slot(types), start=start + len(codes), interleaved=interleaved)
+        placed = slots.place(slots.SLOTS_V3, g, by_slot(types), start=start + len(codes), interleaved=interleaved)
         cut = misfit(placed)
         if cut:
             continue
@@ -568,7 +543,7 @@ def _resolve_codes(
     if cut and not plausible:
         raise misfit_error(path, cut)
     if not plausible:
-        raise code_error(path, SLOTS_V3, codes, g.num_layers, start)
+        raise code_error(path, slots.SLOTS_V3, codes, g.num_layers, start)
     if not fitting:
         raise extent_error(path, next(iter(plausible.values())), size or 0)
     return next(iter(fitting.items()))
@@ -598,7 +573,16 @@ def index_bump5(
     facts: dict[str, Any] = {"header": file.header, "codes": file.codes, "size": file.size}
     if file.size is None:
         return TensorIndex(
-            "bump", file.version, path, (path,), "", None, (), {}, facts=facts, incomplete=without_config(path)
+            "bump",
+            file.version,
+            path,
+            (path,),
+            "",
+            None,
+            (),
+            {},
+            facts=facts,
+            incomplete=sidefiles.without_config(path),
         )
     checked = None
     if manifest is not None:
@@ -610,10 +594,12 @@ def index_bump5(
         family = merged["model_type"] = own[FAMILY_KEY]
     elif family and family_of_model_type(str(merged["model_type"])) is None:
         merged["model_type"] = family
-    resolved = resolve(path, source, file, checked, used(row_family(family), TEMPLATED) if family else frozenset())
-    merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
+    resolved = resolve(
+        path, source, file, checked, used(row_family(family), slots.TEMPLATED) if family else frozenset()
+    )
+    merged.setdefault("model_type", family or family_without_name(slots.TEMPLATED, resolved.present))
     _check_template(path, str(merged["model_type"]))
-    model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
+    model = sidefiles.completed(path, sidefiles.model_config(path, merged, _header_fields(file.header)), own)
     embedded = _own("template", file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
     try:
@@ -634,7 +620,7 @@ def index_bump5(
         "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
     }
     if file.version == 4 and resolved.flavour is D:
-        facts["note"] = FOR_V7_AND_V8
+        facts["note"] = slots.FOR_V7_AND_V8
     if foreign:
         facts["note"] = "its Q4_K blocks are packed in the engine's first way, not ggml's: they cannot be read"
     known = [p for p in tensors if p not in foreign]
@@ -658,7 +644,7 @@ def index_bump5(
 def _check_template(path: Path, model_type: str) -> None:
     """Refuse entries of a family that the engine may compute wrong."""
     family = family_of_model_type(model_type)
-    row = row_family(family.name).engines.get(TEMPLATED) if family else None
+    row = row_family(family.name).engines.get(slots.TEMPLATED) if family else None
     if row is not None and row.absent:
         why = f": {row.why}" if row.why else ""
         raise UnsupportedError("model.architecture", f"ckconv reads no bump file of {an(model_type)}{why}", path=path)
@@ -716,12 +702,12 @@ def _written_as(own: object, family: str) -> bool:
     """A model of the family ``own`` is written as one of ``family``."""
     if not isinstance(own, str) or own not in FAMILIES or not family:
         return False
-    return family == (written_as(FAMILIES[own], TEMPLATED) or told_by_architecture(own))
+    return family == (written_as(FAMILIES[own], slots.TEMPLATED) or told_by_architecture(own))
 
 
 def row_family(name: str) -> Family:
     """The family whose row says how a file of this one is laid out."""
-    return FAMILIES[written_as(FAMILIES[name], TEMPLATED) or told_by_architecture(name)]
+    return FAMILIES[written_as(FAMILIES[name], slots.TEMPLATED) or told_by_architecture(name)]
 
 
 def _engines(found: object) -> list[str]:
@@ -729,7 +715,7 @@ def _engines(found: object) -> list[str]:
     return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
 
 
-def _header_fields(h: HeaderV4) -> dict[str, int]:
+def _header_fields(h: slots.HeaderV4) -> dict[str, int]:
     fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
     return {field: getattr(h, field) for field in (*fields, "head_dim")}
 
@@ -742,11 +728,11 @@ def _interleaved(
     As the configuration says, else as the template rotates them, else as written.
     """
     word = config.get("rope_layout")
-    row = FAMILIES[model.family].engines.get(TEMPLATED)
+    row = FAMILIES[model.family].engines.get(slots.TEMPLATED)
     if row is not None and row.rotates == "neighbors":
         return False
     if word is None:
-        row = row_family(model.family).engines.get(TEMPLATED)
+        row = row_family(model.family).engines.get(slots.TEMPLATED)
         default = flavour.interleaved and row is not None and row.rotates == "interleaved"
         return template_interleaves(template, default) if flavour.interleaved else default
     if not isinstance(word, str) or word not in ROPE_WORDS:
@@ -784,7 +770,9 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
         InputError: ``bump.metadata``, the file cannot be described without its manifest.
     """
     if head.startswith(_SECOND):
-        raise UnsupportedError(CODE, f"is bump 2, FP32 without types from byte {HEADER_BYTES} on: {_READER}", path=path)
+        raise UnsupportedError(
+            CODE, f"is bump 2, FP32 without types from byte {slots.HEADER_BYTES} on: {_READER}", path=path
+        )
     if is_wrapped(head):
         document = load_manifest(manifest_of(path)) if beside else None
         if document is not None and document.get("format") == _DUMMY:
@@ -796,7 +784,7 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
         )
     if beside and not head.startswith(b"BUMPWGT") and size is not None and size == _flat(path):
         raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}", path=path)
-    if len(head) == HEADER_BYTES and not any(head):
+    if len(head) == slots.HEADER_BYTES and not any(head):
         # Both scripts write the header last, over zeros.
         raise InputError(
             "bump.magic", "its header is zeros: the engine's script stopped before it wrote one", path=path
@@ -806,7 +794,7 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
 def _flat(path: Path) -> int | None:
     """Bytes of all slots of bump 3 in FP32, by the configuration's sizes."""
     try:
-        config = load_config(document_beside(path, CONFIG_NAME), required=False)
+        config = sidefiles.load_config(sidefiles.document_beside(path, CONFIG_NAME), required=False)
     except InputError:
         return None
     sizes = {field: _number(config or {}, field) for field in _SIZES}
@@ -815,11 +803,15 @@ def _flat(path: Path) -> int | None:
         return None
     layers, vocab, hidden, ffn, heads, kv_heads, context = sizes.values()
     dim = hidden // heads
-    g = Geometry(1, vocab, hidden, ffn, heads, kv_heads, dim, context, align(hidden), align(ffn), align(dim))
+    g = slots.Geometry(
+        1, vocab, hidden, ffn, heads, kv_heads, dim, context, slots.align(hidden), slots.align(ffn), slots.align(dim)
+    )
     one, two = (
         sum(
             item.nbytes
-            for item in place(SLOTS_V3, g._replace(num_layers=n), lambda *_: F32, start=0, interleaved=False)
+            for item in slots.place(
+                slots.SLOTS_V3, g._replace(num_layers=n), lambda *_: F32, start=0, interleaved=False
+            )
         )
         for n in (1, 2)
     )
@@ -857,7 +849,7 @@ def open_bump(
     """
     opened = source or open_source(path)
     try:
-        head = opened.read_at(0, HEADER_BYTES)
+        head = opened.read_at(0, slots.HEADER_BYTES)
         trained = trained_manifest(path, head) if source is None and config is None else None
         if trained is not None:
             return index_trained(path, opened, trained, wrapped=is_wrapped(head))
@@ -866,10 +858,12 @@ def open_bump(
         older = read_bump3(path, opened, head) if version == 3 else None
         beside = source is None and config is None  # nothing lies beside a pipe
         if beside and older is None:
-            manifest = load_manifest(document_beside(path, MANIFEST_NAME))
+            manifest = load_manifest(sidefiles.document_beside(path, MANIFEST_NAME))
         newer = read_bump5(path, opened, head, version, named=manifest is not None) if older is None else None
         if config is None and (config_path or source is None):
-            config = load_config(config_path or document_beside(path, CONFIG_NAME), required=config_path is not None)
+            config = sidefiles.load_config(
+                config_path or sidefiles.document_beside(path, CONFIG_NAME), required=config_path is not None
+            )
         if older is not None:
             return index_bump3(path, older, config)
         assert newer is not None
@@ -880,11 +874,11 @@ def open_bump(
 
 
 def _version(path: Path, head: bytes) -> int:
-    version = VERSIONS.get(head[:8])
+    version = slots.VERSIONS.get(head[:8])
     if version is None:
         raise InputError(
             "bump.magic",
-            f"starts with {head[:8]!r}, not one of {', '.join(m.decode() for m in MAGIC.values())}"
+            f"starts with {head[:8]!r}, not one of {', '.join(m.decode() for m in slots.MAGIC.values())}"
             if head
             else "the file is empty",
             path=path,
@@ -892,9 +886,12 @@ def _version(path: Path, head: bytes) -> int:
             found=head[:8],
             hint=f"a model trained in the engine has none: its {MANIFEST_NAME} has to be beside it" if head else None,
         )
-    if len(head) < HEADER_BYTES:
+    if len(head) < slots.HEADER_BYTES:
         raise InputError(
-            "bump.header", f"{counted(len(head), 'byte')}, a bump header has {HEADER_BYTES}", path=path, found=len(head)
+            "bump.header",
+            f"{counted(len(head), 'byte')}, a bump header has {slots.HEADER_BYTES}",
+            path=path,
+            found=len(head),
         )
     field = int.from_bytes(head[8:12], "little")
     if field != version:

@@ -26,34 +26,10 @@ from ckconv.errors import InputError, UnsupportedError, an, counted, listed, quo
 from ckconv.families.catalog import FAMILIES, families_of_engine, family_of_model_type
 from ckconv.families.schema import Family
 from ckconv.families.sizes import always, switches, used
+from ckconv.formats.bump import header, slots
 from ckconv.formats.bump.ages import ROPE_WORDS, template_interleaves
-from ckconv.formats.bump.header import (
-    CODE,
-    MANIFEST_NAME,
-    Manifest,
-    checked_manifest,
-    load_manifest,
-    mismatch_error,
-    relocated,
-    slots_named,
-    stored_of,
-    tensor_of,
-)
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.sidefiles import document_beside, model_config
-from ckconv.formats.bump.slots import (
-    EXTENDED_HEADER_BYTES,
-    HEADER_BYTES,
-    MAGIC,
-    SLOTS_TRAINED,
-    TRAINED,
-    Placed,
-    Slot,
-    align,
-    geometry,
-    place,
-    with_optional,
-)
 from ckconv.io.files import ByteSource, open_source
 from ckconv.io.json import shown
 from ckconv.options import Options
@@ -67,7 +43,7 @@ INITIALIZED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_
 PROVENANCE = ("source", "step", "reason")
 
 #: Layout of the bytes -> what stands before them: nothing, or what v7 wraps them in.
-WRAPPERS: Mapping[str, bytes] = {"headerless": b"", "wrapped": MAGIC[4].ljust(EXTENDED_HEADER_BYTES, b"\0")}
+WRAPPERS: Mapping[str, bytes] = {"headerless": b"", "wrapped": slots.MAGIC[4].ljust(slots.EXTENDED_HEADER_BYTES, b"\0")}
 
 #: Entries begin at multiples of this.
 ALIGNMENT = 64
@@ -97,7 +73,7 @@ CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
 def manifest_of(path: Path) -> Path:
     """Path of a file's manifest, if any: its own, or as the runs call it."""
     own = path.with_name(f"{path.stem}_manifest.json")
-    return own if own.exists() else document_beside(path, MANIFEST_NAME)
+    return own if own.exists() else document_beside(path, header.MANIFEST_NAME)
 
 
 def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
@@ -106,9 +82,9 @@ def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
     Raises:
         InputError: ``bump.metadata``; those of ``open_source``.
     """
-    if head.startswith(tuple(MAGIC.values())) and not is_wrapped(head):
+    if head.startswith(tuple(slots.MAGIC.values())) and not is_wrapped(head):
         return None
-    document = load_manifest(manifest_of(path))
+    document = header.load_manifest(manifest_of(path))
     return document if document is not None and document.get("format") in (INITIALIZED, CHECKPOINT) else None
 
 
@@ -118,12 +94,12 @@ def is_trained(path: Path) -> bool:
     Its first numbers may look like anything.
     """
     with open_source(path) as source:
-        return trained_manifest(path, source.read_at(0, HEADER_BYTES)) is not None
+        return trained_manifest(path, source.read_at(0, slots.HEADER_BYTES)) is not None
 
 
 def is_wrapped(head: bytes) -> bool:
     """Whether the magic of version 4 stands before a header of zeros."""
-    return head.startswith(MAGIC[4]) and not any(head[len(MAGIC[4]) : HEADER_BYTES])
+    return head.startswith(slots.MAGIC[4]) and not any(head[len(slots.MAGIC[4]) : slots.HEADER_BYTES])
 
 
 def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *, wrapped: bool) -> TensorIndex:
@@ -133,30 +109,30 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         InputError: ``bump.metadata`` or ``model.config``, what the manifest says is not what the file can hold.
         UnsupportedError: ``model.architecture``, the engine trains no such family, or ckconv knows none.
     """
-    start, end = HEADER_BYTES if wrapped else 0, source.size or 0
-    manifest = checked_manifest(document, path, start=start, end=end)
+    start, end = slots.HEADER_BYTES if wrapped else 0, source.size or 0
+    manifest = header.checked_manifest(document, path, start=start, end=end)
     config = document.get("config")
     config = config if isinstance(config, dict) else {}
     family = _family(path, config)
     unused = {
         name
         for name in manifest.entries
-        if name.startswith(_HARNESS) or (name.endswith(("q_norm", "k_norm")) and not used(family, TRAINED))
+        if name.startswith(_HARNESS) or (name.endswith(("q_norm", "k_norm")) and not used(family, slots.TRAINED))
     }
     kept = manifest._replace(entries={name: e for name, e in manifest.entries.items() if name not in unused})
     model = _config(path, config, family)
-    table, faults = slots_named(kept, SLOTS_TRAINED, model.num_layers)
+    table, faults = header.slots_named(kept, slots.SLOTS_TRAINED, model.num_layers)
     if faults:
-        raise mismatch_error(faults, path)
+        raise header.mismatch_error(faults, path)
     interleaved = _interleaved(path, document, config, family)
-    g = geometry(model, context=model.context_length, step=1)
-    placed = relocated(
-        place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept, path
+    g = slots.geometry(model, context=model.context_length, step=1)
+    placed = header.relocated(
+        slots.place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept, path
     )
     _check_shapes(path, document, placed)
-    _check_gaps(path, source, manifest, len(MAGIC[4]) if wrapped else 0)
+    _check_gaps(path, source, manifest, len(slots.MAGIC[4]) if wrapped else 0)
     lacking = _without_a_place(source, placed, family)
-    row = family.engines[TRAINED]
+    row = family.engines[slots.TRAINED]
     dropped = tuple(_dropped(path, manifest, name) for name in manifest.entries if name in unused)
     facts: dict[str, Any] = {
         "layout": "wrapped" if wrapped else "headerless",
@@ -178,8 +154,8 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         files=(path,),
         architecture=family.name,
         config=model,
-        stored=(*(stored_of(path, item) for item in placed), *(item.stored for item in dropped)),
-        tensors={item.canonical: tensor_of(path, item) for item in placed},
+        stored=(*(header.stored_of(path, item) for item in placed), *(item.stored for item in dropped)),
+        tensors={item.canonical: header.tensor_of(path, item) for item in placed},
         canonical_of={item.canonical: (item.canonical,) for item in placed},
         dropped=dropped,
         metadata={key: value for key, value in document.items() if key != "entries"},
@@ -197,11 +173,13 @@ def _only_here(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _family(path: Path, config: Mapping[str, Any]) -> Family:
     word = config.get("model")
     if not isinstance(word, str):
-        raise InputError("model.config", f"{MANIFEST_NAME}: config.model is {shown(word)}, a name expected", path=path)
+        raise InputError(
+            "model.config", f"{header.MANIFEST_NAME}: config.model is {shown(word)}, a name expected", path=path
+        )
     family = family_of_model_type(word)
-    row = family.engines.get(TRAINED) if family else None
+    row = family.engines.get(slots.TRAINED) if family else None
     if family is None or row is None:
-        known = ", ".join(family.name for family in families_of_engine(TRAINED))
+        known = ", ".join(family.name for family in families_of_engine(slots.TRAINED))
         raise UnsupportedError(
             "model.architecture",
             f"it was trained in the engine as {quoted(word)}; ckconv knows what the engine trains of {known}",
@@ -212,7 +190,7 @@ def _family(path: Path, config: Mapping[str, Any]) -> Family:
 
 def _config(path: Path, config: Mapping[str, Any], family: Family) -> ModelConfig:
     def fail(message: str) -> InputError:
-        return InputError("model.config", f"{MANIFEST_NAME}: {message}", path=path)
+        return InputError("model.config", f"{header.MANIFEST_NAME}: {message}", path=path)
 
     sizes = {}
     for field, keys in CONFIG_KEYS.items():
@@ -236,38 +214,38 @@ def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, A
     """
     word, template = config.get("rope_layout"), document.get("template")
     if word is None:
-        interleaved = family.engines[TRAINED].rotates == "interleaved"
+        interleaved = family.engines[slots.TRAINED].rotates == "interleaved"
         return template_interleaves(template if isinstance(template, dict) else {}, interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]
 
 
-def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) -> None:
+def _check_gaps(path: Path, source: ByteSource, manifest: header.Manifest, start: int) -> None:
     """Check that gaps between entries are short and zero, with none behind."""
     ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
     ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
     for end, entry in zip(ends, ordered, strict=False):
         gap = entry.offset - end
-        limit = ALIGNMENT if end != start else HEADER_BYTES + ALIGNMENT
+        limit = ALIGNMENT if end != start else slots.HEADER_BYTES + ALIGNMENT
         if gap >= limit or any(source.read_at(end, gap)):
             what = f"{counted(gap, 'byte')} before" if gap >= limit else "other bytes than zeros before"
             raise InputError(
                 "bump.extent",
-                f"{what} {quoted(entry.name)} belong to no entry of {MANIFEST_NAME}",
+                f"{what} {quoted(entry.name)} belong to no entry of {header.MANIFEST_NAME}",
                 path=path,
                 offset=end,
             )
     if source.size is not None and source.size > ends[-1]:
         raise InputError(
             "bump.extent",
-            f"{counted(source.size - ends[-1], 'byte')} after the last entry of {MANIFEST_NAME}",
+            f"{counted(source.size - ends[-1], 'byte')} after the last entry of {header.MANIFEST_NAME}",
             path=path,
             offset=ends[-1],
         )
 
 
-def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[Placed]) -> None:
+def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[slots.Placed]) -> None:
     """Check a manifest's shapes: as many bytes may be another matrix."""
     rows: dict[str, list[int]] = {}
     for item in placed:
@@ -275,12 +253,12 @@ def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[Placed])
         shape[0] += item.shape[0]
     said = {entry.get("name"): entry.get("shape") for entry in document["entries"]}
     faults = [
-        f"{MANIFEST_NAME}: the shape of {name} is {_words(said[name])}, the model's sizes make it {shape}"
+        f"{header.MANIFEST_NAME}: the shape of {name} is {_words(said[name])}, the model's sizes make it {shape}"
         for name, shape in rows.items()
         if said.get(name) is not None and said[name] != shape
     ]
     if faults:
-        raise InputError(CODE, faults[0], path=path, details=listed(faults[1:]))
+        raise InputError(header.CODE, faults[0], path=path, details=listed(faults[1:]))
 
 
 def _words(shape: object) -> str:
@@ -288,21 +266,23 @@ def _words(shape: object) -> str:
     return str(shape) if whole else shown(shape)
 
 
-def _without_a_place(source: ByteSource, placed: list[Placed], family: Family) -> list[str]:
+def _without_a_place(source: ByteSource, placed: list[slots.Placed], family: Family) -> list[str]:
     """Biases that the family's class never has, and that are not zero."""
     possible = always(family, "hf").union(*switches(family).values())
     foreign = (item for item in placed if item.slot.zero_if_absent and parse(item.canonical).pattern not in possible)
     return [item.slot_name for item in foreign if any(source.read_whole(item.offset, item.nbytes))]
 
 
-def _dropped(path: Path, manifest: Manifest, name: str) -> Dropped:
+def _dropped(path: Path, manifest: header.Manifest, name: str) -> Dropped:
     entry = manifest.entries[name]
     reason = "state of a parity harness" if name.startswith(_HARNESS) else "the runtime of this family does not use it"
     if entry.dtype != "fp32" or entry.nbytes % F32.size:
         raise InputError(
-            CODE, f"{MANIFEST_NAME}: {quoted(name)} is {shown(entry.dtype)} of {entry.nbytes:,} bytes, fp32 expected",
-            path=path, tensor=name,
-        )  # fmt: skip
+            header.CODE,
+            f"{header.MANIFEST_NAME}: {quoted(name)} is {shown(entry.dtype)} of {entry.nbytes:,} bytes, fp32 expected",
+            path=path,
+            tensor=name,
+        )
     stored = StoredTensor(name, F32, (entry.nbytes // F32.size,), Extent(path, entry.offset, entry.nbytes))
     return Dropped(stored, reason)
 
@@ -327,7 +307,7 @@ _TRAINING: Mapping[str, Any] = {
 class TrainedPlanner(BumpPlanner):
     """Planner for the runtime that trains: all biases, a head of its own."""
 
-    engine = TRAINED
+    engine = slots.TRAINED
     numbering = "v4"
     data_start = 0
     step = 1
@@ -336,13 +316,13 @@ class TrainedPlanner(BumpPlanner):
         # A head that is the embedding is a head: it is trained apart.
         super().__init__(_as_trained(index), options, source._replace(head_is_embedding=False))
         self._as_read = index
-        self.table = with_optional(SLOTS_TRAINED, used(self.family, TRAINED))
+        self.table = slots.with_optional(slots.SLOTS_TRAINED, used(self.family, slots.TRAINED))
 
     def _check_engine(self) -> None:
         c = self.config
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if self.row is None or absent is not None:
-            known = ", ".join(family.name for family in families_of_engine(TRAINED))
+            known = ", ".join(family.name for family in families_of_engine(slots.TRAINED))
             self.refuse(f"ckconv does not know how the engine trains {an(self.family.name)}; it knows {known}")
         if c.norm_eps and c.norm_eps != EPSILON and not self.options.allow_lossy:
             self.refuse(
@@ -362,7 +342,7 @@ class TrainedPlanner(BumpPlanner):
             self.tensors[HEAD] = self.tensors[EMBEDDING]
             self.notes.append("the engine trains a head of its own: it begins as a copy of the embedding")
 
-    def refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: slots.Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
         return "the engine trains FP32 only"
 
@@ -394,7 +374,7 @@ class TrainedPlanner(BumpPlanner):
         for step in sorted(steps, key=lambda step: step.slot):  # stable: parts of a slot stay in order
             end = made[-1].offset + made[-1].nbytes if made else start
             goes_on = made and made[-1].slot == step.slot
-            offset = end if goes_on else start + align(end - start, ALIGNMENT)
+            offset = end if goes_on else start + slots.align(end - start, ALIGNMENT)
             extent = step.target.extents[0]._replace(offset=offset)
             made.append(step._replace(target=replace(step.target, extents=(extent,))))
         return made
@@ -459,4 +439,4 @@ def _entries(steps: list[Step]) -> list[dict[str, Any]]:
 
 def _container(wrapper: bytes, document: Mapping[str, Any]) -> Container:
     """Serialize as the runtime: two spaces, no line feed at the end."""
-    return Container((Frame(wrapper),), side_files={MANIFEST_NAME: json.dumps(document, indent=2).encode()})
+    return Container((Frame(wrapper),), side_files={header.MANIFEST_NAME: json.dumps(document, indent=2).encode()})

@@ -13,27 +13,8 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.late import NamedTuple
 from ckconv.core.metadata import CONFIG_NAME
 from ckconv.families import catalog, parameters, schema
+from ckconv.formats.bump import slots
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY, merged
-from ckconv.formats.bump.slots import (
-    CONTENT_WORDS,
-    EXTENDED_HEADER_BYTES,
-    EXTENSION_BYTES,
-    FOOTER,
-    FOOTER_MAGIC,
-    FOOTER_NAME,
-    HEADER_BYTES,
-    SUMMARIZED,
-    TABLE_LENGTH,
-    TEMPLATED,
-    TYPE_WORDS,
-    Geometry,
-    HeaderV3,
-    HeaderV4,
-    align,
-    canonical_json,
-    carried,
-    fields_of,
-)
 from ckconv.plan.steps import Container, Frame, Step
 
 # The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
@@ -58,7 +39,7 @@ class Facts(NamedTuple):
     """
 
     config: ModelConfig
-    geometry: Geometry
+    geometry: slots.Geometry
     steps: tuple[Step, ...]
     tied: bool
     own_rope_layout: str
@@ -84,7 +65,7 @@ class Facts(NamedTuple):
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
         own = parameters.write(self.family, parameters.scope_of(self.family, self.config), "bump").entries
         circuit = {key: value for key, (_, value) in own.items()}
-        return {**layout, **window, **carried(self.config, self.family), **circuit, **self.texts}
+        return {**layout, **window, **slots.carried(self.config, self.family), **circuit, **self.texts}
 
 
 def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
@@ -95,7 +76,7 @@ def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
         if entry is not None:
             entry["size"] += step.nbytes
             continue
-        words = TYPE_WORDS if step.content is None else CONTENT_WORDS
+        words = slots.TYPE_WORDS if step.content is None else slots.CONTENT_WORDS
         word = words[step.target.dtype.name]
         found[step.slot] = {"name": step.slot, "dtype": word, "file_offset": step.offset, "size": step.nbytes}
     return list(found.values())
@@ -104,16 +85,16 @@ def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 def manifest(facts: Facts) -> dict[str, Any]:
     """``weights_manifest.json``."""
     g = facts.geometry
-    row = facts.family.engines.get(TEMPLATED)
+    row = facts.family.engines.get(slots.TEMPLATED)
     names = {step.target.name for step in facts.steps if step.source is not None}
     template = {"template": found} if (found := _template(facts)) else {}
     return {
         "version": 5,
         "model": facts.family.gguf,
         "bump_layout": {
-            "header_size": HEADER_BYTES,
-            "ext_metadata_size": EXTENSION_BYTES,
-            "data_start": EXTENDED_HEADER_BYTES,
+            "header_size": slots.HEADER_BYTES,
+            "ext_metadata_size": slots.EXTENSION_BYTES,
+            "data_start": slots.EXTENDED_HEADER_BYTES,
             "description": "Offsets: [0..header_size) header, [header_size..data_start) ext_metadata, "
             "[data_start..] dtype_table + weights",
         },
@@ -171,12 +152,12 @@ def _config(facts: Facts) -> dict[str, Any]:
 
 def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
     """Types of the matrices; a tied head has the embedding's."""
-    words = {step.slot: TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
+    words = {step.slot: slots.TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
     summary: dict[str, Any] = {"token_emb": words["token_emb"]}
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
     for slot, word in words.items():
         layer, _, name = slot.rpartition(".")
-        if name in (named or SUMMARIZED):
+        if name in (named or slots.SUMMARIZED):
             summary.setdefault(layer, {})[name] = word
     return summary
 
@@ -225,15 +206,15 @@ def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
         "created_by": f"ckconv {__version__}",
         "config": manifest["config"],
         "quant_summary": manifest["quant_summary"],
-        "manifest_hash": hashlib.sha256(canonical_json(manifest)).hexdigest(),
+        "manifest_hash": hashlib.sha256(slots.canonical_json(manifest)).hexdigest(),
     }
     if facts.created is not None:
         moment = datetime.fromtimestamp(facts.created, UTC).replace(tzinfo=None)
         document["created_at"] = f"{moment.isoformat()}Z"
     if template := _template(facts):
-        document |= {"template": template, "template_hash": hashlib.sha256(canonical_json(template)).hexdigest()}
-    data = canonical_json(document)
-    return data + FOOTER.pack(FOOTER_MAGIC, len(data), hashlib.sha256(data).digest())
+        document |= {"template": template, "template_hash": hashlib.sha256(slots.canonical_json(template)).hexdigest()}
+    data = slots.canonical_json(document)
+    return data + slots.FOOTER.pack(slots.FOOTER_MAGIC, len(data), hashlib.sha256(data).digest())
 
 
 # The bytes of a BUMPWGT3 file that are not tensors, and the config.json that its loader reads beside it.
@@ -248,25 +229,25 @@ class Bump3(NamedTuple):
     """
 
     config: ModelConfig
-    geometry: Geometry
+    geometry: slots.Geometry
     codes: bytes
     rope_layout: str
 
 
 def container3(bump: Bump3) -> Container:
     """Everything in and beside a BUMPWGT3 file but its tensors."""
-    prologue = TABLE_LENGTH.pack(len(bump.codes)) + bump.codes
+    prologue = slots.TABLE_LENGTH.pack(len(bump.codes)) + bump.codes
     return Container(
-        (Frame(prologue, HEADER_BYTES, lambda digest: header3(bump, digest).pack()),),
+        (Frame(prologue, slots.HEADER_BYTES, lambda digest: header3(bump, digest).pack()),),
         side_files={CONFIG_NAME: config_json3(bump)},
-        keys={**fields_of(header3(bump, bytes(32))), "dtype table": bump.codes},
+        keys={**slots.fields_of(header3(bump, bytes(32))), "dtype table": bump.codes},
     )
 
 
-def header3(bump: Bump3, sha256: bytes) -> HeaderV3:
+def header3(bump: Bump3, sha256: bytes) -> slots.HeaderV3:
     """The first 128 bytes, once the digest of all others is known."""
     g = bump.geometry
-    return HeaderV3(
+    return slots.HeaderV3(
         g.num_layers,
         g.vocab,
         g.hidden,
@@ -275,7 +256,7 @@ def header3(bump: Bump3, sha256: bytes) -> HeaderV3:
         g.head,
         g.aligned_hidden,
         g.aligned_head,
-        align(g.context),
+        slots.align(g.context),
         sha256,
     )
 
@@ -326,7 +307,7 @@ class Bump5(NamedTuple):
     """
 
     version: int
-    geometry: Geometry
+    geometry: slots.Geometry
     codes: bytes
     num_merges: int
     total_vocab_bytes: int
@@ -339,9 +320,9 @@ class Bump5(NamedTuple):
 def container5(bump: Bump5) -> Container:
     """Everything but tensors; the digest begins at the dtype table."""
     frame = Frame(
-        TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
-        EXTENDED_HEADER_BYTES,
-        lambda digest: header5(bump, digest).pack() + bytes(EXTENSION_BYTES),
+        slots.TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
+        slots.EXTENDED_HEADER_BYTES,
+        lambda digest: header5(bump, digest).pack() + bytes(slots.EXTENSION_BYTES),
         epilogue=bump.metadata,
     )
     return Container(
@@ -352,15 +333,15 @@ def container5(bump: Bump5) -> Container:
             MAP_NAME: manifest_map(bump.manifest),
         },
         on_request=frozenset({MAP_NAME}),
-        keys={**fields_of(header5(bump, bytes(32))), "dtype table": bump.codes, **bump.tokenizer},
-        inside={FOOTER_NAME: bump.metadata[: -FOOTER.size]} if bump.metadata else {},
+        keys={**slots.fields_of(header5(bump, bytes(32))), "dtype table": bump.codes, **bump.tokenizer},
+        inside={slots.FOOTER_NAME: bump.metadata[: -slots.FOOTER.size]} if bump.metadata else {},
     )
 
 
-def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
+def header5(bump: Bump5, sha256: bytes) -> slots.HeaderV4:
     """128 bytes of the header, once the digest is known; zeros follow them."""
     g = bump.geometry
-    return HeaderV4(
+    return slots.HeaderV4(
         g.num_layers,
         g.vocab,
         g.hidden,
@@ -372,7 +353,7 @@ def header5(bump: Bump5, sha256: bytes) -> HeaderV4:
         g.aligned_hidden,
         g.aligned_head,
         g.aligned_ffn,
-        align(g.context),
+        slots.align(g.context),
         sha256,
         bump.num_merges,
         bump.total_vocab_bytes,

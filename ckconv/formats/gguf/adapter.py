@@ -43,21 +43,9 @@ from ckconv.families.catalog import FAMILIES
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import is_regrouped
+from ckconv.formats.gguf import values
 from ckconv.formats.gguf.keys import container, copied, edited
 from ckconv.formats.gguf.read import GgufFile
-from ckconv.formats.gguf.values import (
-    DEFAULT_ALIGNMENT,
-    GGUF_A,
-    GGUF_ALORA_KEY,
-    GGUF_ALPHA_KEY,
-    GGUF_B,
-    GGUF_KIND,
-    GGUF_TASK_KEYS,
-    GGUF_TYPE_KEY,
-    HEAD_KEYS,
-    align_up,
-    header_bytes,
-)
 from ckconv.formats.safetensors.adapter import Opener, check_fits, find_base
 from ckconv.io.json import shown
 from ckconv.plan.steps import OutputFile, Piece, Plan
@@ -94,9 +82,9 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
         message = f"it is made for {architecture!r}, the base is {family.gguf!r}"
         raise InputError("adapter.base", message, path=path, found=architecture, allowed=family.gguf)
     alpha = _alpha(file, path)
-    unsupported = [] if _text(file, GGUF_TYPE_KEY) == "lora" else [f"{GGUF_TYPE_KEY} is not 'lora'"]
-    if GGUF_ALORA_KEY in file.metadata:
-        unsupported.append(f"{GGUF_ALORA_KEY}: it is active only after certain tokens")
+    unsupported = [] if _text(file, values.GGUF_TYPE_KEY) == "lora" else [f"{values.GGUF_TYPE_KEY} is not 'lora'"]
+    if values.GGUF_ALORA_KEY in file.metadata:
+        unsupported.append(f"{values.GGUF_ALORA_KEY}: it is active only after certain tokens")
     collected, unknown = _collect(file, path, alpha, family)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     scope = model.scope if model else None
@@ -139,7 +127,7 @@ def _collect(
     pairs: dict[str, dict[str, StoredTensor]] = {}
     unknown: list[StoredTensor] = []
     for stored in file.tensors:
-        ending = next((ending for ending in (GGUF_A, GGUF_B) if stored.name.endswith(ending)), None)
+        ending = next((ending for ending in (values.GGUF_A, values.GGUF_B) if stored.name.endswith(ending)), None)
         if ending is None:
             unknown.append(stored)
         else:
@@ -148,12 +136,12 @@ def _collect(
     for name, pair in pairs.items():
         module = gguf_module_of(name, family) or name
         if module == EMBEDDING:
-            roles = {GGUF_A: (Role.B, False), GGUF_B: (Role.A, True)}
+            roles = {values.GGUF_A: (Role.B, False), values.GGUF_B: (Role.A, True)}
         else:
-            roles = {GGUF_A: (Role.A, False), GGUF_B: (Role.B, False)}
+            roles = {values.GGUF_A: (Role.A, False), values.GGUF_B: (Role.B, False)}
         parts = {roles[ending][0]: Part(stored, transposed=roles[ending][1]) for ending, stored in pair.items()}
         # llama.cpp takes the rank from the tensor.
-        b = pair.get(GGUF_B)
+        b = pair.get(values.GGUF_B)
         rank = b.shape[-1] if b is not None and b.shape and b.shape[-1] else 1
         scale = 1.0 if alpha is None else effective_scale(alpha, rank)
         collector.add(module, name, parts, Shape(scale, None, alpha), embedding=module == EMBEDDING)
@@ -207,18 +195,18 @@ def _interleaved(tensor: Tensor, heads: int, path: Path) -> Tensor:
 
 
 def _heads(file: GgufFile, field: str, architecture: str) -> int | None:
-    value = file.metadata.get(HEAD_KEYS[field].format(arch=architecture))
+    value = file.metadata.get(values.HEAD_KEYS[field].format(arch=architecture))
     return value.value if value is not None and isinstance(value.value, int) else None
 
 
 def _alpha(file: GgufFile, path: Path) -> float | None:
-    found = file.metadata.get(GGUF_ALPHA_KEY)
+    found = file.metadata.get(values.GGUF_ALPHA_KEY)
     if found is None:
         return None
     value = found.value
     if found.type != "f32" or not isinstance(value, float) or not 0 < value < float("inf"):
         text = shown(value) if isinstance(value, int | float | str) else found.type
-        raise InputError("adapter.scale", f"{GGUF_ALPHA_KEY} is {text}; it must be an f32 above 0", path=path)
+        raise InputError("adapter.scale", f"{values.GGUF_ALPHA_KEY} is {text}; it must be an f32 above 0", path=path)
     return value
 
 
@@ -303,7 +291,7 @@ class GgufAdapterPlanner(AdapterPlanner):
             a, b = self.tensor(module, Role.A), self.tensor(module, Role.B)
             scale = 1.0 if self.alpha is None else effective_scale(self.alpha, module.rank)
             if module.embedding:
-                found += [as_rows(name + GGUF_A, b, scale=scale), as_columns(name + GGUF_B, a)]
+                found += [as_rows(name + values.GGUF_A, b, scale=scale), as_columns(name + values.GGUF_B, a)]
             else:
                 found += self._pair(name, module, a, b, scale)
         return found
@@ -311,7 +299,7 @@ class GgufAdapterPlanner(AdapterPlanner):
     def _pair(self, name: str, module: AdapterModule, a: Tensor, b: Tensor, scale: float) -> list[Entry]:
         """The two, with rows and columns where those of the base's matrix are."""
         base, family = self.adapter.base, self.family
-        entries = [as_rows(name + GGUF_A, a), self._by_heads(name + GGUF_B, module, b, scale)]
+        entries = [as_rows(name + values.GGUF_A, a), self._by_heads(name + values.GGUF_B, module, b, scale)]
         if base is None or family is None or not is_regrouped(family, module.name, base.scope):
             return entries
         outputs = placed_in_gguf(name, family, base)
@@ -340,12 +328,14 @@ class GgufAdapterPlanner(AdapterPlanner):
     def finish(self, pieces: Sequence[Piece]) -> Plan:
         """One file: header, then tensors, each at a multiple of the alignment."""
         metadata = self._metadata()
-        alignment = self.index.facts["alignment"] if self.index.format == "gguf" else DEFAULT_ALIGNMENT
-        offset = align_up(header_bytes(metadata, [(piece.name, len(piece.shape)) for piece in pieces]), alignment)
+        alignment = self.index.facts["alignment"] if self.index.format == "gguf" else values.DEFAULT_ALIGNMENT
+        offset = values.align_up(
+            values.header_bytes(metadata, [(piece.name, len(piece.shape)) for piece in pieces]), alignment
+        )
         steps = []
         for piece in pieces:
             steps.append(piece.step(offset))
-            offset = align_up(offset + piece.nbytes, alignment)
+            offset = values.align_up(offset + piece.nbytes, alignment)
         file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
         rows = "interleaved" if self.family and interleaves(self.family) else "split"
         return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
@@ -362,15 +352,15 @@ class GgufAdapterPlanner(AdapterPlanner):
     def _made_metadata(self, architecture: str) -> dict[str, Value]:
         found = {
             "general.architecture": scalar("str", architecture),
-            "general.type": scalar("str", GGUF_KIND),
-            GGUF_TYPE_KEY: scalar("str", "lora"),
+            "general.type": scalar("str", values.GGUF_KIND),
+            values.GGUF_TYPE_KEY: scalar("str", "lora"),
         }
         if self.adapter.base_name:
             found["general.base_model.count"] = scalar("u32", 1)
             found["general.base_model.0.name"] = scalar("str", self.adapter.base_name)
         if self.alpha is not None:
-            found[GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
-        for key, said in zip(GGUF_TASK_KEYS, self.adapter.task or (), strict=False):
+            found[values.GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
+        for key, said in zip(values.GGUF_TASK_KEYS, self.adapter.task or (), strict=False):
             if said:  # an empty text is not written there
                 found[key] = scalar("str", said)
         found["general.quantization_version"] = scalar("u32", 2)
@@ -384,7 +374,9 @@ class GgufAdapterPlanner(AdapterPlanner):
             if field:
                 base = self.adapter.base
                 counts[field] = getattr(base, field) if base else self.tensor(module, Role.B).layout.heads
-        return {HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())}
+        return {
+            values.HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())
+        }
 
 
 def _unadapted(module: AdapterModule, family: Family) -> bool:

@@ -27,34 +27,9 @@ from ckconv.core.tensors import (
     with_layer,
 )
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, and_more, listed
-from ckconv.families.catalog import (
-    FAMILIES,
-    copied_by,
-    hyperparameters,
-    keys_said,
-    read_otherwise,
-    said,
-    stated_in,
-    tie_word,
-    told_by_architecture,
-)
+from ckconv.families import catalog, parameters
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.names import beside_text, interleaves, names_of
-from ckconv.families.parameters import (
-    FILE_TYPES,
-    ZERO_IS_NONE,
-    Written,
-    directory_name,
-    display_name,
-    general_keys,
-    importance_keys,
-    keys_of_entries,
-    model_keys,
-    number_tensors,
-    size_label,
-    type_keys,
-    write,
-)
 from ckconv.families.schema import LLAMA_CPP, Family
 from ckconv.families.sizes import Scope, Sizes, expected, loaded, narrow
 from ckconv.families.towers import (
@@ -67,6 +42,7 @@ from ckconv.families.towers import (
     taken_otherwise,
     tower_family,
 )
+from ckconv.formats.gguf import values
 from ckconv.formats.gguf.entries import (
     ABORTS,
     FREQUENCIES_NAME,
@@ -94,18 +70,6 @@ from ckconv.formats.gguf.keys import (
     mistyped_notes,
     module_reasons,
     pooling_keys,
-)
-from ckconv.formats.gguf.values import (
-    ALIGNMENT_KEY,
-    DEFAULT_ALIGNMENT,
-    MAX_SHARDS,
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS,
-    ShardName,
-    align_up,
-    header_bytes,
-    parse_shard_name,
 )
 from ckconv.io.files import own_texts
 from ckconv.plan.planner import ORIGINAL, Planner, row_notes, row_reasons, surplus_reasons, unknown_architecture
@@ -244,7 +208,7 @@ def _table(planner: Planner, tensor: Tensor, ids: bool) -> _Choice:
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
     """NVFP4 with a tensor scale, where llama.cpp was seen to multiply by it."""
     config = planner.index.config
-    row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
+    row = catalog.FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
     if row is None or not row.scaled:
         return _Choice(source, "llama.cpp is not known to multiply NVFP4 by its scale in this family", DECODE)
     if entry.shape[-1] % DTYPES["NVFP4"].block:
@@ -274,7 +238,7 @@ def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
         dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
     )
     best = max(counts, key=lambda dtype: (counts[dtype], dtype.kind is not Kind.FLOAT, dtype.size), default=F32)
-    return FILE_TYPES.get(best.name, FILE_TYPES["F32"])
+    return parameters.FILE_TYPES.get(best.name, parameters.FILE_TYPES["F32"])
 
 
 # Planning a GGUF, whole or split: out of another GGUF as it is, out of anything else as llama.cpp loads it.
@@ -331,14 +295,14 @@ class GgufPlanner(Planner):
         if self.reasons:
             return self.refused()
         groups = self._dealt(entries, types, self._alignment(metadata))
-        if len(groups) > MAX_SHARDS:
-            self.refuse(f"{len(groups):,} files would be needed, a split set has at most {MAX_SHARDS:,}")
+        if len(groups) > values.MAX_SHARDS:
+            self.refuse(f"{len(groups):,} files would be needed, a split set has at most {values.MAX_SHARDS:,}")
             return self.refused()
         files, contents = self._laid_out(entries, types, groups, metadata)
         interleaved = any(entry.layout.interleaved for entry in entries) or (
-            self._same_format and self._config is not None and interleaves(FAMILIES[self._config.family])
+            self._same_format and self._config is not None and interleaves(catalog.FAMILIES[self._config.family])
         )
-        rotary = self._config is not None and FAMILIES[self._config.family].rope
+        rotary = self._config is not None and catalog.FAMILIES[self._config.family].rope
         return self.made(
             files,
             contents,
@@ -372,7 +336,7 @@ class GgufPlanner(Planner):
     def _config(self) -> ModelConfig | None:
         """The source's, of the family that a reader of the output takes it for."""
         config = self.index.config
-        return replace(config, family=told_by_architecture(config.family)) if config is not None else None
+        return replace(config, family=catalog.told_by_architecture(config.family)) if config is not None else None
 
     @cached_property
     def _context(self) -> int:
@@ -384,7 +348,7 @@ class GgufPlanner(Planner):
         if self._same_format:
             return stored_entries(self)
         config = self._config
-        family = FAMILIES[config.family] if config else None
+        family = catalog.FAMILIES[config.family] if config else None
         if config is None or family is None:
             self.reasons.append(unknown_architecture(self.index, self.options))
             return []
@@ -414,14 +378,14 @@ class GgufPlanner(Planner):
             else:
                 entries.insert(0, numbers_entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, factors))
         if not self.reasons:
-            numbers = number_tensors(config, family)
+            numbers = parameters.number_tensors(config, family)
             entries[:0] = [numbers_entry(name, name, pack(f"<{len(its)}f", *its)) for name, its in numbers.items()]
             if (config.rope_scaling or {}).get("rope_type") == "longrope":
                 self.notes.append(longrope_note(config))
         return entries
 
     def _check_options(self) -> None:
-        family = FAMILIES[self._config.family] if self._config else None
+        family = catalog.FAMILIES[self._config.family] if self._config else None
         asked = self.options.rope_layout
         here = "interleaved" if family and interleaves(family) else "split"
         if family and family.rope and asked in ("split", "interleaved") and asked != here:
@@ -446,13 +410,13 @@ class GgufPlanner(Planner):
         there = HEAD in self.index.tensors
         free = self.keeps_head() or self.source.head_is_embedding or self.dropped(HEAD)
         if config.tied and there and not free:
-            word = tie_word(config) or "tie_word_embeddings"
+            word = catalog.tie_word(config) or "tie_word_embeddings"
             self.refuse(
                 f"{word} ties the output head to the embeddings, but another matrix is stored as the head",
                 "--drop output.weight ties it",
             )
         if config.tied is False and not there and self.options.tie != "untie" and not gives_embeddings(self.index):
-            word = tie_word(config)
+            word = catalog.tie_word(config)
             text = (
                 f"the output head is not tied to the embeddings ({word}), but" if word else "the model has a head, and"
             )
@@ -463,14 +427,14 @@ class GgufPlanner(Planner):
             return self._copied(entries, types)
         config = self._config
         assert config is not None
-        family = FAMILIES[config.family]
+        family = catalog.FAMILIES[config.family]
         from ckconv.tokenizer.gguf import keys_of_index
 
         tokenizer = keys_of_index(self.index, config.vocab_size)
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
-        label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
-        model = model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
+        label = parameters.size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
+        model = parameters.model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
         words: dict[str, Value] = {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
         model |= {} if tokenizer.tokens else words
         words |= {key: value for key, value in tokenizer.metadata.items() if not value.type.startswith("arr")}
@@ -490,11 +454,11 @@ class GgufPlanner(Planner):
                 "--allow-lossy rounds it",
             )
         return {
-            **general_keys(family, self._name(tokenizer.tokens), label),
+            **parameters.general_keys(family, self._name(tokenizer.tokens), label),
             **card_keys(self.index),
             **model,
             **numbers,
-            **type_keys(self._file_type(entries, types)),
+            **parameters.type_keys(self._file_type(entries, types)),
             **template,
             **tokenizer.metadata,
             **self._weighed(),
@@ -511,10 +475,10 @@ class GgufPlanner(Planner):
         if groups and not (groups < experts and (groups == 1 or (experts % groups == 0 and 0 < chosen < groups))):
             text = f"llama.cpp stops at {groups} groups of {experts} experts of which {chosen} are chosen"
             format = self.index.format
-            of_source = [key for name in ("groups", "groups_used") for key in keys_said(config, name, format)]
+            of_source = [key for name in ("groups", "groups_used") for key in catalog.keys_said(config, name, format)]
             ones = " ".join(f"--set-meta {key}=1" for key in of_source)
             hint = f"ckconv edit SRC DST/ {ones} chooses the same experts" if groups == chosen and ones else ""
-            self.refuse(f"{text}{said(config, 'groups', 'groups_used', format=format)}", hint)
+            self.refuse(f"{text}{catalog.said(config, 'groups', 'groups_used', format=format)}", hint)
 
     def _read_back(
         self, config: ModelConfig, family: Family, metadata: Mapping[str, Value], entries: Sequence[Entry]
@@ -524,13 +488,13 @@ class GgufPlanner(Planner):
         try:
             read = config_of_keys(self.index.path, family, metadata, tensors)
         except (InputError, UnsupportedError) as error:
-            keys = stated_in(config, error.message, self.index.format) or "config.json"
-            self.refuse(f"{keys} would not be read back: {error.message}", copied_by(self.index.format))
+            keys = catalog.stated_in(config, error.message, self.index.format) or "config.json"
+            self.refuse(f"{keys} would not be read back: {error.message}", catalog.copied_by(self.index.format))
             return
         factors = any(entry.canonical == ROPE_FREQUENCIES for entry in entries)
         another = self.options.drop and read.family != config.family  # tensors tell the two apart
-        hint = "leave out --drop" if another else copied_by(self.index.format)
-        for text in read_otherwise(read, config, of=self.index.format, factors=factors):
+        hint = "leave out --drop" if another else catalog.copied_by(self.index.format)
+        for text in catalog.read_otherwise(read, config, of=self.index.format, factors=factors):
             self.refuse(text, hint)
 
     def _check_set(self, metadata: Mapping[str, Value]) -> None:
@@ -555,13 +519,13 @@ class GgufPlanner(Planner):
         """The source's keys, with the file type that the tensors now have."""
         metadata = copied(self.index.metadata)
         gone = self.sizes_left_out(self._config) if self._config else []
-        named = hyperparameters(self.index.architecture) if gone else []  # reads every family with that word
+        named = catalog.hyperparameters(self.index.architecture) if gone else []  # reads every family with that word
         for key in (key for name, key in named if name in gone):
             metadata.pop(f"{self.index.architecture}.{key}", None)
         self.notes += filter(None, [equal_tokens_of(self.index), self._unloaded(entries)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
         if self.options.quantize:
-            metadata |= type_keys(self._file_type(entries, types)) | self._weighed()
+            metadata |= parameters.type_keys(self._file_type(entries, types)) | self._weighed()
         elif changed and _FILE_TYPE_KEY in metadata:
             metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
         if self.options.context:
@@ -575,7 +539,7 @@ class GgufPlanner(Planner):
 
     def _weighed(self) -> dict[str, Value]:
         file, source = self.options.imatrix, self.source
-        return importance_keys(file.name, len(source.importance), *source.importance_of) if file else {}
+        return parameters.importance_keys(file.name, len(source.importance), *source.importance_of) if file else {}
 
     def _file_type(self, entries: Sequence[Entry], types: Sequence[DType]) -> int:
         """The file type: of the recipe, else that of most matrices."""
@@ -583,7 +547,7 @@ class GgufPlanner(Planner):
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         own, config = self._same_format, self._config
-        architecture = self.index.architecture if own or config is None else FAMILIES[config.family].gguf
+        architecture = self.index.architecture if own or config is None else catalog.FAMILIES[config.family].gguf
         made = edited(self, metadata, architecture, ruled=config is not None, own=own)
         self.notes += mistyped_notes(made, architecture, config.family if config else "") if own else ()
         left = [key for key in made if key.startswith(f"{architecture}.")]
@@ -591,7 +555,7 @@ class GgufPlanner(Planner):
             them = and_more(left)
             self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
         elif own and config is not None and made != metadata:
-            self._note_edits(config, FAMILIES[config.family], metadata, made)
+            self._note_edits(config, catalog.FAMILIES[config.family], metadata, made)
         return made
 
     def _note_edits(
@@ -600,12 +564,12 @@ class GgufPlanner(Planner):
         """Note edits that give a model which nothing here converts."""
         if any(metadata.get(key) != before.get(key) for key in _group_keys(family.gguf)):
             self._check_groups(config, family.gguf, metadata)
-        if number_tensors(config, family):  # their values are not at hand
+        if parameters.number_tensors(config, family):  # their values are not at hand
             return
         tensors = [(tensor.name, tensor.shape, b"") for tensor in self.index.stored]
         try:
             read = config_of_keys(self.index.path, family, metadata, tensors)
-            meant, written = (model_keys(one, family, one.context_length) for one in (config, read))
+            meant, written = (parameters.model_keys(one, family, one.context_length) for one in (config, read))
         except (ExpressionError, InputError, UnsupportedError) as error:
             text = error.message if isinstance(error, CkconvError) else str(error)
             self.notes.append(f"ckconv reads no {family.name} out of the copy: {text}")
@@ -613,7 +577,7 @@ class GgufPlanner(Planner):
         what = f"ckconv converts no such {family.name}, and llama.cpp computes another or does not load it"
         self._check_layers(config, read)
         for key in meant.keys() & metadata.keys():
-            none = key.endswith(ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
+            none = key.endswith(parameters.ZERO_IS_NONE) and as_read({key: metadata[key]})[key].value == 0
             if meant[key] == before.get(key) and written.get(key) != metadata[key] != before[key] and not none:
                 self.notes.append(f"{key} says what neither other keys nor the tensors say: {what}, or looks at others")
         for modifier in sorted({*read.modifiers} - {*config.modifiers}):
@@ -625,7 +589,7 @@ class GgufPlanner(Planner):
 
     def _check_layers(self, before: ModelConfig, after: ModelConfig) -> None:
         """Refuse an edit by which other layers have tensors than the file's."""
-        there, free = self.index.tensors.keys(), loaded(FAMILIES[before.family], LLAMA_CPP.row)
+        there, free = self.index.tensors.keys(), loaded(catalog.FAMILIES[before.family], LLAMA_CPP.row)
         was, now = (
             {
                 with_layer(pattern, layer)
@@ -642,7 +606,9 @@ class GgufPlanner(Planner):
     def _name(self, tokens: frozenset[str]) -> str:
         """The name of the source, or of its directory."""
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-        name = own_texts(self.index).get("name") or display_name(said or directory_name(self.index.path))
+        name = own_texts(self.index).get("name") or parameters.display_name(
+            said or parameters.directory_name(self.index.path)
+        )
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokens:
@@ -651,7 +617,7 @@ class GgufPlanner(Planner):
         return name
 
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
-        return int(self.index.facts["alignment"]) if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
+        return int(self.index.facts["alignment"]) if values.ALIGNMENT_KEY in metadata else values.DEFAULT_ALIGNMENT
 
     def _dealt(self, entries: Sequence[Entry], types: Sequence[DType], alignment: int) -> list[range]:
         """The entries of each file in order, as llama.cpp's gguf-split."""
@@ -659,7 +625,7 @@ class GgufPlanner(Planner):
         groups: list[range] = []
         first = filled = 0
         for at, (entry, dtype) in enumerate(zip(entries, types, strict=True)):
-            nbytes = align_up(nbytes_of(entry, dtype), alignment)
+            nbytes = values.align_up(nbytes_of(entry, dtype), alignment)
             if limit and at > first and filled + nbytes > limit:
                 groups.append(range(first, at))
                 first, filled = at, 0
@@ -674,15 +640,17 @@ class GgufPlanner(Planner):
         for number, group in enumerate(groups):
             keys = dict(metadata) if number == 0 else {}
             if len(groups) > 1:
-                keys[SPLIT_NO] = scalar("u16", number)
-                keys[SPLIT_TENSORS] = scalar("i32", len(entries))
-                keys[SPLIT_COUNT] = scalar("u16", len(groups))
+                keys[values.SPLIT_NO] = scalar("u16", number)
+                keys[values.SPLIT_TENSORS] = scalar("i32", len(entries))
+                keys[values.SPLIT_COUNT] = scalar("u16", len(groups))
             alignment = self._alignment(keys)
-            at = align_up(header_bytes(keys, ((entries[n].name, len(entries[n].shape)) for n in group)), alignment)
+            at = values.align_up(
+                values.header_bytes(keys, ((entries[n].name, len(entries[n].shape)) for n in group)), alignment
+            )
             places = array("Q")
             for n in group:
                 places.append(place(at))
-                at = align_up(at + nbytes_of(entries[n], types[n]), alignment)
+                at = values.align_up(at + nbytes_of(entries[n], types[n]), alignment)
             steps = made(len(group), partial(self._step, entries, types, group, places))
             files.append(OutputFile(self._file_name(number, len(groups)), at, steps))
             own.append(keys)
@@ -693,8 +661,8 @@ class GgufPlanner(Planner):
         name = self.options.file_name or MODEL_NAME
         if count == 1:
             return name
-        shard = parse_shard_name(name)
-        return str(ShardName(shard.stem if shard else name.removesuffix(_SUFFIX), number + 1, count))
+        shard = values.parse_shard_name(name)
+        return str(values.ShardName(shard.stem if shard else name.removesuffix(_SUFFIX), number + 1, count))
 
     def _step(
         self, entries: Sequence[Entry], types: Sequence[DType], group: Sequence[int], places: Sequence[int], at: int
@@ -748,8 +716,8 @@ class TowerPlanner(GgufPlanner):
         return self.index.tower
 
     @cached_property
-    def _written(self) -> Written:
-        return write(tower_family(self._tower.family), self._tower.parameters, "gguf")
+    def _written(self) -> parameters.Written:
+        return parameters.write(tower_family(self._tower.family), self._tower.parameters, "gguf")
 
     def _entries(self) -> list[Entry]:
         family, index = tower_family(self._tower.family), self.index
@@ -822,11 +790,11 @@ class TowerPlanner(GgufPlanner):
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         family = tower_family(self._tower.family)
-        label = size_label(sum(math.prod(entry.shape) for entry in entries), 0, 0)
+        label = parameters.size_label(sum(math.prod(entry.shape) for entry in entries), 0, 0)
         return {
-            **general_keys(family, self._name(frozenset()), label, "mmproj"),
-            **keys_of_entries(family, self._written.entries),
-            **type_keys(self._file_type(entries, types)),
+            **parameters.general_keys(family, self._name(frozenset()), label, "mmproj"),
+            **parameters.keys_of_entries(family, self._written.entries),
+            **parameters.type_keys(self._file_type(entries, types)),
         }
 
 
@@ -904,7 +872,7 @@ class DiffusionPlanner(GgufPlanner):
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         said = {"general.architecture": scalar("str", self._model.name)}
-        said |= dict(reversed(type_keys(self._file_type(entries, types)).items()))
+        said |= dict(reversed(parameters.type_keys(self._file_type(entries, types)).items()))
         cut = [entry for entry in entries if entry.shape != entry.parts[0].shape]
         return said | {f"{ORIGINAL_SHAPE}{one.name}": int_array("i32", one.parts[0].shape) for one in cut}
 

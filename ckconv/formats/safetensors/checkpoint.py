@@ -33,18 +33,8 @@ from ckconv.core.tensors import (
     plain_tensor,
 )
 from ckconv.errors import an, and_more, counted
+from ckconv.families import catalog
 from ckconv.families.canonical import as_head
-from ckconv.families.catalog import (
-    FAMILIES,
-    copied_by,
-    families_of_gguf,
-    layers_behind,
-    layers_said,
-    of_source,
-    said,
-    tensors_said,
-    tie_word,
-)
 from ckconv.families.huggingface_classes import expected_of, fit, is_on, needs, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.names import (
@@ -256,7 +246,7 @@ _NO_RULE = "no rule for"
 
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
     """Reasons to refuse options."""
-    family, layout = FAMILIES[config.family], options.rope_layout
+    family, layout = catalog.FAMILIES[config.family], options.rope_layout
     interleaved = any(tensor.layout.interleaved for tensor in index.tensors.values())
     if family.rope and (layout == "interleaved" or (layout == "source" and interleaved)):
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
@@ -319,7 +309,7 @@ def loader_reasons(
 def _another_family(config: ModelConfig, present: Collection[str], loader: Loader) -> str:
     """Hint at families that a GGUF does not tell apart, whose tensors fit."""
     ways = []
-    for family in families_of_gguf(FAMILIES[config.family].gguf):
+    for family in catalog.families_of_gguf(catalog.FAMILIES[config.family].gguf):
         condition, row = family.in_gguf.condition, family.engines.get(loader.row)
         if condition is None or condition.text != "false" or row is None or row.absent:
             continue
@@ -348,19 +338,21 @@ def class_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         dropped: as :func:`ckconv.plan.steps.missing_tensors`.
     """
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     found = fit(config, present, loader.name)
-    of_layers = partial(layers_said, config, format=format)
-    missing = missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped, of_layers=of_layers)
+    of_layers = partial(catalog.layers_said, config, format=format)
+    missing = missing_tensors(
+        found.missing, catalog.tensors_said(config, format=format), dropped=dropped, of_layers=of_layers
+    )
     hint = _another_family(config, present, loader) if built and found.missing and not dropped else ""
     yield from (one._replace(hint=hint or one.hint) for one in missing)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         which = of_layers(pattern)
-        kind = said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
+        kind = catalog.said(config, "family", format=format) or (f" ({', '.join(which)})" if which else "")
         yield Reason(f"the {family.name} class{kind} of {loader.name} has no {pattern}{also}")
     if built and not config.norm_eps:
-        yield no_epsilon(said(config, "norm_eps", format=format))
+        yield no_epsilon(catalog.said(config, "norm_eps", format=format))
     # A class of another program has a default of its own, or none; one without a key for it has no limit.
     limit = family.parameters.get("context")
     limited = limit is not None and limit.cells["hf"]
@@ -369,12 +361,12 @@ def class_reasons(
         and (built or CONSUMERS.get(format) not in (None, loader.name))
         and not (context or config.context_length)
     ):
-        keys = said(config, "context_length", format=format)
+        keys = catalog.said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if not built:
         return
     if config.rotary_dim != config.head_dim and not family.turns_a_part:
-        rotated = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
+        rotated = f"{config.rotary_dim} of {config.head_dim}{catalog.said(config, 'rotary_dim', format=format)}"
         yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")
 
 
@@ -421,7 +413,7 @@ class CheckpointPlanner(Planner):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         self.config = self.index.config
-        self.family: Family | None = FAMILIES[self.config.family] if self.config else None
+        self.family: Family | None = catalog.FAMILIES[self.config.family] if self.config else None
         self.document = source_document(index)
         self.tensors, self.types = dict[str, Tensor](), dict[str, DType]()
         self.tied = True
@@ -544,7 +536,7 @@ class CheckpointPlanner(Planner):
             elif tensor.name not in {ROPE_FREQUENCIES, *self.family.rows}:
                 self.tensors[tensor.name] = tensor
         self.refuse_parted()
-        for folder, linear in layers_behind(self.index).items() if self.index.format == "gguf" else ():
+        for folder, linear in catalog.layers_behind(self.index).items() if self.index.format == "gguf" else ():
             if not self.dropped(linear.name, linear.source):
                 self.behind[folder] = self._linear(linear)
         if self.behind and self.options.file_name:
@@ -558,11 +550,11 @@ class CheckpointPlanner(Planner):
         self._refuse_grouped(_NO_RULE, unmapped)
         for name in not_of_zeros(self.index):
             text = f"{name} begins with an adapter that is not of zeros, and a checkpoint has no place for it"
-            self.refuse(text, copied_by("gguf"))
+            self.refuse(text, catalog.copied_by("gguf"))
             break
         for name, value in no_exponentials(self.index):
             text = f"{name} has {value:.9g}, and a checkpoint the logarithms of decays: no number has that exponential"
-            self.refuse(text, copied_by("gguf"))
+            self.refuse(text, catalog.copied_by("gguf"))
             break
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document
@@ -586,7 +578,7 @@ class CheckpointPlanner(Planner):
         if head is None and asked == "untie" and embedding is not None and not lost:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            word = tie_word(self.config)
+            word = catalog.tie_word(self.config)
             text = f"it is not tied to the embedding ({word})" if word else "the class has one of its own"
             self.refuse_headless(f"there is no output head, and {text}", word)
         elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
@@ -594,7 +586,7 @@ class CheckpointPlanner(Planner):
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
             else:
-                word = tie_word(self.config) or "tie_word_embeddings"
+                word = catalog.tie_word(self.config) or "tie_word_embeddings"
                 why = "--tie leaves it out" if asked == "tie" else f"{word} says that it is"
                 hint = "" if asked == "tie" else "--untie writes it"
                 if asked != "tie" and word != "tie_word_embeddings":  # its class computes without the head
@@ -671,7 +663,10 @@ class CheckpointPlanner(Planner):
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            whose, also = of_source(self.config, self.index.format, pattern), f" ({count} tensors)" if count > 1 else ""
+            whose, also = (
+                catalog.of_source(self.config, self.index.format, pattern),
+                f" ({count} tensors)" if count > 1 else "",
+            )
             family, unruled = self.family, what == _NO_RULE
             hint = "" if family is None else drop_hint(self.index, family, pattern, unruled=unruled)
             self.refuse(f"{what} {pattern}{also}{whose}", hint)

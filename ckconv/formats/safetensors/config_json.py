@@ -11,34 +11,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckconv.core import metadata
 from ckconv.core.config import ModelConfig, config_differences, rope_scaling_of, same_factors_always, scaled
 from ckconv.core.late import NamedTuple, np
 from ckconv.core.layouts import DTYPES
-from ckconv.core.metadata import (
-    CONFIG_NAME,
-    METADATA,
-    WHOLE,
-    closed,
-    document_of,
-    text_key,
-    text_table,
-    unquantized,
-    without_stale,
-)
 from ckconv.core.tensors import HEAD, ROPE_FREQUENCIES, MetadataKind, TensorIndex, stored_value
 from ckconv.errors import InputError, UnsupportedError, UsageError, an, listed
-from ckconv.families.catalog import (
-    FAMILIES,
-    TAKEN,
-    copied_by,
-    document_words,
-    family_of,
-    read_otherwise,
-    said,
-    tie_word,
-    without_aids,
-    without_noted,
-)
+from ckconv.families import catalog
 from ckconv.families.huggingface_classes import fit, is_on, is_padding, unaccepted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family, text_config
 from ckconv.families.keys import (
@@ -154,15 +133,15 @@ def check_read(document: Mapping[str, Any], index: TensorIndex, said: Said) -> N
     else:
         same = {name: getattr(config, name) for name in _ON_PURPOSE}
         made, own = replace(read, **same, modifiers=()), replace(config, modifiers=())
-        found = read_otherwise(made, own, of=index.format, factors=False)
-        other, row = huggingface_family(document), engine_of(FAMILIES[config.family], OF_CLASSES)
+        found = catalog.read_otherwise(made, own, of=index.format, factors=False)
+        other, row = huggingface_family(document), engine_of(catalog.FAMILIES[config.family], OF_CLASSES)
         if other is not None and other.name not in (config.family, row.written_as if row else ""):
             found.insert(0, f"no key of config.json says that it is {an(config.family)}: it would be {an(other.name)}")
     found += _unsaid_keys(index) if index.metadata_kind is MetadataKind.TYPED else []
     if found:
         details = found if len(found) > 1 else ()
         message = f"{said.format} cannot hold this model: {found[0]}"
-        raise UnsupportedError("plan.refused", message, details=details, hint=copied_by(index.format) or None)
+        raise UnsupportedError("plan.refused", message, details=details, hint=catalog.copied_by(index.format) or None)
 
 
 def _unsaid_keys(index: TensorIndex) -> list[str]:
@@ -171,7 +150,7 @@ def _unsaid_keys(index: TensorIndex) -> list[str]:
     Rules of their own have RoPE's scaling, windows, the context, the number of words, and layers that are left out.
     """
     assert index.config is not None
-    family, found = FAMILIES[index.config.family], []
+    family, found = catalog.FAMILIES[index.config.family], []
     cells = [cell for row in family.parameters.values() for cell in row.key_cells("gguf")]
     unread = {cell.key for cell in cells if cell.unread or cell.of_no_use}
     unread |= {"block_count", "context_length", "vocab_size", "attention.sliding_window_pattern"}
@@ -220,12 +199,12 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
         target: format.
     """
     config = index.config
-    row = FAMILIES[config.family].parameters.get("context") if config else None
+    row = catalog.FAMILIES[config.family].parameters.get("context") if config else None
     if config is not None and row is not None and index.format == "gguf" and (cells := row.key_cells("hf")):
         default = row.defaults.get("transformers")
         taken = default.value({}) if default is not None and not default.names else None
         if all(cell.unread for cell in cells) and taken not in (None, config.context_length):
-            keys = f"{cells[0].key} of config.json{said(config, 'context_length', format='gguf')}"
+            keys = f"{cells[0].key} of config.json{catalog.said(config, 'context_length', format='gguf')}"
             made = f"a GGUF that is made of the checkpoint has {taken:,}"
             yield f"no class reads {keys}, which is {config.context_length:,}: {made}"
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
@@ -241,7 +220,7 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     kind = (config.rope_scaling or {}).get("rope_type")
     alike = kind is None or kind in _ALIKE or same_factors_always(config.rope_scaling or {})
     if consumer == TRANSFORMERS and not alike:
-        where = said(config, "rope_scaling")
+        where = catalog.said(config, "rope_scaling")
         return [f"rope_type is {kind!r}{where}, which is not known to be the same in transformers"]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
@@ -253,10 +232,11 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     kept = _WINDOW if windowless and config.sliding_window else ()
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *kept)}
     pair = replace(config, modifiers=(), context_length=read.context_length), replace(read, **same)
-    mine, theirs = (without_aids(without_noted(each)) for each in pair)
+    mine, theirs = (catalog.without_aids(catalog.without_noted(each)) for each in pair)
     found = config_differences(mine, theirs, same_words=True)
     return [
-        f"{name}{said(config, name)} is {ours!r}, {consumer} reads {other!r}" for name, (ours, other) in found.items()
+        f"{name}{catalog.said(config, name)} is {ours!r}, {consumer} reads {other!r}"
+        for name, (ours, other) in found.items()
     ]
 
 
@@ -287,7 +267,7 @@ def _class_of(config: ModelConfig) -> str:
 
 
 def _family(config: ModelConfig) -> Family:
-    family = family_of(config)
+    family = catalog.family_of(config)
     assert family is not None
     return family
 
@@ -322,10 +302,10 @@ class Facts(NamedTuple):
 
 def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
     """The document, its keys sorted as transformers sorts them."""
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     own = family.engines.get("transformers")
     if config.sliding_window is not None and own and own.written_as:
-        family = FAMILIES[own.written_as]
+        family = catalog.FAMILIES[own.written_as]
     scope = {**scope_of(family, replace(config, tied=facts.tied)), "rope_scaling": facts.rope_scaling}
     document: dict[str, Any] = {
         "architectures": [family.hf_class],
@@ -463,7 +443,7 @@ class Said(NamedTuple):
 def config_json(index: TensorIndex, said: Said) -> bytes:
     """Bytes of ``config.json``; empty where none can be made."""
     source, config = source_document(index), index.config
-    row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" else None
+    row = engine_of(catalog.FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" else None
     wanted = row.written if row else {}
     if source:
         document = _changed(source, index, said)
@@ -493,8 +473,8 @@ def _around(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[s
 
     Empty where no class around it is written again.
     """
-    key, alike = text_key(source), said.format == index.format == "mlx"
-    row = engine_of(FAMILIES[index.config.family], MLX_LM) if index.config and alike and not said.kept else None
+    key, alike = metadata.text_key(source), said.format == index.format == "mlx"
+    row = engine_of(catalog.FAMILIES[index.config.family], MLX_LM) if index.config and alike and not said.kept else None
     return {word: it for word, it in source.items() if word != key} if key and row and row.wrapped else {}
 
 
@@ -506,11 +486,11 @@ def _wrapped(
     Args:
         around: keys of that class's own.
     """
-    loader = MLX_LM if said.format == "mlx" else None if text_key(document) else OF_CLASSES
-    row = engine_of(FAMILIES[config.family], loader) if config and loader and not said.kept else None
+    loader = MLX_LM if said.format == "mlx" else None if metadata.text_key(document) else OF_CLASSES
+    row = engine_of(catalog.FAMILIES[config.family], loader) if config and loader and not said.kept else None
     if row is not None and row.wrapped:
-        outer = {key: document[key] for key in (*_OUTER, *TAKEN) if key in document}
-        document = {**unquantized(around), **outer, "model_type": row.wrapped, "text_config": document}
+        outer = {key: document[key] for key in (*_OUTER, *catalog.TAKEN) if key in document}
+        document = {**metadata.unquantized(around), **outer, "model_type": row.wrapped, "text_config": document}
     return document | _quantized(said)
 
 
@@ -518,7 +498,7 @@ def source_document(index: TensorIndex) -> dict[str, Any]:
     """Configuration of the source or its header; empty for none."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return {}
-    return document_of(index.metadata)
+    return metadata.document_of(index.metadata)
 
 
 def widest(names: frozenset[str]) -> str:
@@ -534,10 +514,10 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
 
     document = source_document(index)
     switches: Mapping[str, bool] = {}
-    if FAMILIES[config.family].known_classes:
+    if catalog.FAMILIES[config.family].known_classes:
         switches = fit(config, said.present, TRANSFORMERS).switches
     tokens = {} if document else special_tokens_of(index)
-    rows = FAMILIES[config.family].parameters
+    rows = catalog.FAMILIES[config.family].parameters
     # with an id that a parameter is, the class computes, whatever ends a text
     named = (name for name, value in config.own.items() if value is not None)
     computed = {cell.key for name in named for cell in rows[name].key_cells("hf")}
@@ -555,26 +535,26 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
 def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
-    nested = text_table(document)
-    family = FAMILIES[config.family] if config else None
+    nested = metadata.text_table(document)
+    family = catalog.FAMILIES[config.family] if config else None
     row = engine_of(family, OF_CLASSES) if family and said.format != "mlx" else None
     of_both = row is not None and row.wrapped == document.get("model_type")  # a class whose document is nested
-    if not said.kept and config and family and text_key(document) and not of_both:
-        beside = {*_around(source, index, said), WHOLE} - {*_OUTER, *TAKEN}
+    if not said.kept and config and family and metadata.text_key(document) and not of_both:
+        beside = {*_around(source, index, said), metadata.WHOLE} - {*_OUTER, *catalog.TAKEN}
         kept = {key: value for key, value in document.items() if key not in beside and not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
         document |= _of_tower(family, config)
     if not said.kept:
-        words = [word for word in document_words(family, "tied") if word in document] if family else []
-        words = words or [tie_word(config) if config else "tie_word_embeddings"]
+        words = [word for word in catalog.document_words(family, "tied") if word in document] if family else []
+        words = words or [catalog.tie_word(config) if config else "tie_word_embeddings"]
         document |= {word: said.tied for word in words if word}
     elif said.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
-        text = text_key(document)
+        text = metadata.text_key(document)
         document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
     if said.unpacked or not said.kept:
-        document = unquantized(document)
+        document = metadata.unquantized(document)
     if said.format == "safetensors":
-        document = without_stale(document, index.stored)
+        document = metadata.without_stale(document, index.stored)
     if not said.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)
@@ -585,12 +565,12 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document = _with_context(document, config, context)
     if said.format != index.format and config is not None:
         document |= _named(config, said.format)
-        document |= _class_left(document, FAMILIES[config.family])
+        document |= _class_left(document, catalog.FAMILIES[config.family])
         facts = _facts(index, config, said)
         if said.format == "mlx":
             _complete(document, config, facts)
         document |= _switched(document, config, said)
-        built = build_document(config, facts) if FAMILIES[config.family].known_classes else {}
+        built = build_document(config, facts) if catalog.FAMILIES[config.family].known_classes else {}
         if CONSUMERS[said.format] == TRANSFORMERS:
             document = fitting(document, built, config)
         if built:
@@ -624,19 +604,19 @@ def _class_left(document: Mapping[str, Any], family: Family) -> dict[str, list[s
 
 def _named(config: ModelConfig, format: str) -> dict[str, str]:
     """Names of the model, where mlx-lm's class goes by another."""
-    family = FAMILIES[config.family]
+    family = catalog.FAMILIES[config.family]
     row = engine_of(family, MLX_LM)
     if row is None or not row.model_type:
         said = text_config(config.raw).get("model_type", family.model_type)
         # The class of text and pictures, which has the shorter name, reads sizes of its text_config alone.
-        alone = family.model_type == f"{said}_text" and not text_key(config.raw)
+        alone = family.model_type == f"{said}_text" and not metadata.text_key(config.raw)
         return {} if said in family.in_huggingface.names and not alone else {"model_type": family.model_type}
     return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
 def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
     """Switches of biases: those that start at zero do not count."""
-    if not FAMILIES[config.family].known_classes:
+    if not catalog.FAMILIES[config.family].known_classes:
         return {}
     consumer = CONSUMERS[said.format]
     fitted = fit(config, said.present, consumer).switches
@@ -645,7 +625,7 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
 
 def _context_of_class(document: Mapping[str, Any], config: ModelConfig) -> int:
     """Context length of the source's class, 0 where a key says another."""
-    row = FAMILIES[config.family].parameters.get("context")
+    row = catalog.FAMILIES[config.family].parameters.get("context")
     cells = [cell for cell in row.key_cells("hf") if not cell.unread] if row else []
     said = any(document.get(cell.key) is not None for cell in cells)
     return config.context_length if cells and not said else 0
@@ -660,9 +640,9 @@ def _contexts(family: Family, config: ModelConfig, context: int) -> dict[str, An
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
     """Document with another context length; RoPE's angles stay."""
     document = dict(source)
-    if key := text_key(document):
+    if key := metadata.text_key(document):
         return {**document, key: _with_context(document[key], config, context)}
-    own = _contexts(FAMILIES[config.family], config, context) if config else {}
+    own = _contexts(catalog.FAMILIES[config.family], config, context) if config else {}
     words = [key for key in dict.fromkeys(("max_position_embeddings", *own)) if key in document]
     words = words or [*own][:1] or ["max_position_embeddings"]
     document |= {word: own.get(word, context) for word in words}
@@ -683,7 +663,7 @@ def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, 
 def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
     """Add keys that mlx-lm needs, in the words that mlx-lm reads."""
     built = build_document(config, facts)
-    row = engine_of(FAMILIES[config.family], MLX_LM)
+    row = engine_of(catalog.FAMILIES[config.family], MLX_LM)
     needs = row.needs if row else ()
     kinds = _family(config).document.keys.keys
     idle = [key for key, it in document.items() if it is None and key in kinds and kinds[key].kind is Kind.MODIFIER]
@@ -703,7 +683,7 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
 
 def _add_needed(document: dict[str, Any], config: ModelConfig, built: Mapping[str, Any]) -> None:
     """Add keys that mlx-lm's class asks for, and the source's does not."""
-    row = engine_of(FAMILIES[config.family], MLX_LM)
+    row = engine_of(catalog.FAMILIES[config.family], MLX_LM)
     needs = row.needs if row else ()
     document |= {key: built[key] for key in needs if key in built and key not in document}
     if "rope_scaling.type" in needs and config.rope_scaling:  # rope_type is the word since transformers 4.43
@@ -720,10 +700,10 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
     source = source_document(index)
     if source and _text(document) == _text(source):
         for path in index.side_files:
-            if path.name == CONFIG_NAME:
+            if path.name == metadata.CONFIG_NAME:
                 with open_source(path) as file:
                     return file.read_at(0, file.size or 0)
-    written = {key: strict(value) for key, value in closed(_limits(document, index.config)).items()}
+    written = {key: strict(value) for key, value in metadata.closed(_limits(document, index.config)).items()}
     return (json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -731,7 +711,7 @@ def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str
     """Document with the family's numbers for values that JSON lacks."""
     if config is None:
         return dict(document)
-    said = FAMILIES[config.family].document
+    said = catalog.FAMILIES[config.family].document
     made = dict(document)
     for key, value in document.items():
         if key in said.written and strict(value) != value and said.keys.idle(key, value):
@@ -773,7 +753,7 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         drop: a flag leaves the tensor of factors out.
     """
     document, left_out = config.rope_scaling, ""
-    family = family_of(config)
+    family = catalog.family_of(config)
     reasons: list[Reason] = []
     way_out = "--drop rope_frequencies leaves it out, which is a loss"
     if ROPE_FREQUENCIES in index.tensors and not drop:  # what the keys of a GGUF scale besides stays
@@ -830,20 +810,22 @@ def metadata_of(index: TensorIndex, options: Options, written_by: str) -> dict[s
     kept = {
         key: text
         for key, text in own.items()
-        if not any(fnmatchcase(name, glob) for name in (key, f"{METADATA}.{key}") for glob in options.drop_meta)
+        if not any(
+            fnmatchcase(name, glob) for name in (key, f"{metadata.METADATA}.{key}") for glob in options.drop_meta
+        )
     }
     return {**kept, **pairs, **reserved}
 
 
 def own_metadata(index: TensorIndex) -> dict[str, str]:
     """Metadata in the headers of a checkpoint; nothing for other formats."""
-    prefix = f"{METADATA}."
+    prefix = f"{metadata.METADATA}."
     own = {k.removeprefix(prefix): str(v) for k, v in index.metadata.items() if k.startswith(prefix)}
     return own if index.format in CHECKPOINTS else {}
 
 
 def header_key(index: TensorIndex, key: str) -> str:
     """Header key that a flag names (``__metadata__.KEY``), or empty."""
-    bare = key.removeprefix(f"{METADATA}.")
+    bare = key.removeprefix(f"{metadata.METADATA}.")
     described = bool(source_document(index)) or index.config is not None
     return bare if bare != key or bare in own_metadata(index) or not described else ""

@@ -12,19 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckconv.core import metadata
 from ckconv.core.late import NamedTuple
-from ckconv.core.metadata import (
-    CONFIG_NAME,
-    METADATA,
-    TARGET,
-    Content,
-    beside,
-    document_of,
-    numbered,
-    opened,
-    pipeline_tokenizer,
-    text_on_top,
-)
 from ckconv.core.tensors import StoredTensor, TensorIndex, chained
 from ckconv.errors import (
     Faults,
@@ -225,8 +214,8 @@ CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_
 
 #: Patterns of the files that belong to a checkpoint and are carried as they are.
 SIDE_FILES = (
-    CONFIG_NAME, "generation_config.json", "*preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
-    "quantize_config.json", "quant_config.json", "quanto_qmap.json",
+    metadata.CONFIG_NAME, "generation_config.json", "*preprocessor_config.json", "processor_config.json",
+    "hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.model.v[0-9]*", "*.tiktoken", "tekken.json",
     "rwkv_vocab_*.txt", "params.json", "modules.json", "sentence_bert_config.json",
@@ -301,8 +290,8 @@ def read_checkpoint_files(
         shards = put_together([*shards, read_weights(part, read_pickle)])
     names = names or names_in(root)
     config = None
-    if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
-        config = opened(read_object(root / CONFIG_NAME, CONFIG_DOCUMENT))
+    if metadata.CONFIG_NAME in names and regular_file(root, metadata.CONFIG_NAME, follow_links=follow_links):
+        config = metadata.opened(read_object(root / metadata.CONFIG_NAME, CONFIG_DOCUMENT))
     if config is None and path.is_dir() and shards[0].path.name.startswith(WEIGHTS) and PARAMS_NAME in names:
         params = regular_file(root, PARAMS_NAME, follow_links=follow_links)
         if params:
@@ -311,7 +300,7 @@ def read_checkpoint_files(
     tensors = chained([shard.tensors for shard in shards])
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    if belong and (folder := pipeline_tokenizer(root)):
+    if belong and (folder := metadata.pipeline_tokenizer(root)):
         own = {path.name for path in side_files}
         theirs = _side_files(folder, names_in(folder), follow_links)
         side_files += tuple(path for path in theirs if path.name not in own)
@@ -322,10 +311,12 @@ def read_checkpoint_files(
 def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) -> CheckpointFiles:
     """A drafter's checkpoint with the configuration of its model."""
     root = base if base.is_dir() else base.parent
-    if not regular_file(root, CONFIG_NAME, follow_links=follow_links):
-        raise InputError("model.config", f"--base: no {CONFIG_NAME} of the model that it drafts for", path=root)
-    said = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
-    said = text_on_top(said)
+    if not regular_file(root, metadata.CONFIG_NAME, follow_links=follow_links):
+        raise InputError(
+            "model.config", f"--base: no {metadata.CONFIG_NAME} of the model that it drafts for", path=root
+        )
+    said = read_object(root / metadata.CONFIG_NAME, CONFIG_DOCUMENT)
+    said = metadata.text_on_top(said)
     config = checkpoint.config or {}
     if found := _of_another(config, said):
         raise InputError(
@@ -334,7 +325,7 @@ def with_target(checkpoint: CheckpointFiles, base: Path, *, follow_links: bool) 
             path=root,
             hint="--base DIR takes the directory of that model",
         )
-    return checkpoint._replace(config={**config, TARGET: said}, target=root)
+    return checkpoint._replace(config={**config, metadata.TARGET: said}, target=root)
 
 
 def _of_another(drafter: Mapping[str, Any], model: Mapping[str, Any]) -> str:
@@ -785,7 +776,7 @@ def layer_files(layers: Mapping[str, Sequence[Piece]]) -> dict[str, bytes]:
     for folder, (piece, *_) in layers.items():
         rows, columns = piece.shape
         says = {"in_features": columns, "out_features": rows, "bias": False, "activation_function": _IDENTITY}
-        said[f"{folder}/{CONFIG_NAME}"] = (json.dumps(says, indent=2) + "\n").encode()
+        said[f"{folder}/{metadata.CONFIG_NAME}"] = (json.dumps(says, indent=2) + "\n").encode()
     return said
 
 
@@ -801,7 +792,7 @@ def computes_plainly(said: Mapping[str, Any]) -> bool:
 TEMPLATES = "additional_chat_templates"
 
 #: Files by which a directory inside is known to be part of the model.
-_PARTS = (CONFIG_NAME, "*.jinja", "*.py")
+_PARTS = (metadata.CONFIG_NAME, "*.jinja", "*.py")
 
 
 def part_files(root: Path, *, follow_links: bool) -> tuple[Path, ...]:
@@ -837,10 +828,10 @@ def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
 # -- What a checkpoint or an adapter says besides its tensors ----------------------------------------------------------
 
 
-def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
+def content(index: TensorIndex, _: Mapping[str, Path]) -> metadata.Content:
     """The metadata of the headers, and the files beside them."""
     keys = _header_keys(PICKLE_METADATA if is_pickle(path.name) else read_metadata(path) for path in index.files)
-    return Content(keys, paths={**beside(index), **_beside(index)})
+    return metadata.Content(keys, paths={**metadata.beside(index), **_beside(index)})
 
 
 def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
@@ -850,7 +841,7 @@ def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
     for number, header in enumerate(headers):
         first = first if number else header
         if number == 0 or header != first:
-            keys |= {numbered(f"{METADATA}.{key}", number): value for key, value in header.items()}
+            keys |= {metadata.numbered(f"{metadata.METADATA}.{key}", number): value for key, value in header.items()}
     return keys
 
 
@@ -874,13 +865,13 @@ def options_shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
         for part, word in _FUSED.items()
         if any(part in name for name in names) and not any(part in name for name in before)
     )
-    names_of = str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf"))
+    names_of = str(out.metadata.get(f"{metadata.METADATA}.{NAMES_KEY}", "hf"))
     return {"names": names_of, "fuse": tuple(fused), "pack": _layout(out)}
 
 
 def _layout(out: TensorIndex) -> str:
     """Whose layout its packed matrices have, as ``--pack`` calls it."""
-    said = document_of(out.metadata).get("quantization_config") if out.packed else None
+    said = metadata.document_of(out.metadata).get("quantization_config") if out.packed else None
     method = said.get("quant_method") if isinstance(said, dict) else None
     return str(method) if method in PACKED else ""
 

@@ -11,23 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckconv.core import tensors
 from ckconv.core.late import NamedTuple
 from ckconv.core.layouts import DTYPES, DType, Layout, plain, shifted
 from ckconv.core.metadata import METADATA, as_read, root_of
-from ckconv.core.tensors import (
-    Dropped,
-    MetadataKind,
-    StoredTensor,
-    Tensor,
-    TensorIndex,
-    chained,
-    made,
-    matrix_of,
-    parse,
-    plain_tensor,
-    reordered,
-    with_layer,
-)
 from ckconv.errors import VerifyError
 from ckconv.families import axes as shapes, schema
 from ckconv.families.names import (
@@ -58,18 +45,8 @@ from ckconv.plan.steps import Container, Frame, Module, OutputFile, Piece, Step,
 from ckconv.publish.files import SideFile, side_file
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple, plane_types, triple_of, viewed
-from ckconv.tokenizer import gguf, huggingface as tokenizer_json
+from ckconv.tokenizer import gguf, huggingface, huggingface as tokenizer_json
 from ckconv.tokenizer.checkpoint import NORMAL, encode_sentencepiece, tokenizer_files
-from ckconv.tokenizer.huggingface import (
-    ACCENTS,
-    also_ending,
-    generation_config,
-    model_pieces,
-    rules_of,
-    tokenizer_config,
-    unigram,
-    wordpiece,
-)
 from ckconv.tokenizer.vocabulary import LeftOut, NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 
 # Canonical tensors -> the tensors of a checkpoint: what each is called there, and which are stored as one.
@@ -134,7 +111,7 @@ class Spelling:
         found: dict[str, Entry] = {}
         nameless: list[str] = []
         for canonical in present:
-            name = parse(canonical)
+            name = tensors.parse(canonical)
             stored = (self._packed if canonical in packed else self._written).get(name.pattern)
             if stored is None:
                 nameless.append(canonical)
@@ -144,11 +121,11 @@ class Spelling:
         return list(found.values()), nameless
 
     def _entries_of(self, stored: Stored, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
-        called, part = with_layer(stored.pattern, layer), stored.parts[0]
-        parts = tuple(with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
+        called, part = tensors.with_layer(stored.pattern, layer), stored.parts[0]
+        parts = tuple(tensors.with_layer(part.canonical, layer) for part in self._sizes.held(stored.parts))
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
-        canonical, shift = with_layer(stored.canonical, layer), schema.stored_higher(part.value)
+        canonical, shift = tensors.with_layer(stored.canonical, layer), schema.stored_higher(part.value)
         factors = tuple(factor_of(one, self._sizes.scope, layer) for one in stored.parts) if part.by is not None else ()
         if self._by_class:
             called = numbered_apart(called, canonical, self._family, int(self._sizes.scope["layers"]))
@@ -175,20 +152,20 @@ PLANES = ("weight", "scales", "biases")
 BLOCKS = ("_blocks", "_scales")
 
 
-def copied_piece(stored: StoredTensor, dtype: DType, canonical: str = "") -> Piece:
+def copied_piece(stored: tensors.StoredTensor, dtype: DType, canonical: str = "") -> Piece:
     """A stored tensor under its own name, in its own order."""
     canonical = canonical or stored.name
-    tensor = plain_tensor(canonical, stored)
+    tensor = tensors.plain_tensor(canonical, stored)
     conversion = Conversion(stored.dtype, dtype)
     return Piece(stored.name, canonical, dtype, stored.shape, tensor.layout, tensor, conversion)
 
 
-def decoded_piece(canonical: str, tensor: Tensor, dtype: DType) -> Piece:
+def decoded_piece(canonical: str, tensor: tensors.Tensor, dtype: DType) -> Piece:
     """A packed matrix under the name that it has dense."""
     return Piece(tensor.source, canonical, dtype, tensor.shape, tensor.layout, tensor, Conversion(tensor.dtype, dtype))
 
 
-def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
+def module_of(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> Module:
     """The module that is written for ``entry``.
 
     Args:
@@ -204,17 +181,19 @@ def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
     return planes(entry, parts, layout, dtype, arrays(entry.name, shape, triple))
 
 
-def places_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
+def places_of(entry: Entry, parts: Sequence[tensors.Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
     """The shape of the whole, and where the rows of the parts are in it."""
     if entry.places is not None:
         return entry.places
     shape = parts[0].shape if entry.expert is None else parts[0].shape[1:]
     shape = shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *shape[1:])
-    rows, cols = matrix_of(shape, dtype) if entry.expert is None else (math.prod(shape[:-1]), shape[-1])
+    rows, cols = tensors.matrix_of(shape, dtype) if entry.expert is None else (math.prod(shape[:-1]), shape[-1])
     return shape, plain(rows, cols)
 
 
-def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Piece:
+def _dense(
+    entry: Entry, parts: Sequence[tensors.Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType
+) -> Piece:
     factors = entry.factors or (1.0,) * len(parts)
     layout = replace(layout, scale=factors[0]) if len(parts) == 1 else layout
     conversions = [
@@ -238,7 +217,7 @@ def spare_of(
     scheme: str,
     parameters: Mapping[str, Any],
     dtype: DType,
-    dropped: Sequence[Dropped],
+    dropped: Sequence[tensors.Dropped],
     typed: Callable[[str, DType], DType],
 ) -> Iterator[Module]:
     """Tensors that a class would fill at random where they are missing.
@@ -256,7 +235,7 @@ def spare_of(
         if found is not None and found.shape == shape:
             yield (copied_piece(found, typed(found.name, found.dtype))._replace(name=name),)
             continue
-        layout = plain(*matrix_of(shape, dtype))
+        layout = plain(*tensors.matrix_of(shape, dtype))
         yield (Piece(name, row.name, dtype, shape, layout, None, None),)
 
 
@@ -293,7 +272,7 @@ def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArr
 
 
 def planes(
-    entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[StoredArray]
+    entry: Entry, parts: Sequence[tensors.Tensor], layout: Layout, dtype: DType, arrays: Sequence[StoredArray]
 ) -> Module:
     """Arrays of a quantized module; those of a triple are copied."""
     pieces = []
@@ -325,7 +304,7 @@ def planes(
     return tuple(pieces)
 
 
-def _runs(entry: Entry, sources: Sequence[Tensor], conversions: Sequence[Conversion]) -> tuple[Run, ...]:
+def _runs(entry: Entry, sources: Sequence[tensors.Tensor], conversions: Sequence[Conversion]) -> tuple[Run, ...]:
     """Rows that are not all of one tensor, as runs of ``sources``."""
     if entry.expert is None and len(sources) == 1:
         return ()
@@ -419,7 +398,7 @@ def lay_out(
     weight_map: dict[str, str] = {}
     apart = {f"{folder}/{SINGLE_NAME}": [module] for folder, module in (behind or {}).items()}
     for name, group in (*zip(names, groups, strict=True), *apart.items()):
-        ordered = _ordered(chained(group))
+        ordered = _ordered(tensors.chained(group))
         header = encode_header(((p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered), metadata)
         places, at = array("Q"), len(header)
         for piece in ordered:
@@ -427,7 +406,7 @@ def lay_out(
             at += piece.nbytes
             if indexed and name not in apart:
                 weight_map[piece.name] = name
-        files.append(OutputFile(name, at, made(len(ordered), partial(_step, ordered, places))))
+        files.append(OutputFile(name, at, tensors.made(len(ordered), partial(_step, ordered, places))))
         headers.append(header)
     return Shards(
         tuple(files),
@@ -471,7 +450,7 @@ def _ordered(pieces: Sequence[Piece]) -> Sequence[Piece]:
         sizes.append(piece.dtype.size)
     order = sorted(range(len(names)), key=names.__getitem__)
     order.sort(key=lambda at: -sizes[at])
-    return reordered(pieces, order)
+    return tensors.reordered(pieces, order)
 
 
 def _step(pieces: Sequence[Piece], places: Sequence[int], at: int) -> Step:
@@ -592,7 +571,7 @@ class TokenizerPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
+def tokenizer_plan(index: tensors.TensorIndex, options: Options) -> TokenizerPlan:
     """Plan tokenizer files for a GGUF's tokenizer; decode no array."""
     metadata = index.metadata
     if index.format in CHECKPOINTS:
@@ -605,7 +584,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
             return TokenizerPlan(notes=(left_out(reason),))
         metadata = as_read(keys.metadata)
     elif index.format != "gguf":
-        own = index.metadata_kind is MetadataKind.OWN
+        own = index.metadata_kind is tensors.MetadataKind.OWN
         why = (
             "a bump file has no whole one"
             if own
@@ -616,7 +595,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         return TokenizerPlan(notes=("DST is a single file, so tokenizer files were not written; use DST/ to get them",))
     config = index.config
     size, context = (config.vocab_size, options.context or config.context_length) if config else (0, 0)
-    generation = generation_config(special_ids(metadata), ending_ids(metadata), size)
+    generation = huggingface.generation_config(special_ids(metadata), ending_ids(metadata), size)
     try:
         found = vocabulary(metadata)
         if config and found.tokens.count > size:
@@ -629,24 +608,24 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if found.pre and found.pre.otherwise:
         notes.append(f"llama.cpp splits {found.pre.otherwise} differently from the tokenizer ({found.pre.name})")
     if found.lowers and found.lowers[1]:
-        notes.append(ACCENTS)
+        notes.append(huggingface.ACCENTS)
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 
-def linear_layer(tensor: Tensor, dtype: DType) -> Module:
+def linear_layer(tensor: tensors.Tensor, dtype: DType) -> Module:
     """Linear layer behind a model, as sentence-transformers has it."""
     return module_of(Entry(LINEAR, tensor.name, (tensor.name,)), [tensor], dtype)
 
 
 def pooling_of_source(
-    index: TensorIndex, options: Options, behind: Mapping[str, Module]
+    index: tensors.TensorIndex, options: Options, behind: Mapping[str, Module]
 ) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
     """Files of sentence-transformers for a GGUF's pooling, and notes.
 
     Args:
         behind: directory -> linear layer behind the pooling, or the model.
     """
-    if index.metadata_kind is not MetadataKind.TYPED or index.config is None:
+    if index.metadata_kind is not tensors.MetadataKind.TYPED or index.config is None:
         return {}, ()
     values = {key: getattr(value, "value", None) for key, value in index.metadata.items()}
     number = int(values.get(f"{index.architecture}.pooling_type") or 0)
@@ -683,7 +662,7 @@ def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str
     if plan.vocabulary is not None:
         tokens = plan.vocabulary.tokens.decode()
         types = plan.vocabulary.types.decode()[: len(tokens)]  # llama.cpp looks at no more
-        generation = also_ending(generation, tokens, types)
+        generation = huggingface.also_ending(generation, tokens, types)
         try:
             files = _files(plan.vocabulary, tokens, types, plan.context)
             number = plan.vocabulary.special.get("unk", len(tokens))
@@ -698,24 +677,30 @@ def files_from_gguf(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str
 def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, SideFile]:
     tokenizer_json.check_words(vocabulary, tokens, types)
     if vocabulary.pre is not None:
-        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        settings = huggingface.tokenizer_config(vocabulary, tokens, types, (), context)
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each())
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode()[: len(tokens)] if vocabulary.scores else ()
-    made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
+    made = (
+        huggingface.unigram
+        if vocabulary.unigram
+        else huggingface.wordpiece
+        if vocabulary.lowers
+        else tokenizer_json.pieces
+    )
     document = made(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
     vocabulary = vocabulary._replace(special={"unk": unknown, **vocabulary.special})
     if not scores:
-        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        settings = huggingface.tokenizer_config(vocabulary, tokens, types, (), context)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
     model = encode_sentencepiece(
-        model_pieces(tokens, types, scores, unknown),
+        huggingface.model_pieces(tokens, types, scores, unknown),
         own,
         add_dummy_prefix=vocabulary.space_prefix,
-        **(rules_of(vocabulary.unigram) if vocabulary.unigram else {}),
+        **(huggingface.rules_of(vocabulary.unigram) if vocabulary.unigram else {}),
     )
-    settings = tokenizer_config(vocabulary, tokens, types, scores, context)
+    settings = huggingface.tokenizer_config(vocabulary, tokens, types, scores, context)
     return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
