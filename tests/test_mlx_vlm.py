@@ -310,6 +310,7 @@ def test_the_text_model_and_the_connector_are_quantized(ckconv: Callable[..., Re
     [
         ("llava-f32", {}, "ckconv writes mlx-vlm's llava with llama, qwen2 within it, not with mistral"),
         ("pixtral-f16", {"vision_config": {"hidden_act": "gelu"}}, "mlx-vlm computes silu"),
+        ("mistral3-mistral4", {}, "mlx-vlm's mistral4 does not weigh attention by mscale_all_dim"),
         ("gemma4_hearing-f16", {}, "mlx-vlm's class wants limits of linear layers"),
         ("gemma3-f16", {"tie_word_embeddings": False}, "takes the embedding for the output head"),
         ("gemma3-f16", {"tie_word_embeddings": True}, "takes the embedding for the output head"),
@@ -546,59 +547,98 @@ def test_transformers_sees_with_what_comes_back(name: str, tmp_path: Path) -> No
     assert np.abs(seen(source) - seen(tmp_path / "out")).max() == 0
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("name", [*SEEN, *CLIPPED, UNBIASED])
-def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
-    mx, utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_vlm.utils")
-    recorded = unbiased() if name == UNBIASED else seen_by_mlx_vlm(name)
-    if name.startswith("gemma4"):  # of which mlx-vlm has other layers attend both ways
-        recorded["config"]["text_config"]["use_bidirectional_attention"] = None
-    source = with_tokens(recorded, tmp_path / "source")
-    convert(source, f"{tmp_path}/out/", to="mlx", options=Options(dtype="f32"))
+def logits_of(model: Any, source: Path, *, batched: bool = False) -> np.ndarray:
+    """What a class of mlx-vlm computes of the picture of a checkpoint."""
+    mx = pytest.importorskip("mlx.core")
     inputs = {key: mx.array(value.numpy()) for key, value in pictured(source).items()}
     ids, pixels, mask = (inputs.pop(key) for key in ("input_ids", "pixel_values", "attention_mask"))
-    pixels = pixels[None] if name in JOINED else pixels  # of a batch
-    model = utils.load_model(tmp_path / "out")
-
+    pixels = pixels[None] if batched else pixels  # of a batch
     # As generate_step of mlx_vlm/generate/ar.py.
     inputs.pop("mm_token_type_ids", None)
     found = model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
     embedded = found.pop("inputs_embeds")
     inputs |= {key: value for key, value in found.items() if value is not None}
-    logits = np.array(model.language_model(ids, inputs_embeds=embedded, **inputs).logits)
-
-    assert np.abs(logits - seen(source)).max() < 1e-4
+    return np.array(model.language_model(ids, inputs_embeds=embedded, **inputs).logits)
 
 
-def gemma3n(root: Path) -> tuple[Path, Path]:
+@pytest.mark.live
+@pytest.mark.parametrize("name", [*SEEN, *CLIPPED, UNBIASED])
+def test_mlx_vlm_sees_what_transformers_sees(name: str, tmp_path: Path) -> None:
+    utils = pytest.importorskip("mlx_vlm.utils")
+    recorded = unbiased() if name == UNBIASED else seen_by_mlx_vlm(name)
+    if name.startswith("gemma4"):  # of which mlx-vlm has other layers attend both ways
+        recorded["config"]["text_config"]["use_bidirectional_attention"] = None
+    source = with_tokens(recorded, tmp_path / "source")
+    convert(source, f"{tmp_path}/out/", to="mlx", options=Options(dtype="f32"))
+    model = utils.load_model(tmp_path / "out")
+
+    assert np.abs(logits_of(model, source, batched=name in JOINED) - seen(source)).max() < 1e-4
+
+
+@pytest.mark.live
+def test_what_mlx_vlm_computes_of_a_mistral_4_is_what_is_said_of_it(tmp_path: Path) -> None:
+    utils, recorded = pytest.importorskip("mlx_vlm.utils"), seen_by_mlx_vlm("mistral3-mistral4")
+    text = recorded["config"]["text_config"]
+    text["tie_word_embeddings"] = True  # which its loader reads there
+    source = with_tokens(recorded, tmp_path / "source")
+    model, wanted = utils.load_model(source), seen(source)
+    model.set_dtype(pytest.importorskip("mlx.core").float32)
+
+    found = logits_of(model, source)
+    for layer in model.language_model.model.layers:
+        layer.self_attn.scale *= (1 + 0.1 * np.log(text["rope_parameters"]["factor"])) ** 2
+        layer.self_attn.q_a_layernorm.eps = layer.self_attn.kv_a_layernorm.eps = 1e-6
+
+    assert np.abs(found - wanted).max() > 1e-3
+    assert np.abs(logits_of(model, source) - wanted).max() < 1e-5
+
+
+#: Those that are read and not written -> what is called otherwise than in the checkpoint.
+READ = {
+    "gemma3n-bf16": {"model.": "", "language_model.": "language_model.model."},
+    "mistral3-mistral4": {
+        "vision_tower.": "vision_tower.vision_model.",
+        ".experts.down_proj": ".switch_mlp.down_proj.weight",
+    },
+}
+
+
+def directory_of(name: str, root: Path) -> tuple[Path, Path]:
     """A checkpoint, and its directory under the names and in the orders of axes that mlx-vlm's class loads."""
-    source, directory = with_tokens(recordings()["gemma3n-bf16"], root / "hf" / "model"), root / "mlx"
+    recorded = recordings()[name]
+    recorded["config"]["text_config"]["tie_word_embeddings"] = True  # where mlx-vlm reads it
+    source, directory = with_tokens(recorded, root / "hf" / "model"), root / "mlx"
     named = {}
-    for name, one in raw(source).items():
+    for key, one in raw(source).items():
         array = np.frombuffer(one["data"], "<u2").reshape(one["shape"])
-        array = np.ascontiguousarray(np.moveaxis(array, 1, -1) if array.ndim > 2 else array)  # kernels
-        called = name.removeprefix("model.").replace("language_model.", "language_model.model.")
-        named[called] = Raw(one["dtype"], array.shape, array.tobytes())
+        array = np.moveaxis(array, 1, -1) if array.ndim > 2 and "experts" not in key else array  # kernels
+        called = reduce(lambda said, other: said.replace(*other, 1), READ[name].items(), key)
+        halves = np.split(array, 2, axis=1) if "gate_up_proj" in key else [array]
+        for half, part in zip(halves, ("gate", "up"), strict=False):
+            own = called.replace(".experts.gate_up_proj", f".switch_mlp.{part}_proj.weight")
+            named[own] = Raw(one["dtype"], half.shape, half.tobytes())
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     save(directory, json.loads((source / "config.json").read_text()), named, metadata={"format": "mlx"})
     return source, directory
 
 
-def test_a_directory_of_gemma3n_becomes_the_checkpoint_and_its_mmproj(tmp_path: Path) -> None:
-    source, directory = gemma3n(tmp_path)
+@pytest.mark.parametrize("name", READ)
+def test_a_directory_that_is_not_written_becomes_the_checkpoint_and_its_mmproj(name: str, tmp_path: Path) -> None:
+    source, directory = directory_of(name, tmp_path)
 
     convert(directory, f"{tmp_path}/out/", to="hf")
-    convert_tower(source, tmp_path / "hf.gguf")
-    convert_tower(directory, tmp_path / "mlx.gguf")
-
     assert {**raw(tmp_path / "out")} == {**raw(source)}
-    wanted, found = read_gguf(tmp_path / "hf.gguf"), read_gguf(tmp_path / "mlx.gguf")
-    assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
     verify(tmp_path / "out", directory)
+    for make in (convert_tower, convert) if name.startswith("mistral3") else (convert_tower,):
+        one, other = (tmp_path / f"{make.__name__}-{of}.gguf" for of in ("hf", "mlx"))
+        make(source, one)
+        make(directory, other)
+        wanted, found = read_gguf(one), read_gguf(other)
+        assert (differing(wanted["tensors"], found["tensors"]), differing(wanted["keys"], found["keys"])) == ("", "")
 
 
 def test_of_a_gemma3n_the_text_model_is_written_and_why(ckconv: Callable[..., Result], tmp_path: Path) -> None:
-    source, _ = gemma3n(tmp_path)
+    source, _ = directory_of("gemma3n-bf16", tmp_path)
     convert(source, tmp_path / "text.gguf")
     convert_tower(source, tmp_path / "mmproj.gguf")
 

@@ -464,9 +464,13 @@ class MlxWholePlanner(WholePlanner, MlxPlanner):
         self.notes.append("; ".join(filter(None, ("mlx-vlm loads the text model and the tower", text))))
 
     def _scope(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Parameters of the tower, and with ``text_`` those of the text model."""
-        text = parameters.scope_of(catalog.FAMILIES[config.family], config)
-        return {"text_window": None, **{f"text_{name}": text[name] for name in text}, **self._tower.parameters}
+        """Parameters of the tower, and with ``text_`` those of the text model.
+
+        ``text`` is its family.
+        """
+        own = parameters.scope_of(catalog.FAMILIES[config.family], config)
+        text = {"text": config.family, "text_window": None, **{f"text_{name}": own[name] for name in own}}
+        return {**text, **self._tower.parameters}
 
     @property
     def _unread(self) -> frozenset[str]:
