@@ -326,7 +326,7 @@ def prepare(
         index = with_mmproj(index, mmproj)
     if apart is not None:
         raise apart
-    place = place or destination(target, _format_of_record(index, options), options)
+    place = place or destination(target, _format_of_record(index, options), options, adapter=index.adapter is not None)
     told = (
         (f"the name {target} says {place.format}: --to writes another format",)
         if to is None and named_by_directory(target)

@@ -140,7 +140,7 @@ def _quantized(folder: Path) -> Path:
 
 def _with_a_name(folder: Path) -> Path:
     """A GGUF of the Llama."""
-    api.convert(LLAMA, folder / "n.gguf", options=Options(set_meta=(("general.name", "A model"),)))
+    api.convert(LLAMA, folder / "n.gguf", options=Options(set_meta=(("general.name", "A model"),)), force=True)
     return folder / "n.gguf"
 
 
@@ -172,6 +172,13 @@ CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     ),
     "a key that a flag sets that is not given": (
         _with_a_name, ["verify", "SRC", str(LLAMA)], "conversion: --set-meta 'general.name=A model'; or",
+    ),
+    "a place for an adapter": (
+        lambda _: LORA, ["convert", "SRC", "DST/"], "--to gguf, --to mlx or --to peft names one",
+    ),
+    "a file edited in its own place": (
+        _with_a_name, ["edit", "SRC", "SRC", "--set-meta", "general.name=A b"],
+        "--in-place --set-meta 'general.name=A b' puts the new file in its place",
     ),
     "a head where the class has none": (
         _gemma_with_a_head, ["convert", "SRC", "DST/", "--to", "mlx"], "--tie leaves it out",

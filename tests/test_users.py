@@ -226,6 +226,36 @@ def test_ways_out_of_a_refusal_stand_in_the_order_of_what_is_lost(ckconv: Run, t
     assert "way out" not in ckconv("convert", FIXTURES / "hf/gpt2-hub-f32", tmp_path / "n.bump").err
 
 
+def test_a_layout_that_does_not_fit_leads_to_one_that_does_or_to_none(ckconv: Run, tmp_path: Path) -> None:
+    source = FIXTURES / "quantised/awq-g32"
+    refused = ckconv("convert", source, f"{tmp_path}/m/", "--to", "hf", "--pack", "modelopt")
+    ways = re.findall(r"way out: (.*?): ([\d.]+ .?B), ", refused.err)
+    expected = [
+        "without --pack",
+        "--pack compressed-tensors",
+        "--dequantize",
+        "--dequantize --dtype bf16 --allow-lossy",
+    ]
+    assert (refused.code, [flags for flags, _ in ways]) == (4, expected)
+    for number, (flags, size) in enumerate(ways):
+        done = ckconv(
+            "convert", source, f"{tmp_path}/{number}/", "--to", "hf", *flags.replace("without --pack", "").split()
+        )
+        assert (done.code, f"  {size}" in done.out) == (0, True), done.err
+    packed = ckconv("convert", FIXTURES / "kquants/llama64.Q4_K_M.gguf", f"{tmp_path}/n/", "--to", "hf")
+    assert "without --pack" not in packed.err, "nobody asked for a layout"
+
+
+def test_a_document_of_a_model_names_its_directory(ckconv: Run, tmp_path: Path) -> None:
+    for source in ("hf/qwen2-tied-bf16", "hf/llama-untied-f16-sharded", "mlx/qwen3-tied-bf16.q4g64"):
+        refused = ckconv("convert", FIXTURES / source / "config.json", tmp_path / "m.gguf")
+        assert (refused.code, refused.err.splitlines()[-1]) == (
+            3, f"hint: the model is its directory: name {FIXTURES / source}"
+        )  # fmt: skip
+    (tmp_path / "config.json").write_text("{}")
+    assert "hint: --from FORMAT reads it" in ckconv("inspect", tmp_path / "config.json").err
+
+
 def test_a_fork_that_renames_its_model_type_takes_six_lines(ckconv: Run, tmp_path: Path) -> None:
     fork, family = tmp_path / "fork", tmp_path / "smol.toml"
     shutil.copytree(FIXTURES / "hf/llama-tied-bf16", fork)

@@ -255,6 +255,8 @@ _ROUNDED = "every value is what its library computes, rounded to FP32"
 
 #: What may help a refused conversion, from what loses least: options, their flags, and what is lost.
 _WAYS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"pack": ""}, "without --pack", "the blocks stay as they are"),
+    ({"pack": "compressed-tensors"}, "--pack compressed-tensors", "every number of the blocks is kept"),
     ({"engine": "july"}, "--engine july", "nothing is lost, and only that engine computes it"),
     ({"dequantize": True}, "--dequantize", f"{_EXACT}; the blocks are lost"),
     (
@@ -283,7 +285,8 @@ def _ways_out(plan: Plan, again: Callable[..., tuple[Plan, Destination]]) -> Ite
     for changes, flags, lost in _WAYS:
         mine = {chosen.option.name for chosen in asked(plan.options)}
         idle = "dtype" in changes and plan.options.quantize
-        if mine & changes.keys() or idle or ("dequantize" in changes and plan.options.dtype == "keep"):
+        stays = mine.isdisjoint(changes) is ("pack" in changes)  # another layout, where one is asked for
+        if stays or idle or ("dequantize" in changes and plan.options.dtype == "keep"):
             continue  # what was asked for stays
         try:
             other, _ = again(options=replace(plan.options, **changes, file_name=""))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import click
 
 from ckconv.cli import flags, render
 from ckconv.cli.settings import CONTEXT, PATH, common_options, forget_default, is_default, settings_of, told_elsewhere
-from ckconv.errors import UsageError
+from ckconv.errors import OutputError, UsageError, shown
 from ckconv.signals import interruptible, noted
 
 
@@ -68,6 +69,14 @@ def command(
             print_plan(plan, dst or str(src), settings)
             return
         with render.ProgressLine(settings, dst or str(src)) as line:
-            report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
+            try:
+                report = run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=line)
+            except OutputError as error:
+                if error.code == "output.is-input" and src.is_file():
+                    changes = [f"--set-meta {quote(text)}" for text in set_meta]
+                    changes += [f"--drop-meta {quote(text)}" for text in drop_meta]
+                    there = " ".join(["ckconv edit", quote(shown(src)), "--in-place", *changes])
+                    error.hint = f"{there} puts the new file in its place; {error.hint} to keep it"
+                raise
         with noted():
             print_report(report, settings, err=False)

@@ -90,21 +90,25 @@ def _is_same(target: str, source: str) -> bool:
         return False
 
 
-def _names_one(options: Options) -> str | None:
+def _names_one(options: Options, *, adapter: bool) -> str | None:
     """Way out where nothing names a format: those that take every option."""
-    fit = [format for format in FORMATS if not all(o.adapter for o in format.outputs) and not _idle(format, options)]
-    usual = [format.name for format in fit if any(output.general for output in format.outputs)]
+    holds = [format for format in FORMATS if any(output.adapter == adapter for output in format.outputs)]
+    fit = [format for format in holds if not _idle(format, options)]
+    usual = [] if adapter else [format.name for format in fit if any(output.general for output in format.outputs)]
     short = {name: alias for alias, name in reversed(ALIASES.items())}
     ways = [f"--to {short.get(name, name)}" for name in usual or [format.name for format in fit]]
     return f"{', '.join(ways[:-1])}{' or ' if ways[:-1] else ''}{ways[-1]} names one" if ways else None
 
 
-def destination(target: str, to: str | None, options: Options | None = None, *, source: str = "") -> Destination:
+def destination(
+    target: str, to: str | None, options: Options | None = None, *, source: str = "", adapter: bool = False
+) -> Destination:
     """Format of ``target``: the one asked for, or that of its name.
 
     Args:
         options: what formats that a hint names have to take.
         source: what is read; a file that is written in its own place keeps its name, whatever that says.
+        adapter: it is known to be one.
     """
     if "\0" in target:
         raise UsageError("usage.target", "a file name cannot hold a NUL character")
@@ -119,14 +123,14 @@ def destination(target: str, to: str | None, options: Options | None = None, *, 
             raise UsageError(
                 "usage.target",
                 f"{target!r} {'is a directory and ' if said else ''}does not say which format to write",
-                hint=_names_one(options or Options()),
+                hint=_names_one(options or Options(), adapter=adapter),
             )
         if said is None:
             known = ", ".join(_SUFFIXES)
             raise UsageError(
                 "usage.target",
                 f"{path.name!r} ends in no known format ({known})",
-                hint=_names_one(options or Options()),
+                hint=_names_one(options or Options(), adapter=adapter),
             )
     format = to or said or ""
     if target in ON_STDOUT:

@@ -208,6 +208,9 @@ def detect(path: Path, source: ByteSource) -> str:
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     message = f"{what} is not a format that ckconv reads ({', '.join(names())})"
     hint = "--from FORMAT reads it as that format and says what is wrong with it"
+    ends = tuple(ending for format in FORMATS for ending in format.endings)
+    if path.suffix == ".json" and path.parent.is_dir() and any(e.name.endswith(ends) for e in path.parent.iterdir()):
+        hint = f"the model is its directory: name {shown(path.parent)}"
     if _AROUND["tar"](source.read_at(0, HEAD)):
         message = "is a tar archive, and of a pipe only a header is read here"
         hint = "ckconv convert - DST reads it, and every command does where it is a file"
