@@ -522,8 +522,9 @@ def deepseek_ocr() -> dict[str, list[int]]:
 
 def gemma3n(dtype: str) -> dict[str, Any]:
     """A Gemma 3n whose MobileNetV5 of timm, which has one size, is a sixteenth as wide."""
-    text = {**_TEXT, "head_dim": 12, "hidden_size_per_layer_input": 256, "laurel_rank": 64, "num_kv_shared_layers": 0,
-            "vocab_size_per_layer_input": 384, "activation_sparsity_pattern": [0.95, 0.95], "sliding_window": 8,
+    text = {**_TEXT, "hidden_size": 128, "head_dim": 12, "hidden_size_per_layer_input": 256, "laurel_rank": 64,
+            "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 384, "sliding_window": 8,
+            "activation_sparsity_pattern": [0.95, 0.95],
             "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
     ears = {"vocab_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 2,
             "sscp_conv_channel_size": [8, 4], "input_feat_size": 32}  # fmt: skip

@@ -15,9 +15,10 @@ import pytest
 from checkpoints import bf16
 from conftest import Result
 from family_cases import values
-from family_directions import differing, read_gguf
+from family_directions import differing, digest, read_gguf
 from tower_cases import checkpoint, recordings
 
+from ckconv import Options
 from ckconv.api import convert, convert_tower, open_model
 from ckconv.errors import CkconvError
 
@@ -42,6 +43,10 @@ ROUNDED |= {
 #: Of Llama 4 the converter names the norm before the MLP as that behind attention, which Gemma 4 has; clip.cpp computes
 #: another model then. Released files have it as here.
 RENAMED = {"llama4-f16": (".attn_post_norm.", ".ln2.")}
+#: Of Gemma 3n the converter gives scales of channels one axis, and clip.cpp ends at the first of them.
+SCALES = ".layer_scale.gamma"
+#: Whose kernels the converter leaves in BF16, at which ggml ends.
+KERNELS = ("gemma3n-bf16",)
 #: clip.cpp loads no Pixtral without it; convert_hf_to_gguf.py leaves out whatever is called language_model, and so it.
 LINE_BREAK = "v.token_embd.img_break"
 RECORDED = recordings()
@@ -70,6 +75,13 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
         wanted["tensors"][LINE_BREAK] = made["tensors"][LINE_BREAK]
     old, new = RENAMED.get(name, ("", ""))
     wanted["tensors"] = {key.replace(old, new) if old else key: tensor for key, tensor in wanted["tensors"].items()}
+    for scale in (key for key in wanted["tensors"] if key.endswith(SCALES)):
+        wanted["tensors"][scale][1] = [1, *wanted["tensors"][scale][1], 1, 1]
+    for wide in (key for key, (kind, *_) in wanted["tensors"].items() if kind == "BF16" and name in KERNELS):
+        if made["tensors"][wide][0] == "F32":  # the same numbers
+            found = next(one for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors if one.name == wide)
+            assert digest(found.data.view("<u2").reshape(-1, 2)[:, 1].tobytes()) == wanted["tensors"][wide][2]
+            wanted["tensors"][wide] = made["tensors"][wide]
     for rounded in ROUNDED.get(name, ()):
         wanted["tensors"][rounded] = made["tensors"][rounded]
     assert differing(wanted["tensors"], made["tensors"]) == ""
@@ -95,6 +107,17 @@ def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, m
     drawn = values(stored, tuple(shape)).ravel()
     wanted = drawn.astype(np.float16).astype(np.float32) if kind == "F16" else rounded_to_bf16(drawn)
     assert np.array_equal(found.data.ravel(), wanted + np.float32(more))
+
+
+def test_kernels_of_one_channel_are_never_of_32_bits(tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["gemma3n-bf16"], tmp_path / "source")
+
+    with pytest.raises(CkconvError, match=r"kernels as F16 or BF16, and ends at F32: v\.blk\.\S+dw_start"):
+        convert_tower(source, tmp_path / "wide.gguf", options=Options(dtype="f32"))
+    convert_tower(source, tmp_path / "mmproj.gguf", options=Options(dtype="f16", allow_lossy=True))
+
+    kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors}
+    assert {kind for name, kind in kinds.items() if ".dw_" in name and ".conv." in name} == {"F16"}
 
 
 @pytest.mark.parametrize("name", ["gemma4_hearing-bf16", "gemma4_hearing-f16"])

@@ -177,6 +177,7 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
         (f"{name}-f16", {"prepared.do_normalize": None}, "do_normalize = False .* image_std .* are the same to both")
         for name in ("gemma4", "gemma4_unified")
     ),
+    ("gemma3n-bf16", {"text_config.hidden_size": 24}, "the width of the tower, 128, for that of the text model, .* 24"),
     ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 
@@ -191,6 +192,9 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
         {**recorded["config"], "": recorded["config"], "prepared": recorded["prepared"]}[table][key] = value
     if keys.get("vision_feature_layer") == [-2, -1]:  # both beside each other
         recorded["tensors"]["multi_modal_projector.linear_1.weight"][1] = [24, 32]
+    if "text_config.hidden_size" in keys:
+        for part in ("vision", "audio"):
+            recorded["tensors"][f"model.embed_{part}.embedding_projection.weight"][1][0] = 24
     if "vision_config.intermediate_size" in keys:
         for tensor, (_, shape) in recorded["tensors"].items():
             if tensor.startswith("vision_tower.") and ".mlp." in tensor:

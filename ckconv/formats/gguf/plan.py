@@ -691,6 +691,8 @@ class GgufPlanner(Planner):
 #: Kernels over pixels, and what merges parts of a picture: ``tensor_force_quant`` of ``MmprojModel`` stores them as F16
 #: in a file of F16 and as F32 in any other, as BF16 in none. A family's row ``narrow`` names what may be F16.
 _PIXELS = ("v.patch_embd.", "mm.patch_merger.")
+#: Kernels of one channel each: ``ggml_conv_2d_dw`` multiplies them with what it makes F16 of, unless they are BF16.
+_ONE_CHANNEL = (".dw_start.conv.weight", ".dw_mid.conv.weight", ".down_conv.weight")
 
 
 class TowerPlanner(GgufPlanner):
@@ -774,6 +776,7 @@ class TowerPlanner(GgufPlanner):
         """The tensors under the names of GGUF."""
         family, tensors = tower_family(self._tower.family), self.index.tensors
         written, entries, sizes = names_of(family, "gguf").written, dict[str, Entry](), Sizes(family, scope)
+        wide: list[str] = []
         for name in map(parse, tensors):
             held = written[name.pattern]
             called = held.called(name.layer, scope)
@@ -782,7 +785,12 @@ class TowerPlanner(GgufPlanner):
                 short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
                 named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
                 fp32 = not short and (named or is_fp32(called))
+                if called.endswith(_ONE_CHANNEL):
+                    kept = self.dtype in ("engine", "keep") and all(part.dtype is not F32 for part in parts)
+                    wide += [] if kept or self.dtype in ("f16", "bf16") else [called]
                 entries.setdefault(called, entry_of(called, parts, sizes, fp32=fp32))
+        if wide:
+            self.refuse(f"llama.cpp computes these kernels as F16 or BF16, and ends at F32: {and_more(wide)}")
         for called, shape in sinusoids_of(self._tower).items():
             made = numbers_entry(called, called, sinusoids(*shape).astype("<f4").tobytes())
             entries[called] = made._replace(shape=shape, layout=plain(*shape))
